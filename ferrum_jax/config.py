@@ -1,0 +1,60 @@
+"""EngineConfig: every choice a user makes about an engine, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+_IMPLEMENTATIONS = ("xla",)
+_DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
+
+    dtype: of weights and activations; "auto" is float32 on the CPU, the checkpoint's own elsewhere.
+    block_size: tokens per KV block; None takes the platform's.
+    max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
+    max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
+    kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
+    invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
+    implementation: of the kernels; only "xla" so far. mesh: only "tp=1" so far.
+    seed: from which a request without a seed gets one, with its content and its index.
+
+    Raises ValueError with the field, its value and what is allowed.
+    """
+
+    dtype: str = "auto"
+    block_size: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_memory_bytes: int | None = None
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    invariant: bool = False
+    implementation: str = "xla"
+    mesh: str = "tp=1"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {_DTYPES}")
+        if self.implementation not in _IMPLEMENTATIONS:
+            raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
+        if self.mesh != "tp=1":
+            raise ValueError(f"mesh is {self.mesh!r}; only 'tp=1' (one device) is supported so far")
+        if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):
+            raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
+        for field in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        for field in ("max_model_len", "kv_memory_bytes", "num_blocks"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} is {value}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs, "
+                f"{self.max_num_seqs}; a step must hold one token of every row"
+            )

@@ -1,0 +1,53 @@
+"""StepPlan: the host's order for one step, integers only; the one bridge from host to device.
+
+A plan holds one `ShardPlan` for each data shard (one until the mesh has a "dp" axis). Ids are local to
+their shard and id 0 of every pool is null. Rows stand in the order in which their tokens stand in the
+step: row r computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """One id of a pool copied to another, on the device. pool: index of the cache group."""
+
+    pool: int
+    source: int
+    target: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ShardPlan:
+    """The rows of one data shard in one step."""
+
+    slots: np.ndarray  # [rows] int32, the row slot: its sampling parameters and token ids on the device
+    starts: np.ndarray  # [rows] int32, position of the first token the row computes
+    counts: np.ndarray  # [rows] int32, tokens the row computes
+    samples: np.ndarray  # [rows] int32, 1 where the last token's logits are sampled, else 0
+    block_tables: tuple[np.ndarray, ...]  # per cache group: [rows, width] int32, padded with 0
+    state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
+    source_slots: np.ndarray  # [rows] int32, last-token slot to sample from instead of computing, 0 for none
+    copies_before: tuple[Copy, ...] = ()
+    copies_after: tuple[Copy, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepPlan:
+    """One step: its number, what to write into row slots before it, and the rows of each shard."""
+
+    step: int
+    shards: tuple[ShardPlan, ...]
+    admitted: tuple[tuple[int, int, int], ...] = ()  # (shard, slot, request id): slot records to write before the step

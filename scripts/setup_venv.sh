@@ -1,0 +1,18 @@
+# Sourced by the other scripts: makes .venv from pyproject.toml and constraints.txt, once, and again when they change.
+# EXTRAS: the optional dependencies to install, comma-separated. PYTHON: the interpreter, 3.11 or newer.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+PYTHON=${PYTHON:-python3}
+venv=${VENV:-$root/.venv}
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "ferrum_jax needs Python 3.11 or newer; $PYTHON is $("$PYTHON" --version 2>&1). Set PYTHON=/path/to/python3.11" >&2
+    exit 1
+}
+stamp="$EXTRAS $("$PYTHON" --version) $(cat pyproject.toml constraints.txt | cksum)"
+if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
+    echo "setting up $(basename "$venv") (a minute, once) ..."
+    "$PYTHON" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${EXTRAS:+[$EXTRAS]}"
+    echo "$stamp" >"$venv/.stamp"
+fi
+export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
