@@ -40,7 +40,7 @@ class Rule:
         if wanted != found:
             raise ValueError(
                 f"rule {self.source!r} -> {self.target!r} with layers {self.layers} and {self.experts} experts: "
-                "{i} belongs in both names when there are layers, {e} in the source when there are experts, else neither"
+                "{i} belongs in both names if there are layers, {e} in the source if there are experts, else neither"
             )
 
     def expand(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -58,8 +58,7 @@ class Rule:
 def expand(rules: Iterable[Rule]) -> dict[str, tuple[str, ...]]:
     """{target: (source names, ...)} of all rules.
 
-    A tuple of several names is a stack over experts (so is a tuple of one when the rule has one expert:
-    ask `Rule.experts`, or compare shapes). Raises ValueError naming targets or sources that appear twice.
+    Raises ValueError naming targets or sources that appear twice.
     """
     pairs = [pair for rule in rules for pair in rule.expand()]
     twice = _repeated(target for target, _ in pairs) + _repeated(name for _, names in pairs for name in names)
