@@ -1,0 +1,101 @@
+"""Attention with grouped heads, and the context in which a model runs.
+
+A model never sees a pool or a batch: it asks its `ForwardContext` to attend. In the engine's step that
+writes K and V to the pool and reads paged blocks; in training and in tests it is `causal_attention`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.linear import Linear
+from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.rope import rotate
+from ferrum_jax.spec import ModelSpec
+
+
+class Attend(Protocol):
+    """Attention of one layer over the tokens of a step and what came before them."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: jax.Array,  # [T, N, H]
+        k: jax.Array,  # [T, K, H]
+        v: jax.Array,  # [T, K, H]
+        scale: float,
+    ) -> jax.Array: ...  # [T, N, H]
+
+
+def causal_attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
+    """Token t attends to tokens 0 .. t: all tokens are one sequence that starts here. Softmax in float32.
+
+    mask of T = 3:   1 . .
+                     1 1 .
+                     1 1 1
+    """
+    T, N, H = q.shape
+    K = k.shape[1]
+    heads = q.reshape(T, K, N // K, H)
+    scores = jnp.einsum("tkgh,skh->kgts", heads, k, preferred_element_type=jnp.float32) * scale
+    mask = jnp.tril(jnp.ones((T, T), bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardContext:
+    """What surrounds one forward pass.
+
+    attend: see `Attend`. expert_tile: rows of a tile of one expert, None for the kernel's own choice.
+    implementation: of the kernels. observe: called with the name and value of the embedding, of every layer's
+    output and of the final norm, for tests that compare them.
+    """
+
+    attend: Attend = causal_attention
+    expert_tile: int | None = None
+    implementation: str = "xla"
+    observe: Callable[[str, jax.Array], None] | None = None
+
+    def show(self, name: str, value: jax.Array) -> None:
+        """Hands a value to the observer, if there is one."""
+        if self.observe is not None:
+            self.observe(name, value)
+
+
+class Attention(nnx.Module):
+    """q, k, v from the same tokens, optional norms per head, rotary positions, output projection.
+
+    Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3.
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        D, N, K, H = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        self.layer = layer
+        self.head_dim = H
+        self.q = Linear(D, N * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
+        self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
+        self.v = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
+        self.o = Linear(N * H, D, bias=spec.attention_output_bias, dtype=dtype, rngs=rngs)
+        self.q_norm = RMSNorm(H, eps=spec.rms_norm_eps, dtype=dtype) if spec.qk_norm else None
+        self.k_norm = RMSNorm(H, eps=spec.rms_norm_eps, dtype=dtype) if spec.qk_norm else None
+
+    def __call__(
+        self,
+        x: jax.Array,  # [T, D]
+        rotation: tuple[jax.Array, jax.Array],  # cos, sin: [T, 1, H/2] float32
+        context: ForwardContext,
+    ) -> jax.Array:  # [T, D]
+        T, H = x.shape[0], self.head_dim
+        q, k, v = (linear(x).reshape(T, -1, H) for linear in (self.q, self.k, self.v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        attended = context.attend(self.layer, q, k, v, H**-0.5)
+        return self.o(attended.reshape(T, -1))

@@ -1,0 +1,42 @@
+"""MLP: down(act(gate x) * up x). Source: Shazeer 2020, section 2 (SwiGLU)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.linear import Linear
+from ferrum_jax.spec import ModelSpec
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
+    """The function of a hidden_act. Raises ValueError naming those that are known."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"hidden_act is {name!r}; supported are {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class MLP(nnx.Module):
+    """gate, up [F, D]; down [D, F]."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        D, F, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+        self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
+        self.up = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
+        self.act = activation_of(spec.hidden_act)
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, D]
+        return self.down(self.act(self.gate(x)) * self.up(x))

@@ -1,0 +1,60 @@
+"""Mixture of experts: a router picks X of E small MLPs for every token; cost follows the routed tokens.
+
+Source: Shazeer et al. 2017 (routing); Qwen3-MoE's reference implementation (softmax before top-k).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.linear import Linear, project, random_weight
+from ferrum_jax.layers.mlp import activation_of
+from ferrum_jax.spec import ModelSpec
+
+
+class Experts(nnx.Module):
+    """The experts' weights, stacked: gate, up [E, F, D]; down [E, D, F]."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        E, F, D = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
+        self.gate = random_weight((E, F, D), dtype, rngs)
+        self.up = random_weight((E, F, D), dtype, rngs)
+        self.down = random_weight((E, D, F), dtype, rngs)
+
+
+class MoE(nnx.Module):
+    """router [E, D] and experts. The weights of a token's X experts sum to one if norm_topk_prob."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.router = Linear(spec.hidden_size, spec.num_experts, dtype=dtype, rngs=rngs)
+        self.experts = Experts(spec, dtype=dtype, rngs=rngs)
+        self.num_experts_per_tok = spec.num_experts_per_tok
+        self.norm_topk_prob = spec.norm_topk_prob
+        self.act = activation_of(spec.hidden_act)
+
+    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[T, D] -> (expert ids [T, X] int32, weights [T, X] float32), best first, lower id first on a tie."""
+        logits = project(x, self.router.weight[...], out_dtype=jnp.float32)
+        weights, ids = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self.num_experts_per_tok)
+        if self.norm_topk_prob:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        return ids, weights
+
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        from pallas_kernels.grouped_matmul import expert_mlp
+
+        expert_ids, expert_weights = self.route(x)
+        return expert_mlp(
+            x,
+            expert_ids,
+            expert_weights,
+            self.experts.gate[...],
+            self.experts.up[...],
+            self.experts.down[...],
+            tile=context.expert_tile,
+            activation=self.act,
+            implementation=context.implementation,
+        )

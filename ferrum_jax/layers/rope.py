@@ -1,0 +1,87 @@
+"""Rotary positions: pairs (x[i], x[i + H/2]) of a head are turned by position * frequency[i].
+
+Frequencies are NumPy constants of H/2 floats; angles are computed from the positions inside the step.
+Source: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023, sections 3.2-3.4 (YaRN); the
+Llama 3.1 model card (llama3). Float32 operations stand in the order of the reference implementation,
+because at position 10⁵ one unit in the last place of a frequency is 10⁻² of a radian.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ferrum_jax.spec import RopeSpec
+
+_F32 = np.float32
+
+
+def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
+    """[H/2] float32, radians per position."""
+    exponents = np.arange(0, head_dim, 2, dtype=_F32) / _F32(head_dim)
+    wavelengths = np.power(_F32(rope.rope_theta), exponents)  # over 2 pi
+    match rope.rope_type:
+        case "default":
+            return _F32(1) / wavelengths
+        case "linear":
+            return (_F32(1) / wavelengths) / _F32(rope.factor)
+        case "llama3":
+            return _llama3(_F32(1) / wavelengths, rope)
+        case "yarn":
+            return _yarn(wavelengths, rope, head_dim)
+        case unknown:
+            raise ValueError(f"rope_type {unknown!r} has no frequencies; add a case beside its definition in spec")
+
+
+def _llama3(freqs: np.ndarray, rope: RopeSpec) -> np.ndarray:
+    """Long waves are stretched by factor, short ones kept, those between blended."""
+    context = rope.original_max_position_embeddings
+    waves = _F32(2 * math.pi) / freqs
+    span = _F32(rope.high_freq_factor - rope.low_freq_factor)
+    smooth = (_F32(context) / waves - _F32(rope.low_freq_factor)) / span
+    blended = (_F32(1) - smooth) * freqs / _F32(rope.factor) + smooth * freqs
+    stretched = np.where(waves > context / rope.low_freq_factor, freqs / _F32(rope.factor), blended)
+    return np.where(waves < context / rope.high_freq_factor, freqs, stretched).astype(_F32)
+
+
+def _yarn(wavelengths: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
+    """Dimensions that turn often in the original context are kept, those that turn rarely are interpolated."""
+
+    def dimension(turns: float) -> float:
+        span = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(span) / (2 * math.log(rope.rope_theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (np.arange(head_dim // 2, dtype=_F32) - _F32(low)) / _F32(high - low)
+    kept = _F32(1) - np.clip(ramp, _F32(0), _F32(1))
+    interpolated = _F32(1) / (_F32(rope.factor) * wavelengths)
+    return interpolated * (_F32(1) - kept) + (_F32(1) / wavelengths) * kept
+
+
+def rotations(
+    positions: jax.Array,  # [T] int32
+    rope: RopeSpec,
+    head_dim: int,
+) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H/2] float32, the 1 for heads
+    """cos and sin of every position's angles, shared by all layers of a step."""
+    angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)[None, :]
+    factor = rope.attention_factor
+    return jnp.cos(angles)[:, None, :] * factor, jnp.sin(angles)[:, None, :] * factor
+
+
+def rotate(
+    x: jax.Array,  # [T, heads, H]
+    cos: jax.Array,  # [T, 1, H/2] float32
+    sin: jax.Array,  # [T, 1, H/2] float32
+) -> jax.Array:  # [T, heads, H], x's dtype
+    """Turns each pair of a head; computed in float32."""
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1).astype(x.dtype)

@@ -1,0 +1,143 @@
+"""Reading a config.json so that nothing in it is silently ignored.
+
+A key is either read by the family, or in the table of keys that change nothing here, or refused by name.
+A key whose value is null or an empty list or dict counts as absent, as in the reference implementation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.spec import RopeSpec
+
+# Keys that do not change a token's logits: book-keeping, training, and defaults of generation (which an engine
+# takes from generation_config.json or the request).
+HARMLESS_KEYS = frozenset(
+    """
+    architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
+    initializer_range attention_dropout router_aux_loss_coef output_router_logits pretraining_tp
+    bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
+    task_specific_params
+    return_dict output_hidden_states output_attentions torchscript chunk_size_feed_forward is_encoder_decoder is_decoder
+    add_cross_attention cross_attention_hidden_size tie_encoder_decoder finetuning_task id2label label2id num_labels
+    problem_type use_bfloat16 tf_legacy_loss bad_words_ids begin_suppress_tokens suppress_tokens
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
+    do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups num_return_sequences
+    diversity_penalty early_stopping length_penalty repetition_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size output_scores return_dict_in_generate
+    """.split()  # noqa: SIM905
+)
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
+        *("attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+
+
+class ConfigReader:
+    """Hands out the values of a config and remembers which keys were asked for."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._values = {key: value for key, value in config.items() if value not in (None, [], {})}
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value of key, or default where it is absent, null or empty."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def require(self, key: str) -> Any:
+        """The value of key. Raises ValueError when it is absent."""
+        if key not in self._values:
+            raise ValueError(f"config.json has no {key!r}, which this architecture needs")
+        return self.get(key, None)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them, as a tuple; empty when absent."""
+        value = self.get(key, ())
+        return (value,) if isinstance(value, int) else tuple(value)
+
+    def finish(self) -> None:
+        """Raises one ValueError that names every key nobody understood."""
+        unknown = sorted(set(self._values) - self._read - HARMLESS_KEYS)
+        if unknown:
+            pairs = ", ".join(f"{key} = {self._values[key]!r}" for key in unknown)
+            raise ValueError(
+                f"config.json has keys that this architecture does not understand: {pairs}. They may change the "
+                "result, so they are not ignored; remove them if they do not matter for this model"
+            )
+
+
+def stored_dtype(reader: ConfigReader) -> str:
+    """The dtype a checkpoint says it is stored in; float32 where it is silent."""
+    return str(reader.get("dtype", reader.get("torch_dtype", "float32"))).removeprefix("torch.")
+
+
+def rope_from(reader: ConfigReader, max_position_embeddings: int) -> RopeSpec:
+    """RopeSpec from `rope_theta` with `rope_scaling`, or from `rope_parameters`; both spellings are in use."""
+    scaling = dict(reader.get("rope_scaling", None) or {})
+    nested = dict(reader.get("rope_parameters", None) or {})
+    values = {key: value for key, value in (scaling or nested).items() if value is not None}
+    theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", 10000.0)))
+    spelled = values.pop("type", "default")
+    rope_type = values.pop("rope_type", spelled)
+    if values.pop("partial_rotary_factor", 1.0) != 1.0 or reader.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor is not 1; rotating a part of a head is not supported")
+    if rope_type not in _ROPE_KEYS:
+        raise ValueError(f"rope scaling is of type {rope_type!r}; supported are {tuple(_ROPE_KEYS)}")
+    unknown = sorted(set(values) - set(_ROPE_KEYS[rope_type]))
+    if unknown:
+        raise ValueError(f"rope scaling of type {rope_type!r} has keys that are not understood: {unknown}")
+    return _rope_spec(rope_type, float(theta), values, max_position_embeddings)
+
+
+def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_position_embeddings: int) -> RopeSpec:
+    if rope_type == "default":
+        return RopeSpec(rope_theta=theta)
+    original = int(values.get("original_max_position_embeddings", max_position_embeddings))
+    if "factor" not in values and rope_type == "yarn":
+        values["factor"] = max_position_embeddings / original
+    needed = {"factor", "low_freq_factor", "high_freq_factor"} if rope_type == "llama3" else {"factor"}
+    missing = sorted(needed - set(values))
+    if missing:
+        raise ValueError(f"rope scaling of type {rope_type!r} lacks {missing}")
+    if rope_type == "linear":
+        return RopeSpec(rope_type="linear", rope_theta=theta, factor=float(values["factor"]))
+    if rope_type == "llama3":
+        return RopeSpec(
+            rope_type="llama3",
+            rope_theta=theta,
+            factor=float(values["factor"]),
+            original_max_position_embeddings=original,
+            low_freq_factor=float(values["low_freq_factor"]),
+            high_freq_factor=float(values["high_freq_factor"]),
+        )
+    return RopeSpec(
+        rope_type="yarn",
+        rope_theta=theta,
+        factor=float(values["factor"]),
+        original_max_position_embeddings=original,
+        beta_fast=float(values.get("beta_fast") or 32),
+        beta_slow=float(values.get("beta_slow") or 1),
+        truncate=bool(values.get("truncate", True)),
+        attention_factor=_yarn_attention_factor(values),
+    )
+
+
+def _yarn_attention_factor(values: dict[str, Any]) -> float:
+    """0.1 ln(factor) + 1, or what the checkpoint says. Source: Peng et al. 2023, section 3.4."""
+    if "attention_factor" in values:
+        return float(values["attention_factor"])
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0
+
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        return magnitude(values["mscale"]) / magnitude(values["mscale_all_dim"])
+    return magnitude(1.0)

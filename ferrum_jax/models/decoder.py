@@ -1,0 +1,128 @@
+"""The decoder that Llama and the Qwen families share: pre-norm layers, rotary positions, gated MLP or experts.
+
+    h = embed(ids);  per layer:  h += attention(norm(h));  h += mlp(norm(h));  hidden = norm(h);  logits = hidden Eᵀ
+
+Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
+the context's `attend`. A family adds how its config.json is read; see llama.py and qwen.py.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from checkpoints.rules import Rule
+from ferrum_jax.layers.attention import Attention, ForwardContext
+from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.linear import Linear, project
+from ferrum_jax.layers.mlp import MLP
+from ferrum_jax.layers.moe import MoE
+from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.rope import rotations
+from ferrum_jax.spec import ModelSpec
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP (or experts), each behind a norm and beside a residual."""
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(spec, layer, dtype=dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        self.mlp = (MoE if layer in spec.moe_layers else MLP)(spec, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,  # [T, D]
+        rotation: tuple[jax.Array, jax.Array],  # [T, 1, H/2] float32 each
+        context: ForwardContext,
+    ) -> jax.Array:  # [T, D]
+        x = x + self.attention(self.attention_norm(x), rotation, context)
+        normed = self.mlp_norm(x)
+        return x + (self.mlp(normed, context) if isinstance(self.mlp, MoE) else self.mlp(normed))
+
+
+class Decoder(nnx.Module):
+    """A whole model with weights drawn at random (norms 1, biases 0, the rest N(0, 0.02²)) until others are bound.
+
+    dtype: of weights and activations. Logits are float32.
+    """
+
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs) -> None:
+        dtype = jnp.dtype(dtype)
+        self.spec = spec
+        self.embed = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(
+            [DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_hidden_layers)]
+        )
+        self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        tied = spec.tie_word_embeddings
+        self.head = None if tied else Linear(spec.hidden_size, spec.vocab_size, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        token_ids: jax.Array,  # [T] int32
+        positions: jax.Array,  # [T] int32, absolute
+        context: ForwardContext,
+    ) -> jax.Array:  # [T, D], after the final norm
+        x = self.embed(token_ids)
+        context.show("embed", x)
+        rotation = rotations(positions, self.spec.rope, self.spec.head_dim)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotation, context)
+            context.show(f"layers.{i}", x)
+        x = self.norm(x)
+        context.show("norm", x)
+        return x
+
+    def logits(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
+        """Scores of every token after each hidden state."""
+        if self.head is None:
+            return self.embed.attend(hidden)
+        return project(hidden, self.head.weight[...], out_dtype=jnp.float32)
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of a Decoder of this spec, and the Hugging Face tensor it comes from."""
+    every = tuple(range(spec.num_hidden_layers))
+    dense = tuple(layer for layer in every if layer not in spec.moe_layers)
+    head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
+    return (
+        Rule(source="model.embed_tokens.weight", target="embed.weight"),
+        Rule(source="model.norm.weight", target="norm.weight"),
+        *head,
+        *_per_layer("input_layernorm.weight", "attention_norm.weight", every),
+        *_per_layer("post_attention_layernorm.weight", "mlp_norm.weight", every),
+        *(rule for x in "qkv" for rule in _linear(f"self_attn.{x}_proj", f"attention.{x}", every, spec.attention_bias)),
+        *_linear("self_attn.o_proj", "attention.o", every, spec.attention_output_bias),
+        *_per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", every if spec.qk_norm else ()),
+        *_per_layer("self_attn.k_norm.weight", "attention.k_norm.weight", every if spec.qk_norm else ()),
+        *(rule for x in ("gate", "up", "down") for rule in _linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias)),
+        *_per_layer("mlp.gate.weight", "mlp.router.weight", spec.moe_layers),
+        *(rule for x in ("gate", "up", "down") for rule in _experts(x, spec)),
+    )
+
+
+def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that a checkpoint may carry and the model does not need."""
+    return ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if spec.tie_word_embeddings else ()))
+
+
+def _per_layer(source: str, target: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
+    if not layers:
+        return ()
+    return (Rule(source=f"model.layers.{{i}}.{source}", target=f"layers.{{i}}.{target}", layers=layers),)
+
+
+def _linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:
+    weight = _per_layer(f"{source}.weight", f"{target}.weight", layers)
+    return weight + (_per_layer(f"{source}.bias", f"{target}.bias", layers) if bias else ())
+
+
+def _experts(name: str, spec: ModelSpec) -> tuple[Rule, ...]:
+    if not spec.moe_layers:
+        return ()
+    source = f"model.layers.{{i}}.mlp.experts.{{e}}.{name}_proj.weight"
+    target = f"layers.{{i}}.mlp.experts.{name}"
+    return (Rule(source=source, target=target, layers=spec.moe_layers, experts=spec.num_experts),)

@@ -1,0 +1,80 @@
+"""The families that are served: a literal table from architecture name to Family."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder, llama, qwen
+from ferrum_jax.spec import ModelSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """How one architecture is read and built.
+
+    model: constructed as model(spec, dtype=..., rngs=...). weight_rules: every parameter's source tensors.
+    harmless: patterns of source tensors that may be left over.
+    """
+
+    spec_from_config: Callable[[Mapping[str, Any]], ModelSpec]
+    model: type[decoder.Decoder] = decoder.Decoder
+    weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
+    harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
+    "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
+    "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
+    "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),
+}
+
+
+def family_of(architecture: str) -> Family:
+    """The Family of an architecture's name. Raises ValueError naming those that are known."""
+    if architecture not in FAMILIES:
+        raise ValueError(f"architecture is {architecture!r}; supported are {sorted(FAMILIES)}")
+    return FAMILIES[architecture]
+
+
+def spec_of(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a config.json's content.
+
+    Raises ValueError when its architecture is not supported or a key is missing or not understood.
+    """
+    architectures = config.get("architectures") or []
+    if len(architectures) != 1:
+        raise ValueError(f"config.json's architectures is {architectures!r}; it must name one of {sorted(FAMILIES)}")
+    return family_of(architectures[0]).spec_from_config(config)
+
+
+def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> decoder.Decoder:
+    """The model of a spec with ShapeDtypeStructs for parameters: no memory is taken, nothing is computed."""
+    family = family_of(spec.architecture)
+    return nnx.eval_shape(lambda: family.model(spec, dtype=dtype, rngs=nnx.Rngs(0)))
+
+
+def unbind(model: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """(structure, {dotted path: parameter}) of a model; parameters are arrays, or structs if it is abstract.
+
+    The structure is hashable and holds no array, so it may be closed over by a jitted function.
+    """
+    graph, state = nnx.split(model)
+    return graph, {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
+def bind(graph: nnx.GraphDef, parameters: Mapping[str, jax.Array]) -> Any:
+    """The model of a structure with these parameters. Inside a jitted function it costs nothing at run time."""
+    pairs = [(tuple(_step(s) for s in path.split(".")), nnx.Param(x)) for path, x in parameters.items()]
+    return nnx.merge(graph, nnx.from_flat_state(pairs))
+
+
+def _step(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text

@@ -1,0 +1,128 @@
+"""ModelSpec: what a model is, in integers and floats; read from its config.json, free of any array.
+
+Names are Hugging Face's where they have one. `CacheGroup` names the layers that share one kind of cache;
+every model has at least one group, and together they hold every layer once. `digest_text()` is the part
+of the spec that decides the keys and values of a token: two specs with equal text may share a prefix cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheGroup:
+    """Layers whose cache is kept alike. kind: "full" (all tokens). window: tokens kept, None for all."""
+
+    kind: str
+    layers: tuple[int, ...]
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions. Fields beyond rope_theta are read by the types in brackets.
+
+    factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
+    original_max_position_embeddings [llama3, yarn]. low_freq_factor, high_freq_factor [llama3].
+    beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
+    attention_factor [yarn]: scales cos and sin, complete here (inferred from mscale where it was not given).
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in ROPE_TYPES:
+            raise ValueError(f"rope_type is {self.rope_type!r}; supported are {ROPE_TYPES}")
+        if self.rope_theta <= 1 or self.factor < 1:
+            raise ValueError(f"rope_theta is {self.rope_theta} and factor {self.factor}; they must be > 1 and >= 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One decoder model.
+
+    attention_bias: of q, k, v. attention_output_bias: of o. qk_norm: RMSNorm over H of each q and k head.
+    moe_layers: layers with experts; the others have an MLP of intermediate_size.
+    cache_groups: empty takes one group "full" of all layers.
+    dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
+
+    Raises ValueError naming the field whose value cannot be.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    rope: RopeSpec = RopeSpec()
+    moe_layers: tuple[int, ...] = ()
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    cache_groups: tuple[CacheGroup, ...] = ()
+    dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.cache_groups:
+            group = CacheGroup(kind="full", layers=tuple(range(self.num_hidden_layers)))
+            object.__setattr__(self, "cache_groups", (group,))
+        for field in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}, no multiple of num_key_value_heads, "
+                f"{self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if not self.moe_layers:
+            return
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts} experts")
+        if self.moe_intermediate_size < 1:
+            raise ValueError(f"moe_intermediate_size is {self.moe_intermediate_size}; it must be at least 1")
+
+    def digest_text(self) -> str:
+        """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
+        fields = dataclasses.asdict(self)
+        del fields["dtype"], fields["eos_token_ids"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
