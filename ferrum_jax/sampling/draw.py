@@ -1,0 +1,166 @@
+"""The choice of each row's next token, inside the step; every parameter is data, nothing recompiles.
+
+Order: logprobs are those of the model's own logits. Then logit_bias, min_tokens (no stop ids), repetition,
+frequency and presence penalty, temperature, top-k, top-p of what top-k left, min-p, and the draw: the
+largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on the
+row alone. Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep
+what is at or above a threshold, equals together, and a threshold is found by bisection over float32's
+ordered integer image, exactly and without sorting. What no row asks for stands behind `lax.cond`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise
+from ferrum_jax.sampling.logprobs import row_results
+from ferrum_jax.sampling.record import (
+    ASKS_BIAS,
+    ASKS_COUNTS,
+    ASKS_LOGPROBS,
+    ASKS_MIN_P,
+    ASKS_NOISE,
+    ASKS_REPETITION,
+    ASKS_TOP_K,
+    ASKS_TOP_LOGPROBS,
+    ASKS_TOP_P,
+    CHOICE,
+    FLAGS,
+    MIN_P,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
+from ferrum_jax.sampling.slots import as_float, read_parameters
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What a step chose. Rows that are not active hold zeros."""
+
+    token_ids: jax.Array  # [R] int32
+    result: jax.Array  # [R, RESULT_WORDS] int32: token id, logprob, rank, top ids and logprobs; see `unpack`
+
+
+def sample(
+    logits: jax.Array,  # [R, V] f32, the model's own
+    slots: jax.Array,  # [S, W + L] int32
+    row_slots: jax.Array,  # [R] int32
+    positions: jax.Array,  # [R] int32, absolute position the new token will take
+    active: jax.Array,  # [R] bool, rows that sample in this step
+) -> Sampled:
+    """The next token of each active row and, where asked for, its log-probabilities."""
+    words = read_parameters(slots, row_slots)
+    flags = jnp.where(active, words[:, FLAGS], 0)
+    forbids = forbids_stops(words, flags, positions)
+    edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS) | jnp.any(forbids)
+
+    def edited() -> jax.Array:
+        x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), logits)
+        x = _cond(jnp.any(forbids), lambda x: mask_stops(x, slots, row_slots, words, forbids), x)
+        penalties = _any(flags, ASKS_REPETITION | ASKS_COUNTS)
+        return _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
+
+    def choose() -> jax.Array:
+        x = lax.cond(edits, edited, lambda: logits)
+        return lax.cond(_any(flags, ASKS_NOISE), lambda: _draw(x, words, flags, positions), lambda: first_largest(x))
+
+    # One outer branch whose result is [R]: a greedy step passes no [R, V] array through a conditional.
+    token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: first_largest(logits))
+    token_ids = jnp.where(active, token_ids, 0)
+    result = row_results(
+        logits,
+        token_ids,
+        wanted=_any(flags, ASKS_LOGPROBS),
+        tops_wanted=_any(flags, ASKS_LOGPROBS) & _any(flags, ASKS_TOP_LOGPROBS),
+    )
+    return Sampled(token_ids=token_ids, result=jnp.where(active[:, None], result, 0))
+
+
+def first_largest(x: jax.Array) -> jax.Array:
+    """The lowest index of each row's largest value: [R, V] f32 -> [R] int32."""
+    largest = jnp.max(x, axis=1, keepdims=True)
+    index = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.min(jnp.where(x == largest, index, x.shape[1] - 1), axis=1)
+
+
+def _draw(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
+    """[R] int32: a draw for the rows with noise, the largest logit for the others."""
+    noisy = flags & ASKS_NOISE != 0
+    temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    scaled = shifted / temperature[:, None]
+    image = _ordered(scaled)
+    keeps = image >= _thresholds(scaled, image, words, flags)[:, None]
+    noise = _gumbel(words, positions, logits.shape[1])
+    return first_largest(jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits))
+
+
+def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:
+    """[R] uint32: the lowest image that a row keeps; 0 keeps all. scaled: [R, V] with largest value 0."""
+
+    def top_k() -> jax.Array:
+        count = words[:, TOP_K]
+        found = _search(lambda t: jnp.sum(image >= t[:, None], axis=1, dtype=jnp.int32) >= count, count.shape)
+        return jnp.where(flags & ASKS_TOP_K != 0, found, zeros)
+
+    def top_p(lowest: jax.Array) -> jax.Array:
+        weights = jnp.where(image >= lowest[:, None], jnp.exp(scaled), 0.0)
+        mass = as_float(words[:, TOP_P]) * jnp.sum(weights, axis=1)
+        found = _search(
+            lambda t: jnp.sum(jnp.where(image >= t[:, None], weights, 0.0), axis=1) >= mass,
+            lowest.shape,
+        )
+        return jnp.where(flags & ASKS_TOP_P != 0, jnp.maximum(found, lowest), lowest)
+
+    zeros = jnp.zeros(words.shape[0], jnp.uint32)
+    lowest = lax.cond(_any(flags, ASKS_TOP_K), top_k, lambda: zeros)
+    lowest = lax.cond(_any(flags, ASKS_TOP_P), lambda: top_p(lowest), lambda: lowest)
+    min_p = _ordered(jnp.log(as_float(words[:, MIN_P])))  # the largest scaled logit is 0
+    return jnp.where(flags & ASKS_MIN_P != 0, jnp.maximum(lowest, min_p), lowest)
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """uint32 images of float32 in the same order (-0.0 just below 0.0)."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _search(holds, shape: tuple[int, ...]) -> jax.Array:
+    """The largest t, per row, for which `holds(t)` ([R] uint32 -> [R] bool); it holds up to there, then not."""
+
+    def step(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | jnp.uint32(1 << 31) >> i.astype(jnp.uint32)
+        return jnp.where(holds(candidate), candidate, found)
+
+    return lax.fori_loop(0, 32, step, jnp.zeros(shape, jnp.uint32))
+
+
+def _gumbel(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array:
+    """[R, V] f32 standard Gumbel noise, each row from its own seed, choice and position."""
+
+    def row_bits(seed: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(key, choice), position)
+        return jax.random.bits(key, (vocabulary,), jnp.uint32)
+
+    seeds = lax.bitcast_convert_type(jnp.stack([words[:, SEED_HIGH], words[:, SEED_LOW]], axis=1), jnp.uint32)
+    bits = jax.vmap(row_bits)(seeds, words[:, CHOICE], positions)
+    # Small values of `uniform` are the large noise, and there 32 bits keep their full relative precision.
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def _any(flags: jax.Array, bits: int) -> jax.Array:
+    return jnp.any(flags & bits != 0)
+
+
+def _cond(asked: jax.Array, edit, x: jax.Array) -> jax.Array:
+    return lax.cond(asked, edit, lambda x: x, x)

@@ -1,0 +1,132 @@
+"""What changes logits before the choice: logit_bias, min_tokens, penalties. All are [R, V] float32 in and out.
+
+Each function leaves the rows that did not ask for it bit for bit as they were.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ferrum_jax.request import MAX_LOGIT_BIAS
+from ferrum_jax.sampling.record import (
+    ASKS_BIAS,
+    ASKS_COUNTS,
+    ASKS_MIN_TOKENS,
+    ASKS_REPETITION,
+    BIAS_IDS,
+    BIAS_VALUES,
+    FREQUENCY,
+    MIN_TOTAL_TOKENS,
+    NUM_BIAS,
+    NUM_PROMPT_TOKENS,
+    NUM_STOP_IDS,
+    PRESENCE,
+    REPETITION,
+    STOP_IDS,
+    STOP_ROOM,
+)
+from ferrum_jax.sampling.slots import as_float, read_tokens, read_words
+
+_TILE_TOKENS = 128  # history tokens of each row counted per turn of the loop
+_IN_PROMPT = 1 << 30  # mark in the counts of a token that the prompt holds
+
+
+def add_bias(
+    logits: jax.Array, slots: jax.Array, row_slots: jax.Array, words: jax.Array, flags: jax.Array
+) -> jax.Array:
+    """Logits with each row's logit_bias added. words: [R, NUM_PARAMETERS]; flags: [R], 0 for inactive rows."""
+    count = jnp.where(flags & ASKS_BIAS != 0, words[:, NUM_BIAS], 0)
+    ids = _listed(read_words(slots, row_slots, BIAS_IDS, MAX_LOGIT_BIAS), count, logits.shape[1])
+    values = as_float(read_words(slots, row_slots, BIAS_VALUES, MAX_LOGIT_BIAS))
+    return logits.at[_rows(logits), ids].add(values, mode="drop")
+
+
+def forbids_stops(words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
+    """[R] bool: the row has not yet min_tokens tokens, so its stop ids may not be drawn."""
+    return (flags & ASKS_MIN_TOKENS != 0) & (positions < words[:, MIN_TOTAL_TOKENS])
+
+
+def mask_stops(
+    logits: jax.Array, slots: jax.Array, row_slots: jax.Array, words: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Logits with -inf at the stop ids of the rows in `mask` ([R] bool)."""
+    count = jnp.where(mask, words[:, NUM_STOP_IDS], 0)
+    ids = _listed(read_words(slots, row_slots, STOP_IDS, STOP_ROOM), count, logits.shape[1])
+    return logits.at[_rows(logits), ids].set(-jnp.inf, mode="drop")
+
+
+def penalise(
+    logits: jax.Array,  # [R, V] f32
+    slots: jax.Array,
+    row_slots: jax.Array,  # [R]
+    words: jax.Array,  # [R, NUM_PARAMETERS]
+    flags: jax.Array,  # [R]
+    positions: jax.Array,  # [R]
+) -> jax.Array:
+    """Logits after repetition, then frequency and presence penalty.
+
+    Repetition (of prompt and output): l / r where l > 0, l * r elsewhere. Then l - f * count - p * (count > 0)
+    with the counts of the output alone.
+
+    Source: Keskar et al. 2019, section 4.1 (repetition); OpenAI API reference (presence, frequency).
+    """
+    counts = _counts(logits, slots, row_slots, words, flags, positions)
+    repeats = (flags & ASKS_REPETITION != 0)[:, None] & (counts > 0)
+    penalty = as_float(words[:, REPETITION])[:, None]
+    repeated = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    edited = jnp.where(repeats, jnp.minimum(repeated, jnp.finfo(jnp.float32).max), logits)
+    output = (counts & (_IN_PROMPT - 1)).astype(jnp.float32)
+    cost = as_float(words[:, FREQUENCY])[:, None] * output
+    cost = cost + jnp.where(output > 0, as_float(words[:, PRESENCE])[:, None], 0.0)
+    return jnp.where((flags & ASKS_COUNTS != 0)[:, None], edited - cost, edited)
+
+
+def _counts(
+    logits: jax.Array,
+    slots: jax.Array,
+    row_slots: jax.Array,
+    words: jax.Array,
+    flags: jax.Array,
+    positions: jax.Array,
+) -> jax.Array:
+    """[R, V] int32: how often the output holds the token, plus _IN_PROMPT if the prompt does.
+
+    The work is bounded by the longest history among the rows that ask, not by max_model_len.
+    """
+    num_prompt = jnp.minimum(words[:, NUM_PROMPT_TOKENS], positions)
+    repeats = flags & ASKS_REPETITION != 0
+    counted = flags & (ASKS_REPETITION | ASKS_COUNTS) != 0
+    rows, vocabulary = _rows(logits), logits.shape[1]
+
+    def ids(tile: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+        offset = tile * _TILE_TOKENS + jnp.arange(_TILE_TOKENS, dtype=jnp.int32)[None, :]
+        read = read_tokens(slots, row_slots[:, None], start[:, None] + offset)
+        return jnp.where(offset < count[:, None], read, vocabulary)
+
+    def mark(tile: jax.Array, counts: jax.Array) -> jax.Array:
+        return counts.at[rows, ids(tile, jnp.zeros_like(num_prompt), in_prompt)].set(_IN_PROMPT, mode="drop")
+
+    def count(tile: jax.Array, counts: jax.Array) -> jax.Array:
+        return counts.at[rows, ids(tile, num_prompt, in_output)].add(1, mode="drop")
+
+    in_prompt = jnp.where(repeats, num_prompt, 0)
+    in_output = jnp.where(counted, positions - num_prompt, 0)
+    counts = jnp.zeros(logits.shape, jnp.int32)
+    counts = lax.fori_loop(0, _num_tiles(in_prompt), mark, counts)
+    return lax.fori_loop(0, _num_tiles(in_output), count, counts)
+
+
+def _num_tiles(lengths: jax.Array) -> jax.Array:
+    return (jnp.max(lengths) + _TILE_TOKENS - 1) // _TILE_TOKENS
+
+
+def _rows(logits: jax.Array) -> jax.Array:
+    return jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+
+
+def _listed(ids: jax.Array, count: jax.Array, vocabulary: int) -> jax.Array:
+    """The first `count` ids of each row; the rest become `vocabulary`, which a scatter drops."""
+    place = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.where(place < count[:, None], ids, vocabulary)

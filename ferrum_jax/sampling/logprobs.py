@@ -1,0 +1,122 @@
+"""Log-probabilities of chosen and of prompt tokens, packed so that the host fetches one int32 array.
+
+A result is RESULT_WORDS words: token id, bits of its logprob, its rank, the ids of the MAX_LOGPROBS most
+likely tokens and the bits of their logprobs. All are of the model's own logits (log_softmax, float32).
+Words that nobody in the step asked for are 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ferrum_jax.ints import ceil_div
+from ferrum_jax.request import MAX_LOGPROBS, Logprob
+from ferrum_jax.sampling.record import ASKS_TOP_LOGPROBS, FLAGS
+from ferrum_jax.sampling.slots import read_tokens
+
+RESULT_WORDS = 3 + 2 * MAX_LOGPROBS
+_TILE_ROWS = 64  # prompt tokens whose logits exist at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TokenLogprobs:
+    """A result array as the host reads it; every field is a view."""
+
+    token_ids: np.ndarray  # [R] int32
+    logprobs: np.ndarray  # [R] f32
+    ranks: np.ndarray  # [R] int32, 1 is the most likely; 0 where nobody asked
+    top_ids: np.ndarray  # [R, MAX_LOGPROBS] int32, most likely first, the lowest id first among equals
+    top_logprobs: np.ndarray  # [R, MAX_LOGPROBS] f32, -inf beyond the vocabulary
+
+    def row(self, row: int, num_logprobs: int) -> dict[int, Logprob]:
+        """Token id to Logprob: the chosen token, then the `num_logprobs` most likely ones."""
+        chosen = Logprob(logprob=float(self.logprobs[row]), rank=int(self.ranks[row]))
+        entries = {int(self.token_ids[row]): chosen}
+        for place in range(num_logprobs):
+            value = float(self.top_logprobs[row, place])
+            if value == -np.inf:
+                break
+            entries.setdefault(int(self.top_ids[row, place]), Logprob(logprob=value, rank=place + 1))
+        return entries
+
+
+def unpack(result: np.ndarray) -> TokenLogprobs:
+    """The fields of a result array [R, RESULT_WORDS] int32."""
+    ids, values = result[:, 3 : 3 + MAX_LOGPROBS], result[:, 3 + MAX_LOGPROBS :]
+    return TokenLogprobs(
+        token_ids=result[:, 0],
+        logprobs=result.view(np.float32)[:, 1],
+        ranks=result[:, 2],
+        top_ids=ids,
+        top_logprobs=values.view(np.float32),
+    )
+
+
+def row_results(logits: jax.Array, token_ids: jax.Array, *, wanted: jax.Array, tops_wanted: jax.Array) -> jax.Array:
+    """[R, RESULT_WORDS] int32 of logits [R, V] f32 and tokens [R]; wanted and tops_wanted: bool scalars."""
+
+    def chosen() -> jax.Array:
+        normaliser = jax.nn.logsumexp(logits, axis=1)
+        value = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
+        rank = 1 + jnp.sum(logits > value, axis=1, dtype=jnp.int32)
+        head = jnp.stack([token_ids, _bits(value[:, 0] - normaliser), rank], axis=1)
+        tops = lax.cond(
+            tops_wanted, lambda: _tops(logits, normaliser), lambda: jnp.zeros((rows, 2 * MAX_LOGPROBS), jnp.int32)
+        )
+        return jnp.concatenate([head, tops], axis=1)
+
+    def bare() -> jax.Array:
+        return jnp.pad(token_ids[:, None], ((0, 0), (0, RESULT_WORDS - 1)))
+
+    rows = logits.shape[0]
+    return lax.cond(wanted, chosen, bare)
+
+
+def prompt_logprobs(
+    hidden: jax.Array,  # [T, D]
+    logits_fn: Callable[[jax.Array], jax.Array],  # [n, D] -> [n, V] f32
+    slots: jax.Array,  # [S, W + L] int32
+    token_slots: jax.Array,  # [T] int32
+    positions: jax.Array,  # [T] int32
+    wanted: jax.Array,  # [T] bool
+) -> jax.Array:
+    """[T, RESULT_WORDS] int32: for each wanted token, the result of the token after it given this one.
+
+    Rows that are not wanted are 0. Wanted rows are gathered into tiles of _TILE_ROWS, so the cost follows
+    how many there are and is nothing when there are none.
+    """
+    num_tokens = hidden.shape[0]
+    tile_rows = min(_TILE_ROWS, num_tokens)
+    room = ceil_div(num_tokens, tile_rows) * tile_rows
+    (order,) = jnp.nonzero(wanted, size=room, fill_value=num_tokens)
+    order = order.astype(jnp.int32)
+    tops_wanted = jnp.any(wanted & (slots[token_slots, FLAGS] & ASKS_TOP_LOGPROBS != 0))
+
+    def tile(i: jax.Array, results: jax.Array) -> jax.Array:
+        rows = lax.dynamic_slice(order, (i * tile_rows,), (tile_rows,))
+        source = jnp.minimum(rows, num_tokens - 1)
+        following = read_tokens(slots, token_slots[source], positions[source] + 1)
+        packed = row_results(logits_fn(hidden[source]), following, wanted=jnp.bool_(True), tops_wanted=tops_wanted)
+        return results.at[rows].set(packed, mode="drop")
+
+    num_tiles = (jnp.sum(wanted, dtype=jnp.int32) + tile_rows - 1) // tile_rows
+    return lax.fori_loop(0, num_tiles, tile, jnp.zeros((num_tokens, RESULT_WORDS), jnp.int32))
+
+
+def _tops(logits: jax.Array, normaliser: jax.Array) -> jax.Array:
+    """[R, 2 * MAX_LOGPROBS] int32: ids and logprob bits of the most likely tokens."""
+    count = min(MAX_LOGPROBS, logits.shape[1])
+    values, ids = lax.top_k(logits, count)
+    room = ((0, 0), (0, MAX_LOGPROBS - count))
+    values = jnp.pad(values - normaliser[:, None], room, constant_values=-jnp.inf)
+    return jnp.concatenate([jnp.pad(ids.astype(jnp.int32), room), _bits(values)], axis=1)
+
+
+def _bits(values: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(values, jnp.int32)

@@ -1,0 +1,61 @@
+"""The pool of row records on the device, `slots: [S, RECORD_WORDS + L] int32`.
+
+All functions are pure and run under jit; those that return slots are meant to be compiled with slots
+donated, and then write in place.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ferrum_jax.sampling.record import ASKS_PROMPT_LOGPROBS, FLAGS, NUM_PARAMETERS, NUM_PROMPT_TOKENS, RECORD_WORDS
+
+
+def null_slots(max_num_seqs: int, max_model_len: int) -> jax.Array:
+    """A pool of max_num_seqs records and the null record 0: [max_num_seqs + 1, W + L] int32 zeros."""
+    return jnp.zeros((max_num_seqs + 1, RECORD_WORDS + max_model_len), jnp.int32)
+
+
+def write_slot(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
+    """The pool with `record` [W + L] at `slot` (int32 scalar)."""
+    return lax.dynamic_update_slice(slots, record[None, :], (slot, jnp.zeros_like(slot)))
+
+
+def append_tokens(
+    slots: jax.Array,  # [S, W + L] int32
+    row_slots: jax.Array,  # [R] int32
+    positions: jax.Array,  # [R] int32, the absolute position each token takes
+    token_ids: jax.Array,  # [R] int32
+    active: jax.Array,  # [R] bool
+) -> jax.Array:
+    """The pool with each active row's token at its position; nothing is written for the others."""
+    rows = jnp.where(active, row_slots, slots.shape[0])
+    return slots.at[rows, RECORD_WORDS + positions].set(token_ids, mode="drop")
+
+
+def read_tokens(slots: jax.Array, token_slots: jax.Array, positions: jax.Array) -> jax.Array:
+    """The token id of each (slot, position): [T] int32. A position beyond the pool reads the last one."""
+    return slots.at[token_slots, RECORD_WORDS + positions].get(mode="clip")
+
+
+def read_parameters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
+    """The parameter words of each row: [R, NUM_PARAMETERS] int32."""
+    return read_words(slots, row_slots, 0, NUM_PARAMETERS)
+
+
+def read_words(slots: jax.Array, row_slots: jax.Array, start: int, count: int) -> jax.Array:
+    """Words [start, start + count) of each row's record: [R, count] int32."""
+    return slots.at[row_slots, start : start + count].get(mode="clip")
+
+
+def wants_prompt_logprobs(slots: jax.Array, token_slots: jax.Array, positions: jax.Array) -> jax.Array:
+    """[T] bool: the token's row asked for prompt_logprobs and the token after it is of the prompt too."""
+    asks = slots[token_slots, FLAGS] & ASKS_PROMPT_LOGPROBS
+    return (asks != 0) & (positions + 1 < slots[token_slots, NUM_PROMPT_TOKENS])
+
+
+def as_float(words: jax.Array) -> jax.Array:
+    """The float32 whose bits the int32 words are."""
+    return lax.bitcast_convert_type(words, jnp.float32)

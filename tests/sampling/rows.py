@@ -1,0 +1,78 @@
+"""Rows for the sampling tests: a request's parameters and tokens, and the pool that holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ferrum_jax.request import SamplingParams
+from ferrum_jax.sampling import RECORD_WORDS, TokenLogprobs, sample, slot_record, unpack
+
+MAX_LEN = 300
+MAX_SEQS = 20
+V = 97
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    sampling: SamplingParams = GREEDY
+    prompt: tuple[int, ...] = (1, 2, 3)
+    output: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    choice: int = 0
+    active: bool = True
+
+    def record(self) -> np.ndarray:
+        return slot_record(
+            self.sampling,
+            seed=self.seed,
+            choice=self.choice,
+            num_prompt_tokens=len(self.prompt),
+            stop_ids=self.stop_ids,
+            token_ids=self.prompt + self.output,
+            max_model_len=MAX_LEN,
+        )
+
+    @property
+    def position(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+step = jax.jit(sample)
+
+
+def pool_of(rows: list[Row], slot_ids: list[int], max_seqs: int = MAX_SEQS) -> jax.Array:
+    """The pool in which row i has slot slot_ids[i]."""
+    pool = np.zeros((max_seqs + 1, RECORD_WORDS + MAX_LEN), np.int32)
+    for slot, row in zip(slot_ids, rows, strict=True):
+        pool[slot] = row.record()
+    return jnp.asarray(pool)
+
+
+def run(
+    rows: list[Row],
+    logits: np.ndarray,
+    slot_ids: list[int] | None = None,
+    bucket: int = 8,
+    max_seqs: int = MAX_SEQS,
+) -> tuple[np.ndarray, TokenLogprobs]:
+    """Samples each row once, row i with logits[i], padded to `bucket` rows; token ids and what the host reads."""
+    slot_ids = slot_ids or list(range(1, len(rows) + 1))
+    padding = bucket - len(rows)
+    sampled = step(
+        np.pad(logits, ((0, padding), (0, 0))),
+        pool_of(rows, slot_ids, max_seqs),
+        np.array([*slot_ids, *[0] * padding], np.int32),
+        np.array([*(row.position for row in rows), *[0] * padding], np.int32),
+        np.array([*(row.active for row in rows), *[False] * padding]),
+    )
+    return np.asarray(sampled.token_ids)[: len(rows)], unpack(np.asarray(sampled.result)[: len(rows)])
+
+
+def random_logits(rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((rows, vocabulary)) * 3).astype(np.float32)
