@@ -205,6 +205,8 @@ class Request:
     # progress, written by the scheduler only
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the first admission
+    num_preemptions: int = 0
+    keys: list[bytes] = dataclasses.field(default_factory=list)  # of its full blocks, as far as they were asked for
     slot: int = 0  # row slot while running, 0 when not
     finish_reason: str | None = None
     stop_reason: int | str | None = None

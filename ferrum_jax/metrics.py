@@ -1,0 +1,46 @@
+"""What an engine counts about reuse: exact counters since its start, and gauges of this moment."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class ReuseMetrics:
+    """Counters are raised where the thing happens; gauges are written by `CacheManager.metrics`.
+
+    A lookup is one admission that asked for hits; it hits when at least one block was found. hit + missed
+    tokens are all tokens of such admissions, those after a preemption too; saved_prefill_tokens are the hit
+    tokens of first admissions only: prompt tokens that were never computed for their request. A refusal is
+    an admission put off because blocks were missing. Units: tokens, blocks of `block_size` tokens, bytes.
+    """
+
+    enabled: bool
+    block_size: int
+    kv_dtype: str
+    # counters
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    hit_tokens: int = 0
+    missed_tokens: int = 0
+    saved_prefill_tokens: int = 0
+    hit_blocks: int = 0
+    published_blocks: int = 0
+    twins_merged: int = 0
+    evictions: int = 0
+    revivals: int = 0
+    refusals: int = 0
+    preemptions: int = 0
+    # gauges
+    live: int = 0
+    cached: int = 0
+    clean: int = 0
+    peak_live: int = 0
+    entries: int = 0  # keyed blocks, live or cached
+    bytes: int = 0  # of the keyed blocks
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, as JSON holds it."""
+        return dataclasses.asdict(self)

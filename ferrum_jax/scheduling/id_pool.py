@@ -1,0 +1,203 @@
+"""IdPool: the one book about ids that every device pool has (KV blocks, row slots, state slots).
+
+An id is in exactly one of three states:
+
+    clean    free, without a key
+    cached   free, with a key; in order of least recent use; revived by `retain`, evicted by `acquire`
+    live     held once or more, with or without a key
+
+Id 0 is null: padding writes there, unused table entries point there; it is never handed out. The cached
+ids form a ring through id 0, kept in two lists, so that each operation costs the same at any pool size.
+The pool knows nothing of what its ids stand for; whoever acquires or retains an id releases it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class IdPool:
+    """Ids 1 .. num_ids - 1, of which `acquire` hands out clean ones first, then the least recently used."""
+
+    def __init__(self, num_ids: int) -> None:
+        """num_ids: with the null one. Raises ValueError when that leaves none to hand out."""
+        if num_ids < 2:
+            raise ValueError(f"num_ids is {num_ids}; a pool needs at least 2, of which id 0 is the null one")
+        self.num_ids = num_ids
+        self.num_live = 0
+        self.num_cached = 0
+        self.peak_live = 0
+        self.evictions = 0
+        self.revivals = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._refs = [0] * self.num_ids
+        self._key_of: list[bytes | None] = [None] * self.num_ids
+        self._id_of: dict[bytes, int] = {}
+        self._next = [0] * self.num_ids  # ring of cached ids: _next[0] is the least recently used,
+        self._prev = [0] * self.num_ids  # _prev[0] the most recently used
+        self._returned: list[int] = []  # clean ids that were used before; the last one goes first
+        self._fresh = 1  # ids from here on were never handed out
+
+    @property
+    def num_clean(self) -> int:
+        return len(self._returned) + self.num_ids - self._fresh
+
+    @property
+    def num_free(self) -> int:
+        """Ids that `acquire` can hand out now: clean and cached."""
+        return self.num_ids - 1 - self.num_live
+
+    @property
+    def usage(self) -> float:
+        """Live ids as a share of all, 0 to 1."""
+        return self.num_live / (self.num_ids - 1)
+
+    @property
+    def num_keyed(self) -> int:
+        """Ids that a key finds, live or cached."""
+        return len(self._id_of)
+
+    def key_of(self, id: int) -> bytes | None:
+        return self._key_of[id]
+
+    def num_holders(self, id: int) -> int:
+        return self._refs[id]
+
+    def acquire(self, n: int) -> list[int] | None:
+        """n ids with one holder each, or None, and then nothing has changed, when fewer are free."""
+        if n > self.num_free:
+            return None
+        returned = self._returned
+        if n <= len(returned):
+            split = len(returned) - n
+            ids = returned[split:]
+            ids.reverse()
+            del returned[split:]
+        else:
+            ids = self._acquire_beyond_returned(n)
+        refs = self._refs
+        for id in ids:
+            refs[id] = 1
+        self.num_live += n
+        if self.num_live > self.peak_live:
+            self.peak_live = self.num_live
+        return ids
+
+    def _acquire_beyond_returned(self, n: int) -> list[int]:
+        ids = self._returned[::-1]
+        self._returned.clear()
+        end = min(self._fresh + n - len(ids), self.num_ids)
+        ids.extend(range(self._fresh, end))
+        self._fresh = end
+        while len(ids) < n:
+            ids.append(self._evict())
+        return ids
+
+    def _evict(self) -> int:
+        """The least recently used cached id, without its key."""
+        id = self._next[0]
+        self._unlink(id)
+        key = self._key_of[id]
+        assert key is not None, f"cached id {id} has no key"
+        del self._id_of[key]
+        self._key_of[id] = None
+        self.evictions += 1
+        return id
+
+    def _unlink(self, id: int) -> None:
+        before, after = self._prev[id], self._next[id]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_cached -= 1
+
+    def retain(self, id: int) -> None:
+        """One more holder; a cached id is revived by it."""
+        count = self._refs[id]
+        if count == 0:
+            assert self._key_of[id] is not None, f"retain of id {id}, which is clean or null"
+            self._unlink(id)
+            self.revivals += 1
+            self.num_live += 1
+            if self.num_live > self.peak_live:
+                self.peak_live = self.num_live
+        self._refs[id] = count + 1
+
+    def release(self, ids: Iterable[int]) -> None:
+        """One holder less for each id, in this order; the last to go is the most recently used."""
+        refs, keys, returned = self._refs, self._key_of, self._returned
+        following, previous = self._next, self._prev
+        freed = 0
+        for id in ids:
+            count = refs[id]
+            assert count > 0, f"release of id {id}, which nobody holds"
+            refs[id] = count - 1
+            if count > 1:
+                continue
+            freed += 1
+            if keys[id] is None:
+                returned.append(id)
+            else:
+                last = previous[0]
+                following[last] = previous[0] = id
+                previous[id] = last
+                following[id] = 0
+                self.num_cached += 1
+        self.num_live -= freed
+
+    def publish(self, id: int, key: bytes) -> int:
+        """The id that carries `key` from now on: this one, or the first that was published under it."""
+        assert self._refs[id] > 0, f"publish of id {id}, which nobody holds"
+        canonical = self._id_of.setdefault(key, id)
+        if canonical == id:
+            assert self._key_of[id] in (None, key), f"id {id} is published already, under another key"
+            self._key_of[id] = key
+        return canonical
+
+    def find(self, key: bytes) -> int:
+        """The id that carries `key`, or 0. Changes nothing."""
+        return self._id_of.get(key, 0)
+
+    def find_run(self, keys: Sequence[bytes]) -> list[int]:
+        """The ids of the leading keys, up to the first that misses. Changes nothing."""
+        ids = []
+        find = self._id_of.get
+        for key in keys:
+            id = find(key)
+            if id is None:
+                break
+            ids.append(id)
+        return ids
+
+    def num_cached_among(self, ids: Iterable[int]) -> int:
+        """How many of these published ids nobody holds."""
+        refs = self._refs
+        return sum(1 for id in ids if refs[id] == 0)
+
+    def reset(self) -> None:
+        """Forget every key. Raises ValueError while an id is live; peak and counters stay."""
+        if self.num_live:
+            raise ValueError(f"reset of a pool with {self.num_live} live ids; release them first")
+        self.num_cached = 0
+        self._forget()
+
+    def check_invariants(self, holders: Mapping[int, int] | None = None) -> None:
+        """Prove the books. holders: for each held id how many hold it, as the holders count."""
+        ring, id = [], self._next[0]
+        while id:
+            assert self._prev[id] == (ring[-1] if ring else 0), f"the ring is broken at id {id}"
+            assert self._refs[id] == 0 and self._key_of[id] is not None, f"id {id} is in the ring but not cached"
+            ring.append(id)
+            id = self._next[id]
+        assert self._prev[0] == (ring[-1] if ring else 0), "the end of the ring is broken"
+        clean = [*self._returned, *range(self._fresh, self.num_ids)]
+        live = {id: count for id, count in enumerate(self._refs) if count}
+        assert len(ring) == self.num_cached and len(live) == self.num_live, "a gauge is wrong"
+        assert sorted([*ring, *clean, *live]) == list(range(1, self.num_ids)), "an id has no state, or two"
+        assert all(self._key_of[id] is None for id in clean), "a clean id has a key"
+        keyed = {key: id for id, key in enumerate(self._key_of) if key is not None}
+        assert keyed == self._id_of, "a key points to an id that does not carry it"
+        assert self.num_live <= self.peak_live, "the peak fell"
+        if holders is not None:
+            assert live == {id: count for id, count in holders.items() if count}, "holders and references differ"

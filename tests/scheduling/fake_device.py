@@ -1,0 +1,177 @@
+"""A device that computes no model: it remembers which token at which position was written where.
+
+Its tokens are a pure function of the content before them, so equal prompts give equal continuations and
+every finished request has one right answer. Each row's reads are checked against its own history, so a
+block that is shared, given away or written wrongly shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+VOCABULARY = 5
+
+
+def next_token(history: Sequence[int]) -> int:
+    """The token after `history`."""
+    value = 7
+    for token in history:
+        value = (value * 31 + token + 1) % 10007
+    return value % VOCABULARY
+
+
+def expected_tokens(
+    prompt: Sequence[int], max_total_tokens: int, stop_ids: frozenset[int], min_tokens: int
+) -> list[int]:
+    """Prompt and continuation of an uninterrupted run alone."""
+    ids = list(prompt)
+    while True:
+        ids.append(next_token(ids))
+        generated = len(ids) - len(prompt)
+        if len(ids) >= max_total_tokens or (ids[-1] in stop_ids and generated > min_tokens):
+            return ids
+
+
+class FakeDevice:
+    """Pools of (token, position) instead of KV, and the token slots of the rows."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+        self.block_size = block_size
+        self.tokens = np.full((num_blocks, block_size), -1)
+        self.positions = np.full((num_blocks, block_size), -1)
+        self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
+        self.num_computed = 0
+
+    def run(self, plan: StepPlan, requests: dict[int, Request]) -> np.ndarray:
+        """The tokens [rows] that the plan's step samples, -1 where it samples none."""
+        shard = plan.shards[0]
+        for _, slot, request_id in plan.admitted:
+            ids = requests[request_id].token_ids
+            self.rows[slot, : len(ids)] = ids
+        work = list(
+            zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), shard.block_tables[0], strict=True)
+        )
+        written: set[tuple[int, int]] = set()
+        for slot, start, count, table in work:
+            for position in range(start, start + count):
+                place = int(table[position // self.block_size]), position % self.block_size
+                assert place[0] != 0, "a token is written to the null block"
+                assert place not in written, "two rows write to the same place in one step"
+                written.add(place)
+                self.tokens[place], self.positions[place] = self.rows[slot, position], position
+        sampled = np.full(shard.num_rows, -1, np.int32)
+        for row, (slot, start, count, table) in enumerate(work):
+            history = self.rows[slot, : start + count]
+            self._check_reads(history, table)
+            self.num_computed += count
+            if shard.samples[row]:
+                sampled[row] = next_token(history.tolist())
+                self.rows[slot, start + count] = sampled[row]
+        return sampled
+
+    def _check_reads(self, history: np.ndarray, table: np.ndarray) -> None:
+        position = np.arange(len(history))
+        block, offset = table[position // self.block_size], position % self.block_size
+        assert np.array_equal(self.positions[block, offset], position), "a row reads positions that are not its own"
+        assert np.array_equal(self.tokens[block, offset], history), "a row reads tokens that are not its own"
+
+
+class Engine:
+    """The engine's loop around a scheduler and a fake device, one step ahead of its commits."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 32,
+        block_size: int = 4,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        max_model_len: int = 64,
+        enabled: bool = True,
+    ) -> None:
+        self.cache = CacheManager(
+            pool_sizes=(num_blocks + 1,),
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            enabled=enabled,
+        )
+        self.scheduler = Scheduler(
+            cache=self.cache,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len)
+        self.requests: dict[int, Request] = {}
+        self.plans: list[StepPlan] = []
+        self._in_flight: tuple[StepPlan, np.ndarray] | None = None
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+        priority: int = 0,
+        takes_hits: bool = True,
+        salt: bytes = b"",
+    ) -> Request:
+        request = Request(
+            id=len(self.requests),
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=len(prompt) + max_tokens,
+            min_tokens=min_tokens,
+            stop_ids=frozenset(stop_ids),
+            priority=priority,
+            takes_hits=takes_hits,
+            cache_salt=salt,
+        )
+        self.scheduler.add(request)
+        self.requests[request.id] = request
+        return request
+
+    def step(self) -> list[tuple[Request, int]]:
+        """Plan and dispatch the next step, then commit the one before it."""
+        plan = self.scheduler.schedule()
+        dispatched = None
+        if plan is not None:
+            self.plans.append(plan)
+            dispatched = plan, self.device.run(plan, self.requests)
+        got = self.scheduler.commit(*self._in_flight) if self._in_flight else []
+        self._in_flight = dispatched
+        self.scheduler.check_invariants()
+        return got
+
+    @property
+    def is_idle(self) -> bool:
+        return self._in_flight is None and not self.scheduler.has_unfinished
+
+    def drain(self, max_steps: int = 2000) -> None:
+        """Run until nothing is left; every request that was not ended from outside is then right."""
+        for _ in range(max_steps):
+            if self.is_idle:
+                break
+            self.step()
+        assert self.is_idle, f"requests are unfinished after {max_steps} steps"
+        for request in self.requests.values():
+            self.check(request)
+        assert all(pool.num_live == 0 for pool in self.cache.pools), "blocks are live after the last request"
+
+    def check(self, request: Request) -> None:
+        """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        expected = expected_tokens(prompt, request.max_total_tokens, request.stop_ids, request.min_tokens)
+        if request.finish_reason in ("stop", "length") and not isinstance(request.stop_reason, str):
+            assert request.token_ids == expected, f"request {request.id} has other tokens than alone"
+        else:
+            assert request.token_ids == expected[: len(request.token_ids)], f"request {request.id} went astray"

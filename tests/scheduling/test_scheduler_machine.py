@@ -1,0 +1,89 @@
+"""Random histories of the scheduler, over tiny pools, against what each request gives alone."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.scheduling.fake_device import VOCABULARY, Engine
+
+# Few long stems, so that requests share prefixes, and tails that are cut anywhere.
+_STEMS = tuple([(stem * 7 + i * i) % VOCABULARY for i in range(24)] for stem in range(2))
+_prompts = st.builds(
+    lambda stem, cut, tail: (_STEMS[stem][:cut] + tail) or [0],
+    st.integers(0, 1),
+    st.integers(0, 24),
+    st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, steps, aborts and ends requests in any order."""
+
+    @initialize(
+        num_blocks=st.integers(8, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        extra_tokens=st.integers(0, 12),
+        enabled=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, enabled: bool) -> None:
+        self.max_total = min(num_blocks * block_size + 1, 40)
+        self.engine = Engine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_model_len=self.max_total,
+            enabled=enabled,
+        )
+        self.oldest: int | None = None
+
+    @rule(
+        prompt=_prompts,
+        max_tokens=st.integers(1, 12),
+        stop_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=1),
+        min_tokens=st.integers(0, 2),
+        priority=st.integers(0, 2),
+        takes_hits=st.booleans(),
+        salt=st.sampled_from([b"", b"", b"tenant"]),
+    )
+    def add(self, prompt: list[int], max_tokens: int, **wishes) -> None:
+        prompt = prompt[: self.max_total - 1]
+        self.engine.add(prompt, min(max_tokens, self.max_total - len(prompt)), **wishes)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            running = self.engine.scheduler.running()
+            best = running[0] if running else None
+            preemptions = best.num_preemptions if best else 0
+            self.engine.step()
+            assert best is None or best.num_preemptions == preemptions, "the oldest row was preempted"
+
+    @precondition(lambda self: self.engine.scheduler.has_unfinished)
+    @rule(data=st.data())
+    def abort(self, data) -> None:
+        unfinished = [r.id for r in self.engine.requests.values() if r.finish_reason is None]
+        aborted = self.engine.scheduler.abort(data.draw(st.sampled_from(unfinished)))
+        assert aborted is not None and aborted.finish_reason == "abort"
+
+    @rule(data=st.data())
+    def end_by_a_stop_string(self, data) -> None:
+        got = [request for request, _ in self.engine.step() if request.finish_reason is None]
+        if got:
+            self.engine.scheduler.finish(data.draw(st.sampled_from(got)), "stop", "text")
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_invariants()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
