@@ -1,0 +1,106 @@
+"""What a person sees of a batch job: a bar on a terminal, plain lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ferrum_jax.request import RequestOutput
+
+_PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Tally:
+    """Counts of a job. Rows are those of the whole job, tokens and seconds those of this run."""
+
+    num_rows: int
+    num_ok: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0  # prompt tokens that came from the prefix cache
+    num_output_tokens: int = 0
+    started_s: float = dataclasses.field(default_factory=time.monotonic)
+
+    def count(self, output: RequestOutput) -> None:
+        self.num_ok += 1
+        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_hit_tokens += output.num_cached_tokens
+        self.num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+
+    @property
+    def num_done(self) -> int:
+        return self.num_ok + self.num_failed
+
+    @property
+    def wall_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.num_output_tokens / max(self.wall_s, 1e-9)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that came from the prefix cache."""
+        return self.num_hit_tokens / max(self.num_prompt_tokens, 1)
+
+
+class Display:
+    """Shows a tally while rows finish; a context manager. Plain lines come at most every few seconds."""
+
+    def __init__(self, console: Console, tally: Tally) -> None:
+        self._console, self._tally = console, tally
+        self._bar = Progress(
+            TextColumn("rows"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rates]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("rows", total=tally.num_rows, completed=tally.num_done, rates="")
+        self._printed_s = time.monotonic()
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self) -> None:
+        """Shows the tally as it is now."""
+        tally = self._tally
+        rates = f"{tally.output_tokens_per_s:,.0f} tok/s, {tally.hit_rate:.0%} of prompt tokens reused"
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=tally.num_done, rates=rates)
+        elif time.monotonic() - self._printed_s >= _PLAIN_INTERVAL_S:
+            self._console.print(f"{tally.num_done}/{tally.num_rows} rows, {rates}", highlight=False)
+            self._printed_s = time.monotonic()
+
+
+def summary_table(tally: Tally, title: str) -> Table:
+    """The result of a run."""
+    table = Table(title=Text(title), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (
+        ("rows ok", f"{tally.num_ok:,}"),
+        ("rows failed", f"{tally.num_failed:,}"),
+        ("rows left", f"{tally.num_rows - tally.num_done:,}"),
+        ("tokens in", f"{tally.num_prompt_tokens:,}"),
+        ("of them reused", f"{tally.num_hit_tokens:,} ({tally.hit_rate:.1%})"),
+        ("tokens out", f"{tally.num_output_tokens:,}"),
+        ("wall", f"{tally.wall_s:.1f} s"),
+        ("output speed", f"{tally.output_tokens_per_s:,.1f} tok/s"),
+    ):
+        table.add_row(name, value)
+    return table

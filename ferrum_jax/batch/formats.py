@@ -1,0 +1,186 @@
+"""Input of a batch job: one JSONL line becomes one `Row`, or one `BadRow` that says what is wrong with it.
+
+Two forms are read. The OpenAI batch form is `{custom_id, method: "POST", url, body}`; the short form is the
+same body with `custom_id` beside its fields, and with `prompt_token_ids` as another way to give a prompt.
+Identity: a row's digest covers its whole content, custom_id included, so equal lines have equal ids in every
+process, and a changed line has another. Nothing depends on the line's number, save in messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.batch.parameters import Prompt, flag, messages_of, prompt_of, sampling_values, token_ids_of
+from ferrum_jax.request import SamplingParams
+
+COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One request of a job. `id` is 32 hex digits that digest the whole line's content."""
+
+    id: str
+    custom_id: str
+    prompt: Prompt
+    params: SamplingParams
+    is_chat: bool
+    returns_token_ids: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BadRow:
+    """A line that cannot be run. custom_id is None where the line has none that is its own."""
+
+    id: str
+    custom_id: str | None
+    code: str
+    message: str
+
+
+class _LineError(ValueError):
+    """A line without a usable custom_id; carries the error code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
+    """The row of one line that is not blank. line_number counts from 1. Never raises for what a line holds.
+
+    A row without a seed gets one from `seed` (the job's) and its own digest, so that neither its
+    neighbours nor a restart change what is drawn.
+    """
+    try:
+        line, content = _load(raw)
+        custom_id = _custom_id(line)
+    except _LineError as error:
+        message = f"line {line_number}: {error}"
+        return BadRow(id=line_digest(raw, line_number), custom_id=None, code=error.code, message=message)
+    digest = _digest(content)
+    try:
+        body, is_chat = _body(line)
+        values = sampling_values(body, is_chat=is_chat)
+        values.setdefault("seed", _row_seed(seed, digest))
+        params = SamplingParams.from_dict(values)
+        prompt = messages_of(body["messages"]) if is_chat else prompt_of(body["prompt"])
+        returns_token_ids = flag(body, "return_token_ids", default=not is_chat and isinstance(prompt, list))
+    except (ValueError, OverflowError) as error:  # overflow: a whole number beyond every float
+        message = f"line {line_number}: {error}"
+        return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message)
+    return Row(
+        id=digest,
+        custom_id=custom_id,
+        prompt=prompt,
+        params=params,
+        is_chat=is_chat,
+        returns_token_ids=returns_token_ids,
+    )
+
+
+def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_number: int) -> BadRow:
+    """The error for a line whose custom_id an earlier line has; its own custom_id is None, so ids stay unique."""
+    message = (
+        f"line {line_number}: custom_id {custom_id!r} is already that of line {first_line_number}; "
+        "give every row a custom_id of its own"
+    )
+    digest = line_digest(raw, line_number)
+    return BadRow(id=digest, custom_id=None, code="duplicate_custom_id", message=message)
+
+
+def line_digest(raw: bytes, line_number: int) -> str:
+    """The id of a line that has no custom_id of its own: 32 hex digits from its number and bytes."""
+    return _digest(b"line %d\n" % line_number + raw.strip())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _row_seed(seed: int, digest: str) -> int:
+    content = f"{seed} {digest}".encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def _load(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The line's object and its canonical bytes, equal for equal content whatever its spacing and key order."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _LineError("invalid_utf8", f"not UTF-8 at byte {error.start + 1}; write the file as UTF-8") from error
+    try:
+        line = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        content = json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        raise _LineError("invalid_json", "holds half of a surrogate pair; write both halves") from error
+    except RecursionError as error:
+        raise _LineError("invalid_json", "nested too deeply") from error
+    except ValueError as error:
+        raise _LineError("invalid_json", f"not valid JSON: {error}") from error
+    if not isinstance(line, dict):
+        raise _LineError("invalid_json", f"is a {type(line).__name__}; each line must be a JSON object")
+    return line, content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"keys given twice: {sorted({key for key in keys if keys.count(key) > 1})}")
+    return found
+
+
+def _custom_id(line: Mapping[str, Any]) -> str:
+    if "custom_id" not in line:
+        raise _LineError("missing_custom_id", "has no custom_id; give every row one, it names the answer")
+    custom_id = line["custom_id"]
+    if not isinstance(custom_id, str) or not custom_id:
+        message = f"custom_id is {custom_id!r}; it must be a string that is not empty"
+        raise _LineError("missing_custom_id", message)
+    return custom_id
+
+
+def _body(line: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The request's fields with `prompt` or `messages`, and whether it is a chat."""
+    if "body" in line or "url" in line:
+        return _openai_body(line)
+    body = {key: value for key, value in line.items() if key != "custom_id"}
+    given = [key for key in ("prompt", "messages", "prompt_token_ids") if body.get(key) is not None]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "has no prompt"
+        raise ValueError(f"{what}; give exactly one of prompt, messages and prompt_token_ids")
+    if "prompt_token_ids" in body:
+        token_ids = body.pop("prompt_token_ids")
+        if token_ids is not None:
+            body["prompt"] = token_ids_of("prompt_token_ids", token_ids)
+    is_chat = given == ["messages"]
+    body.pop("prompt" if is_chat else "messages", None)  # a null beside the one that is given
+    return body, is_chat
+
+
+def _openai_body(line: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    unknown = sorted(set(line) - {"custom_id", "method", "url", "body"})
+    if unknown:
+        raise ValueError(f"unknown fields {unknown} beside body; put parameters into body")
+    if line.get("method") != "POST":
+        raise ValueError(f"method is {line.get('method')!r}; it must be 'POST'")
+    url = line.get("url")
+    if url not in (COMPLETIONS_URL, CHAT_URL):
+        raise ValueError(f"url is {url!r}; it must be {COMPLETIONS_URL!r} or {CHAT_URL!r}")
+    body = line.get("body")
+    if not isinstance(body, dict):
+        raise ValueError(f"body is {body!r}; it must be an object with the request's fields")
+    needed = "messages" if url == CHAT_URL else "prompt"
+    if body.get(needed) is None:
+        raise ValueError(f"body has no {needed}, which {url} needs")
+    return dict(body), url == CHAT_URL

@@ -1,0 +1,246 @@
+"""Each line of input becomes a row with exactly the parameters it names, or an error that says what is wrong."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
+from ferrum_jax.request import SamplingParams
+
+
+def parse(line: object, **kwargs) -> Row | BadRow:
+    return parse_line(json.dumps(line).encode(), 7, **kwargs)
+
+
+def row(line: object) -> Row:
+    found = parse(line)
+    assert isinstance(found, Row), found
+    return found
+
+
+def error(line: object) -> str:
+    found = parse(line)
+    assert isinstance(found, BadRow), found
+    assert found.message.startswith("line 7: ")
+    return found.message
+
+
+def short(**fields) -> dict:
+    return {"custom_id": "a", "prompt": "def f():", **fields}
+
+
+def openai(url: str = "/v1/completions", **body) -> dict:
+    body = body if "messages" in body else {"prompt": "def f():", **body}
+    return {"custom_id": "a", "method": "POST", "url": url, "body": body}
+
+
+def chat(**body) -> dict:
+    return openai("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], **body)
+
+
+def test_the_short_form_sets_every_sampling_parameter():
+    fields = {
+        "n": 2,
+        "max_tokens": 9,
+        "min_tokens": 1,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 5,
+        "stop": ["x", "y"],
+        "stop_token_ids": [1, 2],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "truncate_prompt_tokens": 4,
+    }
+    found = row(short(**fields, logit_bias={"17": -3.0}))
+    listed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    assert found.params == SamplingParams(**listed, logit_bias={17: -3.0})
+    assert set(fields) | {"logit_bias"} == set(SamplingParams.__dataclass_fields__)
+
+
+def test_a_row_has_the_defaults_of_sampling_params_where_it_names_nothing():
+    found = row(short(seed=1))
+    assert found.params == SamplingParams(seed=1)
+    assert (found.custom_id, found.prompt, found.is_chat, found.returns_token_ids) == ("a", "def f():", False, False)
+
+
+def test_a_prompt_may_be_text_or_token_ids_or_messages_in_both_forms():
+    messages = [{"role": "user", "content": "hi"}]
+    assert row(short()).prompt == row(openai()).prompt == "def f():"
+    assert row({"custom_id": "a", "prompt_token_ids": [1, 2]}).prompt == row(openai(prompt=[1, 2])).prompt == [1, 2]
+    assert row({"custom_id": "a", "messages": messages}).prompt == row(chat()).prompt == messages
+    assert row({"custom_id": "a", "messages": messages, "prompt": None}).prompt == messages
+
+
+def test_text_parts_of_a_message_are_joined():
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert row({"custom_id": "a", "messages": [{"role": "user", "content": content}]}).prompt == [
+        {"role": "user", "content": "ab"}
+    ]
+
+
+def test_openai_names_are_mapped():
+    assert row(chat(max_completion_tokens=5)).params.max_tokens == 5
+    assert row(chat(logprobs=True, top_logprobs=4)).params.logprobs == 4
+    assert row(chat(logprobs=True)).params.logprobs == 0
+    assert row(chat(logprobs=False)).params.logprobs is None
+    assert row(openai(stop="x")).params.stop == ("x",)
+    assert row(openai(model="gpt-4o", user="u", metadata={"k": "v"}, stream=False, best_of=1)).params.n == 1
+
+
+def test_the_token_limit_defaults_to_16_for_a_completion_and_to_the_models_for_a_chat():
+    assert row(openai()).params.max_tokens == row(short()).params.max_tokens == 16
+    assert row(chat()).params.max_tokens is None
+    assert row(short(max_tokens=None)).params.max_tokens is None
+
+
+def test_a_null_is_a_field_that_was_not_given():
+    nothing = dict.fromkeys(("temperature", "top_p", "stop", "logit_bias", "logprobs", "stream", "tools", "n"))
+    assert row(openai(seed=3, **nothing)).params == SamplingParams(seed=3)
+    assert row(openai(seed=None)).params.seed is not None
+
+
+def test_token_ids_come_back_where_the_prompt_is_token_ids_or_where_they_are_asked_for():
+    ids = {"custom_id": "a", "prompt_token_ids": [1]}
+    assert row(ids).returns_token_ids and not row({**ids, "return_token_ids": False}).returns_token_ids
+    assert row(short(return_token_ids=True)).returns_token_ids
+    assert "return_token_ids is 1; it must be true or false" in error(short(return_token_ids=1))
+
+
+def test_equal_content_has_equal_ids_whatever_its_spacing_and_order_and_other_content_another():
+    plain = parse_line(b'{"custom_id": "a", "prompt": "x", "n": 1}', 1)
+    spaced = parse_line(b' { "n":1,"prompt":"\\u0078",  "custom_id":"a"}\r\n', 9)
+    assert plain.id == spaced.id and len(plain.id) == 32
+    assert len({plain.id, parse_line(b'{"custom_id": "b", "prompt": "x", "n": 1}', 1).id, row(short()).id}) == 3
+
+
+def test_a_row_without_a_seed_gets_one_from_its_content_and_the_jobs_seed():
+    first, second = parse(short(), seed=1), parse(short(), seed=1)
+    assert isinstance(first, Row) and isinstance(second, Row)
+    assert first.params.seed == second.params.seed
+    others = [parse(short(), seed=2), parse(short(n=2), seed=1), parse({**short(), "custom_id": "b"}, seed=1)]
+    assert len({first.params.seed} | {found.params.seed for found in others if isinstance(found, Row)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "message"),
+    [
+        (b'{"custom_id": "a",', "invalid_json", "not valid JSON"),
+        (b"[1]", "invalid_json", "is a list; each line must be a JSON object"),
+        (b'{"custom_id": "a", "temperature": NaN}', "invalid_json", "NaN is not a JSON number"),
+        (b'{"custom_id": "a", "temperature": 1e999}', "invalid_json", "not valid JSON"),
+        (b'{"custom_id": "a", "n": 1, "n": 2}', "invalid_json", "keys given twice: ['n']"),
+        (b'{"custom_id": "a", "prompt": "\\ud800"}', "invalid_json", "half of a surrogate pair"),
+        (b"[" * 100_000, "invalid_json", "nested too deeply"),
+        (b'{"custom_id": "a", "prompt": "\xff"}', "invalid_utf8", "not UTF-8 at byte 31"),
+        (b'{"prompt": "x"}', "missing_custom_id", "has no custom_id"),
+        (b'{"custom_id": 7, "prompt": "x"}', "missing_custom_id", "custom_id is 7; it must be a string"),
+        (b'{"custom_id": "", "prompt": "x"}', "missing_custom_id", "custom_id is ''"),
+    ],
+)
+def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw, code, message):
+    found = parse_line(raw, 12)
+    assert isinstance(found, BadRow)
+    assert found.custom_id is None and found.code == code
+    assert found.message.startswith("line 12: ") and message in found.message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (short(temprature=1), "temprature is not known; known are"),
+        (short(stream=True), "stream = true is not supported: a batch row is answered in one piece"),
+        (openai(echo=True), "echo = true is not supported: join prompt and text afterwards"),
+        (openai(best_of=3), "best_of = 3 is not supported"),
+        (openai(suffix="x"), "suffix"),
+        (chat(tools=[{}]), "tools"),
+        (chat(response_format={"type": "json_object"}), 'response_format = {"type": "json_object"} is not supported'),
+        (openai(messages=[{"role": "user", "content": "x"}]), "body has no prompt, which /v1/completions needs"),
+        (openai("/v1/embeddings", input="x"), "url is '/v1/embeddings'; it must be '/v1/completions' or"),
+        ({**openai(), "method": "GET"}, "method is 'GET'; it must be 'POST'"),
+        ({**openai(), "n": 2}, "unknown fields ['n'] beside body"),
+        ({**openai(), "body": []}, "body is []; it must be an object"),
+        ({"custom_id": "a"}, "has no prompt; give exactly one of"),
+        (short(messages=[]), "has prompt and messages; give exactly one of"),
+        (short(prompt=""), "prompt is empty"),
+        (short(prompt=[]), "prompt is empty"),
+        (short(prompt=["a", "b"]), "prompt is a list of 2 prompts; write one line for each"),
+        (short(prompt=[1, -2]), "prompt holds -2; token ids are whole numbers, 0 or more"),
+        (short(prompt=[True]), "prompt holds True"),
+        (short(prompt=3), "prompt is 3; it must be a string or a list of token ids"),
+        ({"custom_id": "a", "prompt_token_ids": "x"}, "prompt_token_ids is 'x'; it must be a list of token ids"),
+        ({"custom_id": "a", "messages": []}, "messages is []; it must be a list with at least one message"),
+        ({"custom_id": "a", "messages": [{"content": "x"}]}, "messages[0].role is None"),
+        ({"custom_id": "a", "messages": [{"role": "user"}]}, "messages[0].content is None"),
+        ({"custom_id": "a", "messages": ["x"]}, "messages[0] is 'x'"),
+        (
+            {"custom_id": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content has a part 'image_url'; only text parts are supported",
+        ),
+        ({"custom_id": "a", "messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "['tool_calls']"),
+        (short(temperature=-1), "temperature is -1; it must be 0 (greedy) or more"),
+        (short(temperature=10**400), "too large"),
+        (short(top_p=0), "top_p is 0"),
+        (short(n=0), "n is 0"),
+        (short(max_tokens=0), "max_tokens is 0"),
+        (short(stop=5), "stop is 5; it must be a list"),
+        (short(stop_token_ids="x"), "stop_token_ids is 'x'; it must be a list"),
+        (short(logit_bias=[1]), "logit_bias is [1]; it must be an object"),
+        (short(logit_bias={"x": 1}), "logit_bias has the key 'x'; keys must be token ids"),
+        (short(logit_bias={"1": 1, "01": 2}), "logit_bias has token 1 twice"),
+        (short(logprobs=True), "logprobs is True"),
+        (chat(top_logprobs=2), "top_logprobs is 2 without logprobs; set logprobs to true"),
+        (chat(logprobs=1, top_logprobs=2), "logprobs is 1 beside top_logprobs"),
+        (chat(max_tokens=3, max_completion_tokens=4), "max_tokens and max_completion_tokens differ"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name_with_what_to_do(line, message):
+    assert message in error(line)
+    found = parse(line)
+    assert isinstance(found, BadRow) and found.custom_id == "a" and found.code == "invalid_request"
+
+
+def test_all_unsupported_fields_of_a_row_are_named_at_once():
+    message = error(short(tools=[1], stream=True, colour="red"))
+    assert all(name in message for name in ("tools", "stream", "colour"))
+
+
+def test_a_duplicate_names_both_lines_and_leaves_the_custom_id_to_the_first():
+    found = duplicate_row(b"{}", 9, "a", 3)
+    assert found.custom_id is None and found.code == "duplicate_custom_id"
+    assert "line 9" in found.message and "line 3" in found.message and "'a'" in found.message
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+_NAMES = sorted(
+    [*SamplingParams.__dataclass_fields__, "prompt", "messages", "prompt_token_ids", "stream", "top_logprobs"]
+)
+
+
+@settings(deadline=None, max_examples=150, derandomize=True)
+@given(st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4), st.booleans())
+def test_no_line_however_strange_raises(fields, is_openai):
+    line = openai(**fields) if is_openai else {"custom_id": "a", **fields}
+    found = parse(line)
+    assert found.custom_id == "a"
+    assert parse(line) == found
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(st.binary(max_size=40))
+def test_no_bytes_however_strange_raise(raw):
+    assert len(parse_line(raw, 1).id) == 32

@@ -1,0 +1,153 @@
+"""Lines of output have the OpenAI batch form, and every field is a function of row, tokens and job."""
+
+import json
+
+from ferrum_jax.batch.formats import BadRow, Row, parse_line
+from ferrum_jax.batch.responses import LINE_PREFIX, JobIdentity, completed_line, failed_line
+from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
+from tests.batch.fake_llm import answer
+
+JOB = JobIdentity(model="tiny", created=1_700_000_000, fingerprint="fp_0")
+
+
+def row(**fields) -> Row:
+    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
+    assert isinstance(found, Row), found
+    return found
+
+
+def output(token_ids: tuple[int, ...], logprobs: tuple[dict[int, Logprob], ...]) -> RequestOutput:
+    choice = CompletionOutput(
+        index=0,
+        text="",
+        token_ids=token_ids,
+        cumulative_logprob=None,
+        logprobs=logprobs,
+        finish_reason="stop",
+        stop_reason=None,
+    )
+    return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
+
+
+def line_of(asked: Row) -> dict:
+    return json.loads(completed_line(asked, answer(asked.prompt, asked.params), JOB))
+
+
+def test_a_completion_has_the_openai_form():
+    asked = row(prompt="abc", max_tokens=4, n=2)
+    line = line_of(asked)
+    choices = line["response"]["body"].pop("choices")
+    assert line == {
+        "id": f"batch_req_{asked.id}",
+        "custom_id": "a",
+        "response": {
+            "status_code": 200,
+            "request_id": f"req_{asked.id}",
+            "body": {
+                "id": f"cmpl-{asked.id}",
+                "object": "text_completion",
+                "created": 1_700_000_000,
+                "model": "tiny",
+                "system_fingerprint": "fp_0",
+                "usage": {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11},
+            },
+        },
+        "error": None,
+    }
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert choices[0]["text"] != choices[1]["text"]
+    assert {key: choices[0][key] for key in ("logprobs", "finish_reason")} == {
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+
+
+def test_a_chat_has_the_openai_form():
+    body = line_of(row(messages=[{"role": "user", "content": "hi"}], max_tokens=4))["response"]["body"]
+    assert body["id"].startswith("chatcmpl-") and body["object"] == "chat.completion"
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert len(body["choices"][0]["message"]["content"]) == 4
+
+
+def test_an_error_has_no_response_but_code_and_message():
+    line = failed_line(BadRow(id="0" * 32, custom_id=None, code="invalid_json", message="line 3: no"))
+    assert json.loads(line) == {
+        "id": "batch_req_" + "0" * 32,
+        "custom_id": None,
+        "response": None,
+        "error": {"code": "invalid_json", "message": "line 3: no"},
+    }
+
+
+def test_every_line_is_ascii_ends_in_one_newline_and_starts_with_the_prefix():
+    asked = row(prompt="\u00fc\u2028\n", max_tokens=2)
+    line = completed_line(asked, answer(asked.prompt, asked.params), JOB)
+    assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n") and line.startswith(LINE_PREFIX)
+
+
+def test_a_cached_prefix_does_not_change_the_line():
+    asked = row(prompt="abc", max_tokens=4)
+    found = answer(asked.prompt, asked.params)
+    other = RequestOutput(
+        request_id=9, prompt=None, prompt_token_ids=found.prompt_token_ids, outputs=found.outputs, num_cached_tokens=0
+    )
+    assert completed_line(asked, found, JOB) == completed_line(asked, other, JOB)
+
+
+def test_completion_logprobs_are_four_lists_with_an_entry_a_token():
+    tops = (
+        {5: Logprob(logprob=-0.5, rank=1, decoded_token="ab"), 6: Logprob(logprob=-1.0, rank=2, decoded_token="c")},
+        {6: Logprob(logprob=-2.0, rank=3, decoded_token="c"), 5: Logprob(logprob=-0.1, rank=1, decoded_token="ab")},
+    )
+    line = json.loads(completed_line(row(prompt="x", logprobs=1), output((5, 6), tops), JOB))
+    assert line["response"]["body"]["choices"][0]["logprobs"] == {
+        "tokens": ["ab", "c"],
+        "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": [{"ab": -0.5, "c": -1.0}, {"ab": -0.1, "c": -2.0}],
+        "text_offset": [0, 2],
+    }
+
+
+def test_tokens_that_share_a_text_or_have_none_are_told_apart_by_their_id():
+    tops = (
+        {
+            5: Logprob(logprob=-0.5, rank=1, decoded_token="\ufffd"),
+            6: Logprob(logprob=-1.0, rank=2, decoded_token="\ufffd"),
+            7: Logprob(logprob=-2.0, rank=3),
+        },
+    )
+    line = json.loads(completed_line(row(prompt="x", logprobs=1), output((5,), tops), JOB))
+    top = line["response"]["body"]["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert top == {"\ufffd": -0.5, "token_id:6": -1.0, "token_id:7": -2.0}
+
+
+def test_chat_logprobs_have_the_bytes_of_tokens_whose_text_tells_them():
+    tops = (
+        {
+            5: Logprob(logprob=-0.5, rank=1, decoded_token="\u00e9"),
+            6: Logprob(logprob=-1.0, rank=2, decoded_token="\ufffd"),
+        },
+    )
+    asked = row(messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2)
+    line = json.loads(completed_line(asked, output((5,), tops), JOB))
+    first = {"token": "\u00e9", "logprob": -0.5, "bytes": [0xC3, 0xA9]}
+    second = {"token": "\ufffd", "logprob": -1.0, "bytes": None}
+    found = line["response"]["body"]["choices"][0]["logprobs"]["content"]
+    assert found == [first | {"top_logprobs": [first, second]}]
+
+
+def test_prompt_logprobs_are_by_token_id_and_the_first_is_null():
+    body = line_of(row(prompt_token_ids=[3, 4], prompt_logprobs=0, max_tokens=1))["response"]["body"]
+    assert body["prompt_logprobs"] == [None, {"4": {"logprob": -1.5, "rank": 1, "decoded_token": None}}]
+
+
+def test_token_ids_are_in_the_choice_where_they_come_back():
+    asked = row(prompt_token_ids=[3, 4], max_tokens=3)
+    choice = line_of(asked)["response"]["body"]["choices"][0]
+    assert choice["token_ids"] == list(answer(asked.prompt, asked.params).token_ids)
+
+
+def test_floats_have_nine_digits_and_an_impossible_token_minus_9999():
+    tops = ({5: Logprob(logprob=-0.30000001192092896, rank=1), 6: Logprob(logprob=float("-inf"), rank=2)},)
+    line = completed_line(row(prompt="x", logprobs=1), output((5,), tops), JOB)
+    assert b"[-0.300000012]" in line and b'"token_id:6": -9999.0' in line
