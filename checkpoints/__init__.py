@@ -1,0 +1,79 @@
+"""Checkpoints: weights from a folder on disk to device arrays, one tensor at a time.
+
+`open_checkpoint(path)` recognises a Hugging Face folder (config.json + safetensors) or our own folder
+(ferrum_jax.json + Orbax arrays) and reads what stands beside the weights; `Checkpoint.load` brings the
+weights in. `convert` turns the first into the second. `Rule` is a line of a family's weight table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from checkpoints import huggingface, store
+from checkpoints.convert import ConvertSummary, convert
+from checkpoints.fingerprint import fingerprint
+from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
+from checkpoints.rules import Rule
+
+__all__ = ["Checkpoint", "ConvertSummary", "Rule", "convert", "fingerprint", "open_checkpoint"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint folder that was recognised; the weights stay on disk until `load`."""
+
+    kind: Literal["huggingface", "orbax"]
+    path: Path
+    config: dict[str, Any]  # config.json
+    generation_config: dict[str, Any]  # generation_config.json, {} when there is none
+    tokenizer_files: tuple[str, ...]  # names of those that are there
+    has_chat_template: bool
+
+    def load(
+        self, *, rules: Sequence[Rule], harmless: Iterable[str], targets: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, jax.Array]:
+        """{parameter: array} with exactly the shapes, dtypes and shardings of `targets` (default device without one).
+
+        rules, harmless: the family's table, for Hugging Face folders; our own hold parameters by their path.
+        On the CPU an array may be the mapped file itself: leave the folder as it is while the arrays live.
+        Raises one ValueError for everything that does not fit.
+        """
+        if self.kind == "huggingface":
+            return huggingface.load(self.path, rules=rules, harmless=harmless, targets=targets)
+        return store.restore(self.path, targets)
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint in the folder. Raises ValueError when there is none, saying what was expected."""
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(f"{text}: {text.split('://')[0]}:// paths are not supported yet: copy to a local folder")
+    folder = Path(text)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name a Hugging Face folder or one that `ferrum-jax convert` wrote")
+    return Checkpoint(
+        kind=_kind(folder),
+        path=folder,
+        config=read_json(folder / "config.json"),
+        generation_config=read_optional_json(folder / "generation_config.json"),
+        tokenizer_files=tokenizer_files(folder),
+        has_chat_template=has_chat_template(folder),
+    )
+
+
+def _kind(folder: Path) -> Literal["huggingface", "orbax"]:
+    if (folder / store.DESCRIPTION).is_file():
+        store.read_description(folder)
+        return "orbax"
+    if (folder / huggingface.SINGLE).is_file() or (folder / huggingface.INDEX).is_file():
+        return "huggingface"
+    raise ValueError(
+        f"{folder} is no checkpoint: it has neither {store.DESCRIPTION} (ours) nor {huggingface.SINGLE} or "
+        f"{huggingface.INDEX} (Hugging Face); weights in other formats must first be saved as safetensors"
+    )

@@ -1,0 +1,63 @@
+"""The fingerprint of a model: what its weights are, whatever folder or format they came from.
+
+It digests the spec's text, the dtype and, of each tensor, name, shape and a sample of its bytes: 64 runs
+of 1 KB at fixed strides, or everything where the tensor has at most 64 KB. Runs, not single elements,
+so that a mapped file is touched in 64 pages a tensor and a device array in one small gather.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+SAMPLE_BYTES = 65_536
+_RUNS = 64
+
+
+def fingerprint(spec_text: str, dtype: str, tensors: Mapping[str, jax.Array | np.ndarray]) -> str:
+    """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in (spec_text, dtype):
+        _add(digest, text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        _add(digest, f"{name} {list(tensor.shape)}".encode())
+        _add(digest, sample(tensor).tobytes())
+    return digest.hexdigest()
+
+
+def sample(tensor: jax.Array | np.ndarray) -> np.ndarray:
+    """[at most SAMPLE_BYTES / itemsize], in the tensor's dtype: its elements at the fixed strides, on the host."""
+    if tensor.nbytes <= SAMPLE_BYTES:
+        return np.asarray(tensor).reshape(-1)
+    flat = _sample_indices(tensor.size, tensor.dtype.itemsize)
+    if isinstance(tensor, np.ndarray) or _is_host_view(tensor):
+        return np.asarray(tensor).reshape(-1)[flat]
+    # One index array for each axis: flattening a sharded array would gather all of it.
+    where = tuple(axis.astype(np.int32) for axis in np.unravel_index(flat, tensor.shape))
+    return np.asarray(_gather(tensor, where))
+
+
+@functools.lru_cache(maxsize=256)
+def _sample_indices(size: int, itemsize: int) -> np.ndarray:
+    run = SAMPLE_BYTES // _RUNS // itemsize
+    starts = [i * (size - run) // (_RUNS - 1) for i in range(_RUNS)]
+    return (np.asarray(starts, np.int64)[:, None] + np.arange(run)).reshape(-1)
+
+
+@jax.jit
+def _gather(tensor: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
+    return tensor[where]
+
+
+def _is_host_view(tensor: jax.Array) -> bool:
+    return len(tensor.sharding.device_set) == 1 and next(iter(tensor.sharding.device_set)).platform == "cpu"
+
+
+def _add(digest: hashlib.blake2b, part: bytes) -> None:
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)

@@ -1,0 +1,65 @@
+"""From arrays in host memory (most often a mapped file) to device arrays, one at a time.
+
+Where the dtype is the asked one and the data lies on 64 bytes, jax on the CPU takes the mapped pages as
+they are and no memory is spent; the array keeps the mapping alive. Everything else is cast straight into
+one aligned buffer, which jax then takes as it is, so that no tensor ever has two copies in host memory.
+Mappings are private (copy on write): nothing done to a device array reaches the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
+
+Index = tuple[slice, ...]
+
+
+def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct) -> jax.Array:
+    """The array of the target's shape, dtype and sharding (default device when it has none), ready.
+
+    sources: one array of the target's shape, or E arrays that are stacked to it on a new leading axis.
+    With a sharding, each shard reads only its own part of the sources.
+    """
+
+    def part(index: Index) -> np.ndarray:
+        return _part(sources, index, target)
+
+    if target.sharding is None:
+        array = jax.device_put(part((slice(None),) * len(target.shape)))
+    else:
+        array = jax.make_array_from_callback(target.shape, target.sharding, part)
+    return array.block_until_ready()  # the host buffer of one tensor is done with before the next is made
+
+
+def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStruct) -> np.ndarray:
+    dtype = np.dtype(target.dtype)
+    if sources[0].shape != target.shape:  # stacked
+        chosen = [source[index[1:]] for source in sources[index[0]]]
+        out = aligned_empty((len(chosen), *chosen[0].shape), dtype)
+        for row, source in zip(out, chosen, strict=True):
+            cast_into(row, source)
+        return out
+    source = np.asarray(sources[0][index])  # a scalar stays an array
+    if source.dtype == dtype and source.flags.c_contiguous and source.ctypes.data % ALIGNMENT == 0:
+        return source
+    out = aligned_empty(source.shape, dtype)
+    cast_into(out, source)
+    return out
+
+
+def cast_into(out: np.ndarray, source: np.ndarray) -> None:
+    """Writes `source` to `out`, rounded to nearest; beyond out's range it is inf, as in a cast on a device."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(out, source, casting="unsafe")
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array whose data lies on ALIGNMENT bytes."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
