@@ -14,9 +14,9 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from rich.console import Console
 
@@ -32,13 +32,11 @@ _MAX_NAMED = 5  # rows named in one message
 
 
 class BatchLLM(Protocol):
-    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests."""
+    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests. Closing the generator aborts the rest."""
 
     def as_completed(
-        self, requests: Iterable[tuple[Hashable, Prompt, SamplingParams]]
-    ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]: ...
-
-    def close(self) -> None: ...
+        self, requests: Iterable[tuple[str, Prompt, SamplingParams]]
+    ) -> Generator[tuple[str, RequestOutput | ValueError], None, None]: ...
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -149,7 +147,7 @@ def _identity(
     return JobIdentity(model=model, created=created, fingerprint=fingerprint)
 
 
-def _rows(file, scan: Scan, seed: int) -> Iterator[Row]:
+def _rows(file: BinaryIO, scan: Scan, seed: int) -> Iterator[Row]:
     """The rows to run, read again one at a time as they are asked for."""
     for offset, number in zip(scan.offsets, scan.line_numbers, strict=True):
         file.seek(offset)
@@ -168,16 +166,17 @@ def _run_rows(
     console: Console,
 ) -> None:
     """Runs the rows and appends each one's line as it finishes."""
-    running: dict[Hashable, Row] = {}
+    running: dict[str, Row] = {}
 
     def requests() -> Iterator[tuple[str, Prompt, SamplingParams]]:
         for row in rows:
             running[row.custom_id] = row
             yield row.custom_id, row.prompt, row.params
 
-    with contextlib.closing(make_llm()) as llm, Display(console, tally) as display:
-        tally.started_s = time.monotonic()
-        for custom_id, output in llm.as_completed(requests()):
+    llm = make_llm()
+    tally.started_s = time.monotonic()
+    with contextlib.closing(llm.as_completed(requests())) as finished, Display(console, tally) as display:
+        for custom_id, output in finished:
             row = running.pop(custom_id)
             if isinstance(output, ValueError):
                 bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=str(output))

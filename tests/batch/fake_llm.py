@@ -22,14 +22,17 @@ class FakeLLM:
         self, requests: Iterable[tuple[Hashable, object, SamplingParams]]
     ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]:
         running = []
-        for request in requests:
-            self.num_pulled += 1
-            running.append(request)
-            self.most_ahead = max(self.most_ahead, len(running))
-            if len(running) == self.width:
+        try:
+            for request in requests:
+                self.num_pulled += 1
+                running.append(request)
+                self.most_ahead = max(self.most_ahead, len(running))
+                if len(running) == self.width:
+                    yield self._finish(running)
+            while running:
                 yield self._finish(running)
-        while running:
-            yield self._finish(running)
+        finally:
+            self.is_closed = True
 
     def _finish(self, running: list) -> tuple[Hashable, RequestOutput | ValueError]:
         if self.num_answered == self.interrupt_after:
@@ -39,9 +42,6 @@ class FakeLLM:
         if len(prompt) > self.limit:
             return key, ValueError(f"the prompt has {len(prompt)} tokens, more than {self.limit}")
         return key, answer(prompt, params)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def answer(prompt: object, params: SamplingParams) -> RequestOutput:

@@ -45,14 +45,14 @@ class Job:
         self.input.write_bytes(content)
         self.llms: list[FakeLLM] = []
         self.clock = itertools.count(1_000)
-        self.shown: io.StringIO | None = io.StringIO()
+        self.shown = io.StringIO()
 
     def run(self, *, model: str = "tiny", seed: int = 0, settings: dict | None = None, **fake) -> int:
         def make() -> FakeLLM:
             self.llms.append(FakeLLM(order=len(self.llms), **fake))
             return self.llms[-1]
 
-        console = Console(file=self.shown, width=100, quiet=self.shown is None)
+        console = Console(file=self.shown, width=100)
         return run_batch(
             make,
             self.input,
@@ -71,7 +71,7 @@ class Job:
         return {line["custom_id"]: line for line in self.lines()}
 
 
-def test_every_line_of_input_is_answered_once_and_the_llm_is_closed(tmp_path):
+def test_every_line_of_input_is_answered_once(tmp_path):
     job = Job(tmp_path)
     assert job.run() == EXIT_OK
     assert sorted(line["custom_id"] for line in job.lines()) == ["a", "b", "c", "d", "e"]
@@ -144,12 +144,12 @@ def test_an_input_of_bad_lines_alone_or_an_empty_one_loads_no_model(tmp_path):
 
 
 def test_killed_at_any_byte_of_the_last_two_lines_the_job_ends_with_the_same_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a kill needs none, and a thousand of them take long
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of starts: without what a kill does not need
+    monkeypatch.setattr("ferrum_jax.batch.job.summary_table", lambda *_: "")
     too_long = {"custom_id": "long", "prompt": "x" * 30}
     job = Job(
         tmp_path, BAD_LINES[1] + b"".join(json.dumps(row).encode() + b"\n" for row in [ROWS[0], ROWS[4], too_long])
     )
-    job.shown = None
     job.run(limit=20)
     whole = job.output.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -351,3 +351,15 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     console = Console(file=shown, width=140, force_terminal=True)
     assert run_batch(FakeLLM, job.input, job.output, model="tiny", console=console) == EXIT_OK
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
+
+
+def test_an_answer_that_cannot_be_written_aborts_what_runs(tmp_path, monkeypatch):
+    job = Job(tmp_path)
+
+    def full(*_) -> bytes:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("ferrum_jax.batch.job.completed_line", full)
+    with pytest.raises(OSError, match="No space left"):
+        job.run()
+    assert job.llms[0].is_closed and job.llms[0].num_answered == 1

@@ -1,0 +1,130 @@
+"""Flags of the command line that are fields of EngineConfig and SamplingParams, under the fields' own names.
+
+A flag that is not given is absent from the result, so the field keeps its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.request import SamplingParams
+
+# field -> (type, help); True and False are flags that set the field so
+_ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
+    "dtype": (str, "of weights and activations: auto, float32 or bfloat16"),
+    "block_size": (int, "tokens per KV block, a power of two"),
+    "max_model_len": (int, "most tokens of a request, prompt and output together"),
+    "max_num_seqs": (int, "requests that run at once"),
+    "max_num_batched_tokens": (int, "tokens in one step"),
+    "kv_memory_bytes": (int, "size of the KV pool"),
+    "num_blocks": (int, "size of the KV pool in blocks, instead of bytes"),
+    "implementation": (str, "of the kernels"),
+    "mesh": (str, "devices by axis, such as tp=1"),
+    "seed": (int, "from which requests without a seed get one"),
+}
+_SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {
+    "n": (int, "choices for each prompt"),
+    "max_tokens": (int, "most tokens to generate"),
+    "min_tokens": (int, "least tokens before an end is heeded"),
+    "temperature": (float, "0 is greedy"),
+    "top_k": (int, "keep the k most likely tokens; 0 is off"),
+    "top_p": (float, "keep the most likely tokens up to this probability"),
+    "min_p": (float, "keep tokens at least so likely, relative to the best"),
+    "repetition_penalty": (float, "above 1 discourages tokens of prompt and output"),
+    "presence_penalty": (float, "above 0 discourages tokens of the output"),
+    "frequency_penalty": (float, "above 0 discourages tokens of the output by their count"),
+    "logprobs": (int, "log-probabilities of so many alternatives (with --json)"),
+    "prompt_logprobs": (int, "the same for the prompt (with --json)"),
+    "truncate_prompt_tokens": (int, "keep only the last so many prompt tokens"),
+    "ignore_eos": (True, "go on past end tokens"),
+    "include_stop_str_in_output": (True, "keep the stop string in the text"),
+    "skip_special_tokens": (False, "show special tokens in the text"),
+}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every field of EngineConfig."""
+    group = parser.add_argument_group("engine")
+    _add_fields(group, EngineConfig, _ENGINE_FLAGS)
+    group.add_argument(
+        "--no-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="compute every prompt token",
+    )
+    group.add_argument(
+        "--invariant",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="equal bits whatever runs beside a request; CPU in float32 (batch: on there)",
+    )
+    group.add_argument(
+        "--compilation-cache-dir",
+        type=lambda text: text or None,
+        default=argparse.SUPPRESS,
+        metavar="DIR",
+        help="where compiled executables are kept; '' keeps none",
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every field of SamplingParams; --seed is the engine's."""
+    group = parser.add_argument_group("sampling")
+    _add_fields(group, SamplingParams, _SAMPLING_FLAGS)
+    repeated = {"action": "append", "default": argparse.SUPPRESS}
+    group.add_argument("--stop", metavar="TEXT", help="end before this text; may be repeated", **repeated)
+    group.add_argument(
+        "--stop-token-id",
+        dest="stop_token_ids",
+        type=int,
+        metavar="ID",
+        help="end at this token; may be repeated",
+        **repeated,
+    )
+    group.add_argument(
+        "--logit-bias", type=_bias, metavar="ID=VALUE", help="add to a token's logit; may be repeated", **repeated
+    )
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The config that the flags ask for. Raises ValueError for a value that is not allowed."""
+    return EngineConfig(**_given(args, EngineConfig))
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The parameters that the flags ask for. Raises ValueError for a value that is not allowed."""
+    values = _given(args, SamplingParams)
+    values.pop("seed", None)  # --seed is the engine's; each prompt and choice gets its own from it
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(values["logit_bias"])
+    return SamplingParams(**values)
+
+
+def _add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) -> None:
+    """A flag for each field; what is not given is absent from the result."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name, (how, text) in flags.items():
+        flag, default = "--" + name.replace("_", "-"), argparse.SUPPRESS
+        if isinstance(how, bool):
+            flag = flag if how else "--no-" + flag[2:]
+            group.add_argument(flag, dest=name, action="store_const", const=how, default=default, help=text)
+            continue
+        shown = "" if defaults[name] is None else f" (default {defaults[name]})"
+        group.add_argument(flag, type=how, default=default, metavar=how.__name__.upper(), help=text + shown)
+
+
+def _given(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if field.name in args}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, as in 42=-1.5") from error

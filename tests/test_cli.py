@@ -1,0 +1,267 @@
+"""The ferrum-jax command: flags reach the engine under their names, and mistakes are one clear line and exit code 2."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax import __main__ as cli
+from ferrum_jax import flags
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.request import SamplingParams
+from tests.batch.fake_llm import FakeLLM, answer
+
+ROOT = Path(__file__).parents[1]
+
+
+class CommandLLM(FakeLLM):
+    """Stands in for ferrum_jax.LLM and remembers how it was made and asked."""
+
+    made: "list[CommandLLM]"
+    startup_s = 0.5
+
+    def __init__(self, model, config, *, tokenizer, on_progress):
+        super().__init__()
+        if "missing" in model:
+            raise ValueError(f"{model} has no config.json")
+        on_progress("compiling", 1, 2)
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.asked: list = []
+        CommandLLM.made.append(self)
+
+    def generate(self, prompts, params):
+        self.asked.append((prompts, params))
+        return [answer(prompt, params) for prompt in prompts]
+
+    def stream(self, prompt, params):
+        self.asked.append((prompt, params))
+        whole = answer(prompt, params)
+        for end in (2, len(whole.text)):
+            choice = dataclasses.replace(whole.outputs[0], text=whole.text[:end])
+            yield dataclasses.replace(whole, outputs=(choice,))
+
+    def stats(self):
+        return {"hits": 3}
+
+
+@pytest.fixture
+def llms(monkeypatch):
+    """The LLMs that commands make, with a stand-in for jax that says it runs on the CPU."""
+    CommandLLM.made = []
+    traces: list[str] = []
+
+    @contextlib.contextmanager
+    def trace(folder):
+        traces.append(folder)
+        yield
+
+    jax = types.SimpleNamespace(
+        default_backend=lambda: "cpu", profiler=types.SimpleNamespace(trace=trace), traces=traces
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "ferrum_jax.llm", types.SimpleNamespace(LLM=CommandLLM))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    return CommandLLM.made
+
+
+def write_rows(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_one_prompt_is_streamed_as_plain_text(llms, capsys):
+    assert cli.main(["generate", "--model", "m", "--max-tokens", "6", "def f"]) == 0
+    prompt, params = llms[0].asked[0]
+    assert (prompt, params) == ("def f", SamplingParams(max_tokens=6))
+    assert capsys.readouterr().out == answer(prompt, params).text + "\n"
+
+
+def test_several_prompts_are_printed_one_after_the_other(llms, capsys, tmp_path):
+    (tmp_path / "p.txt").write_text("from a file")
+    command = ["generate", "--model", "m", "a", "b", "--prompt-file", str(tmp_path / "p.txt"), "--token-ids", "1, 2 3"]
+    assert cli.main(command) == 0
+    assert llms[0].asked[0][0] == ["a", "b", "from a file", [1, 2, 3]]
+    assert "--- prompt 3, choice 0 (length) ---" in capsys.readouterr().out
+
+
+def test_json_has_an_object_for_each_prompt_with_logprobs(llms, capsys):
+    assert cli.main(["generate", "--model", "m", "a", "b", "--json", "--logprobs", "0", "--n", "2", "--stats"]) == 0
+    captured = capsys.readouterr()
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    assert [line["prompt"] for line in found] == ["a", "b"] and len(found[0]["outputs"]) == 2
+    assert found[0]["outputs"][0]["logprobs"][0]
+    assert '{"hits": 3}' in captured.err
+
+
+def test_chat_makes_messages(llms):
+    assert cli.main(["generate", "--model", "m", "--chat", "--system", "be brief", "hi"]) == 0
+    assert llms[0].asked[0][0] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+
+
+def test_every_engine_flag_reaches_the_config(llms):
+    command = """generate --model m p --tokenizer t --dtype float32 --block-size 32 --max-model-len 100 --max-num-seqs 3
+        --max-num-batched-tokens 64 --kv-memory-bytes 1000 --num-blocks 9 --no-prefix-caching --invariant
+        --implementation xla --mesh tp=1 --seed 5 --compilation-cache-dir c"""
+    assert cli.main(command.split()) == 0
+    assert llms[0].config == EngineConfig(
+        dtype="float32",
+        block_size=32,
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        kv_memory_bytes=1000,
+        num_blocks=9,
+        enable_prefix_caching=False,
+        invariant=True,
+        implementation="xla",
+        mesh="tp=1",
+        seed=5,
+        compilation_cache_dir="c",
+    )
+    assert llms[0].tokenizer == "t"
+
+
+def test_every_sampling_flag_reaches_the_parameters(llms):
+    command = """generate --model m p --json --n 2 --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9
+        --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 17=-3
+        --stop x --stop y --stop-token-id 1 --include-stop-str-in-output --no-skip-special-tokens --ignore-eos
+        --logprobs 2 --prompt-logprobs 1 --truncate-prompt-tokens 4"""
+    assert cli.main(command.split()) == 0
+    assert llms[0].asked[0][1] == SamplingParams(
+        n=2,
+        max_tokens=9,
+        min_tokens=1,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias={17: -3.0},
+        stop=["x", "y"],
+        stop_token_ids=[1],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        ignore_eos=True,
+        logprobs=2,
+        prompt_logprobs=1,
+        truncate_prompt_tokens=4,
+    )
+
+
+def test_every_field_of_both_has_a_flag():
+    parser = argparse.ArgumentParser()
+    flags.add_engine_flags(parser)
+    flags.add_sampling_flags(parser)
+    known = {action.dest for action in parser._actions}
+    for kind in (EngineConfig, SamplingParams):
+        assert {field.name for field in dataclasses.fields(kind)} <= known
+
+
+def test_jaxs_own_variable_names_the_compilation_cache_unless_a_flag_does(llms, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "from-environment")
+    cli.main(["generate", "--model", "m", "p"])
+    cli.main(["generate", "--model", "m", "p", "--compilation-cache-dir", ""])
+    assert [llm.config.compilation_cache_dir for llm in llms] == ["from-environment", None]
+
+
+def test_batch_answers_a_file_and_is_invariant_on_the_cpu(llms, tmp_path):
+    rows = write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": "y"})
+    out = tmp_path / "out.jsonl"
+    command = ["batch", "--model", "models/tiny/", "--input", str(rows), "--output", str(out), "--profile", "traces"]
+    assert cli.main(command) == 0
+    lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert {line["custom_id"]: line["response"]["body"]["model"] for line in lines} == {"a": "tiny", "b": "tiny"}
+    assert llms[0].config.invariant and sys.modules["jax"].traces == ["traces"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "backend"), [("--no-invariant", "cpu"), ("--dtype=bfloat16", "cpu"), ("--seed=1", "gpu")]
+)
+def test_batch_is_not_invariant_where_that_is_not_wanted_or_not_possible(llms, tmp_path, flag, backend):
+    sys.modules["jax"].default_backend = lambda: backend
+    rows = write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"})
+    assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", str(tmp_path / "o"), flag]) == 0
+    assert not llms[0].config.invariant
+
+
+def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, tmp_path, monkeypatch):
+    good = {"custom_id": "a", "prompt": "x"}
+    rows = write_rows(tmp_path / "in.jsonl", good, {"custom_id": "b", "prompt": "y", "colour": 1})
+    out = str(tmp_path / "out.jsonl")
+    assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out]) == 1
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CommandLLM, "as_completed", interrupted)
+    assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out + "2"]) == 130
+    monkeypatch.setattr(CommandLLM, "stream", interrupted)
+    assert cli.main(["generate", "--model", "m", "p"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate --model m", "there is no prompt; give PROMPT"),
+        ("generate --model missing p", "missing has no config.json"),
+        ("generate --model m p --temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
+        ("generate --model m p --top-p 0", "top_p is 0.0"),
+        ("generate --model m p --dtype int4", "dtype is 'int4'; it must be one of"),
+        ("generate --model m p --logprobs 1", "add --json"),
+        ("generate --model m p --system s", "--system needs --chat"),
+        ("generate --model m --chat --token-ids 1", "--chat takes text"),
+        ("generate --model m --token-ids 1,x", "--token-ids holds 'x'"),
+        ("generate --model m --prompt-file no-such-file", "No such file"),
+        ("batch --model m --input no-such-file --output {tmp}/o", "No such file"),
+        ("batch --model m --input {tmp}/in --output {tmp}", "is not a file"),
+        ("batch --model m --input {tmp}/in --output {tmp}/no/o", "No such file"),
+        ("batch --model m --input {tmp}/in --output {tmp}/in", "input and output are both"),
+    ],
+)
+def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(llms, capsys, tmp_path, command, message):
+    write_rows(tmp_path / "in", {"custom_id": "a", "prompt": "x"})
+    assert cli.main(command.format(tmp=tmp_path).split()) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error and error.startswith(f"ferrum-jax {command.split()[0]}: error: ")
+    assert llms == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "nonsense",
+        "generate p",
+        "batch --model m",
+        "generate --model m p --max-tok 3",
+        "generate --model m p --logit-bias 3",
+    ],
+)
+def test_wrong_usage_is_exit_code_2(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command.split())
+    assert stopped.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+def test_traceback_shows_where_an_error_comes_from(llms):
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        cli.main(["generate", "--model", "missing", "p", "--traceback"])
+
+
+def test_help_and_the_batch_formats_import_no_jax():
+    script = (
+        "import sys, ferrum_jax.__main__ as cli, ferrum_jax.batch.job\n"
+        "try: cli.main(['batch', '--help'])\n"
+        "except SystemExit as stopped: assert stopped.code == 0\n"
+        "assert 'jax' not in sys.modules and 'flax' not in sys.modules"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--max-num-seqs" in shown.stdout
