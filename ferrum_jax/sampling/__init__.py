@@ -4,7 +4,7 @@ A row's state is one int32 record in the pool `slots: [S, W + L]`: W = RECORD_WO
 then the row's token ids at their absolute positions. Slot 0 is null: all zeros, greedy, asks for nothing.
 The record is written at admission; each step appends one token; nothing else changes it, so a record built
 again from the host's tokens continues with the same draws. `record` is its layout and the host's half,
-`slots` the pool, `edits` what changes logits, `draw` the choice, `logprobs` what is reported.
+`slots` the pool, `edits` what changes logits, `noise` and `draw` the choice, `logprobs` what is reported.
 """
 
 from ferrum_jax.sampling.draw import Sampled, sample

@@ -18,6 +18,7 @@ from jax import lax
 
 from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise
 from ferrum_jax.sampling.logprobs import row_results
+from ferrum_jax.sampling.noise import gumbel
 from ferrum_jax.sampling.record import (
     ASKS_BIAS,
     ASKS_COUNTS,
@@ -28,11 +29,8 @@ from ferrum_jax.sampling.record import (
     ASKS_TOP_K,
     ASKS_TOP_LOGPROBS,
     ASKS_TOP_P,
-    CHOICE,
     FLAGS,
     MIN_P,
-    SEED_HIGH,
-    SEED_LOW,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -70,10 +68,10 @@ def sample(
 
     def choose() -> jax.Array:
         x = lax.cond(edits, edited, lambda: logits)
-        return lax.cond(_any(flags, ASKS_NOISE), lambda: _draw(x, words, flags, positions), lambda: first_largest(x))
+        return lax.cond(_any(flags, ASKS_NOISE), lambda: _draw(x, words, flags, positions), lambda: _largest(x))
 
     # One outer branch whose result is [R]: a greedy step passes no [R, V] array through a conditional.
-    token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: first_largest(logits))
+    token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: _largest(logits))
     token_ids = jnp.where(active, token_ids, 0)
     result = row_results(
         logits,
@@ -84,8 +82,14 @@ def sample(
     return Sampled(token_ids=token_ids, result=jnp.where(active[:, None], result, 0))
 
 
-def first_largest(x: jax.Array) -> jax.Array:
+def _largest(x: jax.Array) -> jax.Array:
     """The lowest index of each row's largest value: [R, V] f32 -> [R] int32."""
+    return jnp.argmax(x, axis=1).astype(jnp.int32)
+
+
+def _largest_fused(x: jax.Array) -> jax.Array:
+    """`_largest` of values that are still to be computed: on the CPU an argmax that is fused with them runs
+    one value at a time (five times slower); these two reductions are vectorised."""
     largest = jnp.max(x, axis=1, keepdims=True)
     index = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.min(jnp.where(x == largest, index, x.shape[1] - 1), axis=1)
@@ -99,8 +103,8 @@ def _draw(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.
     scaled = shifted / temperature[:, None]
     image = _ordered(scaled)
     keeps = image >= _thresholds(scaled, image, words, flags)[:, None]
-    noise = _gumbel(words, positions, logits.shape[1])
-    return first_largest(jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits))
+    noise = gumbel(words, positions, logits.shape[1])
+    return _largest_fused(jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits))
 
 
 def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:
@@ -141,21 +145,6 @@ def _search(holds, shape: tuple[int, ...]) -> jax.Array:
         return jnp.where(holds(candidate), candidate, found)
 
     return lax.fori_loop(0, 32, step, jnp.zeros(shape, jnp.uint32))
-
-
-def _gumbel(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array:
-    """[R, V] f32 standard Gumbel noise, each row from its own seed, choice and position."""
-
-    def row_bits(seed: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        key = jax.random.fold_in(jax.random.fold_in(key, choice), position)
-        return jax.random.bits(key, (vocabulary,), jnp.uint32)
-
-    seeds = lax.bitcast_convert_type(jnp.stack([words[:, SEED_HIGH], words[:, SEED_LOW]], axis=1), jnp.uint32)
-    bits = jax.vmap(row_bits)(seeds, words[:, CHOICE], positions)
-    # Small values of `uniform` are the large noise, and there 32 bits keep their full relative precision.
-    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -jnp.log(-jnp.log1p(-uniform))
 
 
 def _any(flags: jax.Array, bits: int) -> jax.Array:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.sampling import draw, edits
+from ferrum_jax.sampling.noise import gumbel, row_bits
 from ferrum_jax.sampling.record import FLAGS, SEED_LOW
 from ferrum_jax.sampling.slots import read_parameters
 from tests.oracles import sampling as oracle
@@ -204,11 +205,15 @@ def _noise(row: Row) -> np.ndarray:
     return np.asarray(_gumbel(words, np.full(NOISE_ROWS, row.position, np.int32), V))[:1]
 
 
-def test_the_noise_of_a_known_key_never_changes():
+def test_the_bits_are_those_of_jax_for_the_folded_key_and_the_noise_is_their_gumbel():
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 2), 3)
-    bits = np.asarray(jax.random.bits(key, (V,), jnp.uint32)).astype(np.float64)
-    expected = -np.log(-np.log1p(-(bits + 0.5) / 2.0**32))
-    np.testing.assert_allclose(_noise(Row(seed=7, choice=2))[0], expected, rtol=1e-4, atol=1e-5)
+    bits = np.asarray(jax.random.bits(key, (V,), jnp.uint32))
+    row = Row(seed=7, choice=2)
+    words = np.repeat(row.record()[None, :16], NOISE_ROWS, axis=0)
+    got = np.asarray(_bits(words, np.full(NOISE_ROWS, row.position, np.int32), V))
+    np.testing.assert_array_equal(got[17], bits)
+    expected = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) / 2.0**32))
+    np.testing.assert_allclose(_noise(row)[0], expected, **TOLERANCE["float32"])
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
@@ -242,7 +247,8 @@ def _keeps(scaled, words):
     return image >= draw._thresholds(scaled, image, words, words[:, FLAGS])[:, None]
 
 
-_gumbel = jax.jit(draw._gumbel, static_argnums=2)
+_gumbel = jax.jit(gumbel, static_argnums=2)
+_bits = jax.jit(row_bits, static_argnums=2)
 
 
 def _on_the_edge(logits: np.ndarray, sampling: SamplingParams) -> bool:
