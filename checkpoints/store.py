@@ -28,6 +28,7 @@ from checkpoints.folder import copy_companions, read_json
 FORMAT = 1
 DESCRIPTION = "ferrum_jax.json"
 PARAMS = "params"
+_CHUNK_BYTES = 1 << 25  # what is compressed and read as one
 _GROUPS = 32  # restored in about so many parts, so that buffers in flight stay near 3 % of the model
 
 
@@ -46,8 +47,9 @@ def save(
     temporary.mkdir()
     try:
         copy_companions(companions, temporary)
-        with _checkpointer(max(array.nbytes for array in params.values())) as (checkpointer, args):
-            checkpointer.save(temporary.absolute() / PARAMS, args=args.PyTreeSave(dict(params)))
+        with _checkpointer(max(array.nbytes for array in params.values())) as (checkpointer, ocp):
+            how = dict.fromkeys(params, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
+            checkpointer.save(temporary.absolute() / PARAMS, args=ocp.args.PyTreeSave(dict(params), save_args=how))
         description = _description(params, source_digest) | {"files": _file_sizes(temporary / PARAMS)}
         text = json.dumps(description, indent=1)
         (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -75,11 +77,14 @@ def restore(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str
     default = jnp.zeros(()).sharding
     params: dict[str, jax.Array] = {}
     try:
-        with _checkpointer(max(nbytes.values())) as (checkpointer, args):
+        with _checkpointer(max(nbytes.values())) as (checkpointer, ocp):
             for names in _groups(nbytes):
                 item = {n: jax.ShapeDtypeStruct(targets[n].shape, targets[n].dtype) for n in names}
-                how = {n: _array_restore_args(targets[n], targets[n].sharding or default) for n in names}
-                part = args.PyTreeRestore(item, restore_args=how, partial_restore=True)
+                how = {
+                    n: ocp.ArrayRestoreArgs(sharding=targets[n].sharding or default, dtype=targets[n].dtype)
+                    for n in names
+                }
+                part = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
                 params |= checkpointer.restore(path.absolute() / PARAMS, args=part)
                 jax.block_until_ready([params[n] for n in names])
     except Exception as error:  # what Orbax raises for damaged data is a bare Exception
@@ -136,10 +141,13 @@ def _description(params: Mapping[str, jax.Array | np.ndarray], source_digest: st
 
 
 def _groups(nbytes: Mapping[str, int]) -> Iterator[list[str]]:
-    """The names in order, cut into groups of at most the largest parameter or 1/_GROUPS of all bytes."""
+    """All names, largest first, in groups of at most the largest parameter or 1/_GROUPS of all bytes.
+
+    Largest first: the buffers in flight are a few times the group, and then little else is there yet.
+    """
     limit = max(max(nbytes.values()), sum(nbytes.values()) // _GROUPS)
     group: list[str] = []
-    for name, size in nbytes.items():
+    for name, size in sorted(nbytes.items(), key=lambda entry: -entry[1]):
         if group and sum(nbytes[n] for n in group) + size > limit:
             yield group
             group = []
@@ -150,7 +158,7 @@ def _groups(nbytes: Mapping[str, int]) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _checkpointer(largest_bytes: int) -> Iterator[tuple[Any, Any]]:
-    """(an Orbax checkpointer of one tree of arrays, Orbax's args module); what is in flight is bounded by 1 GiB
+    """(an Orbax checkpointer of one tree of arrays, the orbax.checkpoint module); what is in flight is bounded by 1 GiB
     or by the largest array, the least that Orbax accepts."""
     import orbax.checkpoint as ocp
 
@@ -159,10 +167,4 @@ def _checkpointer(largest_bytes: int) -> Iterator[tuple[Any, Any]]:
         save_concurrent_gb=limit, save_device_host_concurrent_gb=limit, restore_concurrent_gb=limit
     )
     with ocp.Checkpointer(handler) as checkpointer:
-        yield checkpointer, ocp.args
-
-
-def _array_restore_args(target: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> Any:
-    import orbax.checkpoint as ocp
-
-    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=target.shape, dtype=target.dtype)
+        yield checkpointer, ocp

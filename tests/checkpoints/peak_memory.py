@@ -1,0 +1,55 @@
+"""Run as a process of its own: loads a checkpoint of one [1024, 1024] matrix a layer and prints, as JSON, what it cost.
+
+    python peak_memory.py FOLDER NUM_LAYERS DTYPE
+
+loaded_bytes: the model's own size in DTYPE. peak_bytes: most anonymous memory above what it was before.
+"""
+
+import json
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints import Rule, open_checkpoint
+
+
+def anonymous_bytes() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+class Peak(threading.Thread):
+    """Samples anonymous memory every millisecond until `stop` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.base = self.highest = anonymous_bytes()
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(0.001):
+            self.highest = max(self.highest, anonymous_bytes())
+
+
+def main(folder: str, num_layers: int, dtype: str) -> None:
+    layers = tuple(range(num_layers))
+    rules = (Rule(source="model.layers.{i}.weight", target="layers.{i}.weight", layers=layers),)
+    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((1024, 1024), dtype) for i in layers}
+    checkpoint = open_checkpoint(folder)
+    jnp.zeros(()).block_until_ready()
+    peak = Peak()
+    peak.start()
+    params = checkpoint.load(rules=rules, harmless=(), targets=targets)
+    peak.stop.set()
+    peak.join()
+    loaded = sum(array.nbytes for array in params.values())
+    # A checksum over all rows, so that the caller sees that the weights are the right ones.
+    total = float(sum(np.asarray(array[:, 0], np.float64).sum() for array in params.values()))
+    print(json.dumps({"loaded_bytes": loaded, "peak_bytes": peak.highest - peak.base, "total": total}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,69 @@
+"""Loading streams: peak anonymous host memory stays under the model's own size plus 10 %."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints import Rule, convert
+
+
+def write(folder, num_layers, stored):
+    """(folder, sum of the first columns) of a Hugging Face folder with one [1024, 1024] matrix a layer."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    random = np.random.default_rng(0)
+    made = {
+        f"model.layers.{i}.weight": random.standard_normal((1024, 1024), np.float32).astype(jnp.dtype(stored))
+        for i in range(num_layers)
+    }
+    safetensors.numpy.save_file(made, folder / "model.safetensors")
+    return folder, sum(float(value[:, 0].astype(np.float64).sum()) for value in made.values())
+
+
+def measure(folder, num_layers, dtype):
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "tests/checkpoints/peak_memory.py", str(folder), str(num_layers), dtype],
+        env=os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(run.stdout)
+
+
+def check(folder, num_layers, dtype, total):
+    found = measure(folder, num_layers, dtype)
+    assert found["total"] == pytest.approx(total)
+    assert found["peak_bytes"] <= 1.1 * found["loaded_bytes"]
+
+
+def test_a_load_with_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_path):
+    folder, total = write(tmp_path / "hf", 25, "bfloat16")
+    check(folder, 25, "float32", total)
+
+
+@pytest.mark.slow
+def test_a_load_without_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_path):
+    folder, total = write(tmp_path / "hf", 40, "float32")
+    check(folder, 40, "float32", total)
+
+
+@pytest.mark.slow
+def test_a_load_of_our_own_folder_peaks_under_the_models_size_plus_ten_percent(tmp_path):
+    # 560 MB, because Orbax itself costs 40 MB (code and allocator arenas) whatever the model's size.
+    layers = tuple(range(140))
+    folder, total = write(tmp_path / "hf", 140, "bfloat16")
+    rules = (Rule(source="model.layers.{i}.weight", target="layers.{i}.weight", layers=layers),)
+    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((1024, 1024), "bfloat16") for i in layers}
+    convert(folder, tmp_path / "out", rules=rules, harmless=(), targets=targets)
+    check(tmp_path / "out", 140, "float32", total)

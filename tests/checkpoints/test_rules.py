@@ -1,0 +1,89 @@
+"""Weight rules: tensors and parameters correspond one to one, or one error says everything."""
+
+import pytest
+
+from checkpoints.rules import Rule, expand, match
+
+RULES = (
+    Rule(source="embed.weight", target="embedding.weight"),
+    Rule(source="layers.{i}.q.weight", target="layers.{i}.q.weight", layers=(0, 2)),
+    Rule(source="layers.{i}.experts.{e}.up", target="layers.{i}.up", layers=(2,), experts=2),
+)
+SOURCES = {
+    "embed.weight": (7, 3),
+    "layers.0.q.weight": (4, 3),
+    "layers.2.q.weight": (4, 3),
+    "layers.2.experts.0.up": (5, 3),
+    "layers.2.experts.1.up": (5, 3),
+}
+TARGETS = {
+    "embedding.weight": (7, 3),
+    "layers.0.q.weight": (4, 3),
+    "layers.2.q.weight": (4, 3),
+    "layers.2.up": (2, 5, 3),
+}
+PLAN = {
+    "embedding.weight": ("embed.weight",),
+    "layers.0.q.weight": ("layers.0.q.weight",),
+    "layers.2.q.weight": ("layers.2.q.weight",),
+    "layers.2.up": ("layers.2.experts.0.up", "layers.2.experts.1.up"),
+}
+
+
+def test_rules_expand_over_layers_and_experts():
+    assert expand(RULES) == PLAN
+
+
+def test_a_checkpoint_that_fits_is_matched():
+    assert match(RULES, (), SOURCES, TARGETS) == PLAN
+
+
+def test_a_stack_of_one_expert_keeps_its_leading_axis():
+    rules = (Rule(source="e.{e}", target="e", experts=1),)
+    assert match(rules, (), {"e.0": (5, 3)}, {"e": (1, 5, 3)}) == {"e": ("e.0",)}
+    with pytest.raises(ValueError, match=r"tensor e.0 is \[5, 3\], 1 of them stacked; parameter e wants \[5, 3\]"):
+        match(rules, (), {"e.0": (5, 3)}, {"e": (5, 3)})
+
+
+def test_harmless_leftovers_are_left_over_in_silence():
+    sources = SOURCES | {"layers.0.rotary_emb.inv_freq": (2,), "lm_head.weight": (7, 3)}
+    assert match(RULES, ("*.rotary_emb.inv_freq", "lm_head.weight"), sources, TARGETS) == PLAN
+
+
+def test_everything_that_does_not_fit_is_in_one_error():
+    sources = SOURCES | {"layers.0.q.weight": (3, 4), "layers.0.q.bias": (4,)}
+    del sources["embed.weight"], sources["layers.2.experts.1.up"]
+    targets = TARGETS | {"norm.weight": (3,)}
+    del targets["layers.2.q.weight"]
+    with pytest.raises(ValueError) as error:
+        match(RULES, (), sources, targets)
+    assert str(error.value).splitlines() == [
+        "the checkpoint does not fit the model, 6 mismatches (is config.json the one that belongs to these weights?):",
+        "  parameter norm.weight has no weight rule",
+        "  weight rule for layers.2.q.weight: the model has no such parameter",
+        "  tensor embed.weight is missing: parameter embedding.weight needs it",
+        "  tensor layers.0.q.weight is [3, 4]; parameter layers.0.q.weight wants [4, 3]",
+        "  tensor layers.2.experts.1.up is missing: parameter layers.2.up needs it",
+        "  tensor layers.0.q.bias [4] is left over: no parameter takes it",
+    ]
+
+
+def test_two_rules_for_one_tensor_or_one_parameter_are_refused():
+    with pytest.raises(ValueError, match=r"more than once: \['a', 'x'\]"):
+        expand((Rule(source="x", target="a"), Rule(source="y", target="a"), Rule(source="x", target="b")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "layers.{i}.q", "target": "q"},
+        {"source": "q", "target": "layers.{i}.q", "layers": (0,)},
+        {"source": "layers.{i}.q", "target": "layers.{i}.q"},
+        {"source": "experts.{e}", "target": "experts"},
+        {"source": "experts", "target": "experts", "experts": 2},
+        {"source": "experts.{e}", "target": "experts.{e}", "experts": 2},
+    ],
+)
+def test_placeholders_that_do_not_fit_layers_and_experts_are_refused(wrong):
+    with pytest.raises(ValueError, match="belongs in both names"):
+        Rule(**wrong)
