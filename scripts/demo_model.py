@@ -11,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 
@@ -70,11 +71,16 @@ class Shape:
         }
 
 
+def normal(random: np.random.Generator, scale: float, *size: int) -> nnx.Param:
+    """A weight drawn from a normal distribution of deviation `scale`."""
+    return nnx.Param(jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale)))
+
+
 class Norm(nnx.Module):
     """RMSNorm over the last axis."""
 
     def __init__(self, size: int, eps: float) -> None:
-        self.weight = nnx.Param(jnp.ones(size))
+        self.weight = nnx.Param(jnp.asarray(np.ones(size, np.float32)))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -84,8 +90,8 @@ class Norm(nnx.Module):
 class Linear(nnx.Module):
     """x @ weight.T, the weight [out, in]."""
 
-    def __init__(self, out: int, size: int, scale: float, rngs: nnx.Rngs) -> None:
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (out, size)) * scale / math.sqrt(size))
+    def __init__(self, out: int, size: int, scale: float, random: np.random.Generator) -> None:
+        self.weight = normal(random, scale / math.sqrt(size), out, size)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.weight[...].T
@@ -94,12 +100,12 @@ class Linear(nnx.Module):
 class Attention(nnx.Module):
     """Causal grouped-query attention with normed and rotated queries and keys; x: [B, S, D]."""
 
-    def __init__(self, shape: Shape, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Shape, random: np.random.Generator) -> None:
         self.shape = shape
-        self.q_proj = Linear(shape.N * shape.H, shape.D, 1.0, rngs)
-        self.k_proj = Linear(shape.K * shape.H, shape.D, 1.0, rngs)
-        self.v_proj = Linear(shape.K * shape.H, shape.D, 1.0, rngs)
-        self.o_proj = Linear(shape.D, shape.N * shape.H, 0.3, rngs)
+        self.q_proj = Linear(shape.N * shape.H, shape.D, 1.0, random)
+        self.k_proj = Linear(shape.K * shape.H, shape.D, 1.0, random)
+        self.v_proj = Linear(shape.K * shape.H, shape.D, 1.0, random)
+        self.o_proj = Linear(shape.D, shape.N * shape.H, 0.3, random)
         self.q_norm = Norm(shape.H, shape.eps)
         self.k_norm = Norm(shape.H, shape.eps)
 
@@ -153,14 +159,13 @@ class Experts(nnx.Module):
     Returns the sum of the chosen experts' outputs and the load-balancing loss (Switch Transformer, section 2.2).
     """
 
-    def __init__(self, shape: Shape, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Shape, random: np.random.Generator) -> None:
         self.shape = shape
         E, F, D = shape.E, shape.F, shape.D
-        draw = lambda *size: jax.random.normal(rngs.params(), size)  # noqa: E731
-        self.gate = nnx.Param(draw(E, D) * 0.02)
-        self.gate_proj = nnx.Param(draw(E, F, D) / math.sqrt(D))
-        self.up_proj = nnx.Param(draw(E, F, D) / math.sqrt(D))
-        self.down_proj = nnx.Param(draw(E, D, F) * 0.3 / math.sqrt(F))
+        self.gate = normal(random, 0.02, E, D)
+        self.gate_proj = normal(random, 1 / math.sqrt(D), E, F, D)
+        self.up_proj = normal(random, 1 / math.sqrt(D), E, F, D)
+        self.down_proj = normal(random, 0.3 / math.sqrt(F), E, D, F)
 
     def __call__(self, x: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
         E, X = self.shape.E, self.shape.X
@@ -186,11 +191,11 @@ class Experts(nnx.Module):
 class Layer(nnx.Module):
     """Attention and experts, each on its normed input, added to the stream."""
 
-    def __init__(self, shape: Shape, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Shape, random: np.random.Generator) -> None:
         self.input_layernorm = Norm(shape.D, shape.eps)
-        self.self_attn = Attention(shape, rngs)
+        self.self_attn = Attention(shape, random)
         self.post_attention_layernorm = Norm(shape.D, shape.eps)
-        self.mlp = Experts(shape, rngs)
+        self.mlp = Experts(shape, random)
 
     def __call__(self, x: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
         x = x + self.self_attn(self.input_layernorm(x))
@@ -201,10 +206,10 @@ class Layer(nnx.Module):
 class Model(nnx.Module):
     """Token ids [B, S] to logits [B, S, V] and the mean balance loss of the layers."""
 
-    def __init__(self, shape: Shape, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Shape, random: np.random.Generator) -> None:
         self.shape = shape
-        self.embed_tokens = nnx.Param(jax.random.normal(rngs.params(), (shape.V, shape.D)) * 0.02)
-        self.layers = nnx.List([Layer(shape, rngs) for _ in range(shape.L)])
+        self.embed_tokens = normal(random, 0.02, shape.V, shape.D)
+        self.layers = nnx.List([Layer(shape, random) for _ in range(shape.L)])
         self.norm = Norm(shape.D, shape.eps)
 
     def __call__(self, ids: jax.Array, slack: float) -> tuple[jax.Array, jax.Array]:

@@ -70,7 +70,7 @@ class Schedule:
 
 def initial(shape: Shape, seed: int) -> tuple[Weights, Apply]:
     """The weights by dotted name, and the model as a function of (weights, ids [B, S], slack)."""
-    graph, state = nnx.split(Model(shape, nnx.Rngs(seed)))
+    graph, state = nnx.split(Model(shape, np.random.default_rng(seed)))
     paths, tree = jax.tree.flatten_with_path(state)
     names = [".".join(str(getattr(k, "key", getattr(k, "name", k))) for k in path) for path, _ in paths]
     names = [name.removesuffix(".value") for name in names]
@@ -206,39 +206,48 @@ def export(folder: pathlib.Path, shape: Shape, weights: Weights, tokenizer: Toke
 
 
 class Corpus:
-    """The documents as ids: `windows` to train on, and the held-out library modules with their size in bytes."""
+    """The documents as ids: `windows` to train on, and the held-out modules with their size in bytes."""
 
     def __init__(self, documents: list[demo_corpus.Document], vocabulary: int, seed: int) -> None:
         seen = [d for d in documents if not d.held_out]
-        held = [d for d in documents if d.held_out and not d.is_test]
-        self.tokenizer = demo_corpus.train_tokenizer([d for d in seen if not d.is_test], vocabulary)
-        tokens = demo_corpus.encode_documents(self.tokenizer, seen)
-        self.windows = demo_corpus.Windows(tokens, [1 if d.is_test else 2 for d in seen], seed)
+        held = [d for d in documents if d.held_out]
+        self.tokenizer = demo_corpus.train_tokenizer(seen, vocabulary)
+        self.windows = demo_corpus.Windows(demo_corpus.encode_documents(self.tokenizer, seen), seed)
         self.held = demo_corpus.encode_documents(self.tokenizer, held)
-        self.held_sizes = [len(d.text.encode()) for d in held]
-        print(f"{len(seen)} documents to train on, {self.windows.epoch_tokens} tokens an epoch; ", end="")
-        print(
-            f"held out: {len(held)} modules, {sum(self.held_sizes)} bytes, {sum(map(len, self.held))} tokens",
-            flush=True,
-        )
+        self.held_bytes = sum(len(d.text.encode()) for d in held)
+        print(f"{len(seen)} modules to train on, {self.windows.epoch_tokens} tokens; ", end="")
+        print(f"held out: {len(held)} modules, {self.held_bytes} bytes, {sum(map(len, self.held))} tokens", flush=True)
 
 
-def train(out: pathlib.Path, shape: Shape, schedule: Schedule, corpus: Corpus, seed: int, resume: bool) -> Weights:
+class Trainer:
+    """The model of one shape and seed: its function, its first state and its compiled training step."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self._shape, self._seed = shape, seed
+        self._optimiser = optimiser()
+        _, self.apply = initial(shape, seed)
+        self.step = jax.jit(functools.partial(train_step, self.apply, self._optimiser), donate_argnums=(0, 1))
+
+    def fresh(self) -> tuple[Weights, optax.OptState]:
+        """The weights and the optimiser's state before the first step."""
+        weights, _ = initial(self._shape, self._seed)
+        return weights, self._optimiser.init(weights)
+
+
+def train(
+    out: pathlib.Path, trainer: Trainer, schedule: Schedule, windows: demo_corpus.Windows, resume: bool
+) -> Weights:
     """The trained weights. Writes `out/state.npz` as it goes and prints the progress."""
-    weights, apply = initial(shape, seed)
-    optimise = optimiser()
-    state = optimise.init(weights)
-    start = 0
+    start, (weights, state) = 0, trainer.fresh()
     if resume:
         start, (weights, state) = load_state(out / "state.npz", (weights, state))
     print(f"{sum(w.size for w in weights.values())} parameters, from step {start}", flush=True)
-    one_step = jax.jit(functools.partial(train_step, apply, optimise), donate_argnums=(0, 1))
     progress = Progress(start, schedule)
     saved = time.monotonic()
     for step in range(start, schedule.steps):
         row = schedule.row(step)
-        ids = corpus.windows.batch(step, schedule.batch_tokens // row, row)
-        weights, state, loss = one_step(weights, state, ids, np.float32(schedule.rate(step)))
+        ids = windows.batch(step, schedule.batch_tokens // row, row)
+        weights, state, loss = trainer.step(weights, state, ids, np.float32(schedule.rate(step)))
         progress.note(step + 1, float(loss))
         if time.monotonic() - saved > _SAVE_S or step + 1 == schedule.steps:
             save_state(out / "state.npz", step + 1, (weights, state))
@@ -274,11 +283,12 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     shape = Shape()
     corpus = Corpus(demo_corpus.read_documents(), shape.V, arguments.seed)
-    weights = train(arguments.out, shape, Schedule(steps=arguments.steps), corpus, arguments.seed, arguments.resume)
+    trainer = Trainer(shape, arguments.seed)
+    schedule = Schedule(steps=arguments.steps)
+    weights = train(arguments.out, trainer, schedule, corpus.windows, arguments.resume)
     export(arguments.out / "hf", shape, weights, corpus.tokenizer)
-    _, apply = initial(shape, arguments.seed)
     kept = {name: jnp.asarray(w, jnp.float32) for name, w in rounded(weights).items()}
-    bits = bits_per_byte(apply, shape, kept, corpus.held, sum(corpus.held_sizes), Schedule.long)
+    bits = bits_per_byte(trainer.apply, shape, kept, corpus.held, corpus.held_bytes, schedule.long)
     print(f"held-out bits per byte {bits:.4f}", flush=True)
 
 
