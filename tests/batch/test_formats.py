@@ -1,6 +1,7 @@
 """Each line of input becomes a row with exactly the parameters it names, or an error that says what is wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -244,3 +245,13 @@ def test_no_line_however_strange_raises(fields, is_openai):
 @given(st.binary(max_size=40))
 def test_no_bytes_however_strange_raise(raw):
     assert len(parse_line(raw, 1).id) == 32
+
+
+def test_the_demos_prompts_are_good_rows_that_show_every_kind_of_request():
+    lines = (Path(__file__).parents[2] / "scripts" / "demo_prompts.jsonl").read_bytes().splitlines()
+    rows = [parse_line(raw, number) for number, raw in enumerate(lines, start=1)]
+    good = [row for row in rows if isinstance(row, Row)]
+    assert len(good) == len(lines) == len({row.custom_id for row in good})
+    assert {row.params.temperature == 0 for row in good} == {True, False}
+    assert any(row.params.n > 1 for row in good) and any(row.params.stop for row in good)
+    assert sum(str(row.prompt).startswith(str(good[0].prompt)[:900]) for row in good) >= 16
