@@ -26,9 +26,13 @@ def gumbel(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array
 
 def row_bits(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array:
     """[R, V] uint32 random bits of each row."""
-    key = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
-    for data in (words[:, CHOICE, None], positions[:, None]):
-        key = _threefry(key, (jnp.zeros(data.shape, jnp.uint32), _unsigned(data)))
+
+    def fold(key: tuple[jax.Array, jax.Array], data: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        return _threefry(key, (jnp.zeros_like(data), data)), None
+
+    seed = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
+    folded = _unsigned(jnp.stack([words[:, CHOICE, None], positions[:, None]]))
+    key, _ = lax.scan(fold, seed, folded)  # a loop, so that XLA does not fuse it into each of the V elements
     place = lax.broadcasted_iota(jnp.uint32, (1, vocabulary), 1)
     high, low = _threefry(key, (jnp.zeros_like(place), place))
     return high ^ low
