@@ -24,12 +24,13 @@ def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct) -> jax.Ar
     sources: one array of the target's shape, or E arrays that are stacked to it on a new leading axis.
     With a sharding, each shard reads only its own part of the sources.
     """
+    whole = (slice(None),) * len(target.shape)
 
-    def part(index: Index) -> np.ndarray:
-        return _part(sources, index, target)
+    def part(index: Index | None) -> np.ndarray:
+        return _part(sources, whole if index is None else index, target)
 
     if target.sharding is None:
-        array = jax.device_put(part((slice(None),) * len(target.shape)))
+        array = jax.device_put(part(whole))
     else:
         array = jax.make_array_from_callback(target.shape, target.sharding, part)
     return array.block_until_ready()  # the host buffer of one tensor is done with before the next is made

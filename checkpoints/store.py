@@ -29,7 +29,7 @@ FORMAT = 1
 DESCRIPTION = "ferrum_jax.json"
 PARAMS = "params"
 _CHUNK_BYTES = 1 << 25  # what is compressed and read as one
-_GROUPS = 32  # restored in about so many parts, so that buffers in flight stay near 3 % of the model
+_GROUPS = 100  # restored in about so many parts; what is in flight is two to three times one of them
 
 
 def save(
