@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 some rows failed (batch), 2 wrong usage or input, 130 inte
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import json
@@ -59,6 +60,8 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _batch(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from ferrum_jax.batch.job import run_batch
 
     config = _engine_config(args)
@@ -69,7 +72,10 @@ def _batch(args: argparse.Namespace) -> int:
             return _load(args, _batch_config(config, given="invariant" in args), stack)
 
         model = os.path.basename(os.path.abspath(args.model))
-        return run_batch(make_llm, args.input, args.output, model=model, seed=config.seed, settings=settings)
+        console = Console(stderr=True)
+        return run_batch(
+            make_llm, args.input, args.output, model=model, seed=config.seed, settings=settings, console=console
+        )
 
 
 def _batch_config(config: EngineConfig, *, given: bool) -> EngineConfig:
@@ -89,15 +95,25 @@ def _convert(args: argparse.Namespace) -> int:
     config = read_json(args.hf / "config.json")
     spec = registry.spec_of(config)
     family = registry.family_of(spec.architecture)
-    dtype = args.dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+    dtype = args.dtype or _main_dtype(args.hf)
     _, targets = registry.unbind(registry.abstract_model(spec, dtype))
     rules, harmless = family.weight_rules(spec), family.harmless(spec)
-    summary = convert(args.hf, args.out, rules=rules, harmless=harmless, targets=targets, dtype=args.dtype)
+    summary = convert(args.hf, args.out, rules=rules, harmless=harmless, targets=targets, dtype=dtype)
     print(
         f"{args.out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
         f"largest rounding {summary.max_cast_error:.3g}"
     )
     return 0
+
+
+def _main_dtype(folder: Path) -> str:
+    """The dtype of most of a folder's weights, which config.json need not tell right."""
+    from checkpoints.huggingface import map_tensors
+
+    sizes = collections.Counter()
+    for tensor in map_tensors(folder).values():
+        sizes[tensor.dtype.name] += tensor.size
+    return sizes.most_common(1)[0][0] if sizes else "float32"
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -76,7 +76,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for every field of SamplingParams; --seed is the engine's."""
     group = parser.add_argument_group("sampling")
     _add_fields(group, SamplingParams, _SAMPLING_FLAGS)
-    repeated = {"action": "append", "default": argparse.SUPPRESS}
+    repeated: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS}
     group.add_argument("--stop", metavar="TEXT", help="end before this text; may be repeated", **repeated)
     group.add_argument(
         "--stop-token-id",

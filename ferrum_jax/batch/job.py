@@ -57,16 +57,16 @@ def run_batch(
     model: str,
     seed: int = 0,
     settings: Mapping[str, object] | None = None,
-    console: Console | None = None,
+    console: Console,
     now: Callable[[], float] = time.time,
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 130 interrupted.
 
     make_llm: loads the model; called only if there is a row to run. model: the name that answers carry.
     seed: from which rows without a seed get one. settings: what else changes answers; a job cannot go on
-    with others. Raises ValueError or OSError, before the model loads, for files that do not fit.
+    with others. console: where progress and result are shown. now: seconds since 1970.
+    Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
-    console = console or Console(stderr=True)
     if output_path.exists() and input_path.exists() and output_path.samefile(input_path):
         raise ValueError(f"input and output are both {output_path}; name another output")
     with open(input_path, "rb") as file, contextlib.closing(Journal(output_path)) as journal:

@@ -109,8 +109,7 @@ def _chat_logprobs(choice: CompletionOutput) -> list[dict[str, Any]]:
 def _chat_token(token_id: int, logprob: Logprob) -> dict[str, Any]:
     """`bytes` is null where the token's text alone does not tell its bytes (part of a character, no tokenizer)."""
     text = logprob.decoded_token
-    known = text is not None and "\ufffd" not in text
-    token_bytes = list(text.encode()) if known else None
+    token_bytes = None if text is None or "\ufffd" in text else list(text.encode())
     return {"token": _name(token_id, logprob), "logprob": _number(logprob.logprob), "bytes": token_bytes}
 
 

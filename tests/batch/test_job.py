@@ -208,6 +208,7 @@ def test_ctrl_c_while_the_model_loads_exits_130(tmp_path):
 _KILLED_JOB = """
 import os, signal, sys
 from pathlib import Path
+from rich.console import Console
 from ferrum_jax.batch import job
 from tests.batch.fake_llm import FakeLLM
 
@@ -217,7 +218,7 @@ class Killed(FakeLLM):
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._finish(running)
 
-job.run_batch(Killed, Path(sys.argv[1]), Path(sys.argv[2]), model="tiny", now=lambda: 1000.0)
+job.run_batch(Killed, Path(sys.argv[1]), Path(sys.argv[2]), model="tiny", console=Console(), now=lambda: 1000.0)
 """
 
 
@@ -285,14 +286,14 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     read_only = tmp_path / "folder"
     read_only.mkdir()
     with pytest.raises(ValueError, match="is not a file"):
-        run_batch(FakeLLM, job.input, read_only, model="tiny")
+        run_batch(FakeLLM, job.input, read_only, model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
-        run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny")
+        run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
-        run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny")
+        run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))
     assert not job.output.exists()
     with pytest.raises(ValueError, match="input and output are both"):
-        run_batch(FakeLLM, job.input, job.input, model="tiny")
+        run_batch(FakeLLM, job.input, job.input, model="tiny", console=Console(quiet=True))
     assert job.input.read_bytes() == GOOD_INPUT
 
 
