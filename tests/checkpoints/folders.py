@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
@@ -38,7 +39,7 @@ def tensors(dtype: str = "float32", seed: int = 0) -> dict[str, np.ndarray]:
         "model.layers.1.q_proj.weight": (10, 64),
         **{f"model.layers.1.experts.{e}.up.weight": (5, 64) for e in range(3)},
     }
-    made = {name: random.standard_normal(shape, np.float32).astype(dtype) for name, shape in shapes.items()}
+    made = {name: random.standard_normal(shape, np.float32).astype(jnp.dtype(dtype)) for name, shape in shapes.items()}
     return made | {"model.layers.0.rotary_emb.inv_freq": np.ones(4, np.float32)}
 
 
