@@ -1,0 +1,1 @@
+"""Kernels of the engine: one folder per op, each with an "xla" form that runs on every backend."""

@@ -1,0 +1,48 @@
+"""Matrix products of tokens that each go to a few of many experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from pallas_kernels.grouped_matmul import xla
+from pallas_kernels.grouped_matmul.config import choose_tile
+from pallas_kernels.shapes import check_shapes
+
+__all__ = ["choose_tile", "expert_mlp"]
+
+
+def expert_mlp(
+    x: jax.Array,
+    expert_ids: jax.Array,
+    expert_weights: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *,
+    tile: int | None = None,
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+    implementation: str = "xla",
+) -> jax.Array:  # [T, D], the dtype of x
+    """sum over choices c of weights[t, c] * down[e] (activation(gate[e] x[t]) * up[e] x[t]), e = expert_ids[t, c].
+
+    x: [T, D]. expert_ids: [T, X] int32 below E. expert_weights: [T, X] float32. gate, up: [E, F, D] and down:
+    [E, D, F], the layout of checkpoints. tile: tokens of one expert that share a read of its weights, None takes
+    choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products are
+    summed in float32. Raises ValueError for shapes or a tile that do not fit and for an unknown implementation.
+    """
+    sizes = check_shapes(
+        ("T D", x),
+        ("T X", expert_ids),
+        ("T X", expert_weights),
+        ("E F D", gate),
+        ("E F D", up),
+        ("E D F", down),
+    )
+    T, X, E = sizes["T"], sizes["X"], sizes["E"]
+    if tile is None:
+        tile = choose_tile(num_tokens=T, num_experts_per_token=X, num_experts=E)
+    if implementation == "xla":
+        return xla.expert_mlp(x, expert_ids, expert_weights, gate, up, down, tile=tile, activation=activation)
+    raise ValueError(f"implementation is {implementation!r}; expert_mlp has only 'xla'")

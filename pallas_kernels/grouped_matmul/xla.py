@@ -1,0 +1,52 @@
+"""expert_mlp in plain XLA: (token, choice) pairs sorted by expert, a loop over tiles of one expert each.
+
+The trip count is data: cost follows the routed tokens, not the number of experts. A token's result is the sum of
+its choices in their own order, so that it does not depend on where sorting put its pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.ragged import cut
+
+
+def expert_mlp(
+    x: jax.Array,  # [T, D]
+    expert_ids: jax.Array,  # [T, X]
+    expert_weights: jax.Array,  # [T, X]
+    gate: jax.Array,  # [E, F, D]
+    up: jax.Array,  # [E, F, D]
+    down: jax.Array,  # [E, D, F]
+    *,
+    tile: int,
+    activation: Callable[[jax.Array], jax.Array],
+) -> jax.Array:  # [T, D]
+    """See the package's expert_mlp."""
+    T, X = expert_ids.shape
+    flat = expert_ids.reshape(-1)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
+    counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)
+    tiles = cut(counts, jnp.cumsum(counts) - counts, tile=tile, num_items=T * X)
+
+    def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
+        expert = tiles.runs[i]
+        rows = x[tiles.load(order, i) // X]  # [tile, D]
+        hidden = activation(_project(rows, gate, expert)) * _project(rows, up, expert)
+        return tiles.store(out, _project(hidden, down, expert), i)
+
+    outputs = jax.lax.fori_loop(0, tiles.num_tiles, one_tile, jnp.zeros((T * X, x.shape[1]), x.dtype))
+    places = jnp.argsort(order).reshape(T, X)  # where the pair of each choice stands in `outputs`
+    total = jnp.zeros(x.shape, jnp.float32)
+    for choice in range(X):
+        total += expert_weights[:, choice, None] * outputs[places[:, choice]].astype(jnp.float32)
+    return total.astype(x.dtype)
+
+
+def _project(rows: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array:  # [tile, in] -> [tile, out]
+    """rows @ weights[expert].T; weights: [E, out, in]."""
+    weight = jax.lax.dynamic_index_in_dim(weights, expert, keepdims=False)
+    return jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32).astype(rows.dtype)

@@ -1,0 +1,44 @@
+"""Named cases of kv_write: tests, tuning and benchmarks run the same ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """num_real of num_tokens tokens have a place of their own; the rest is padding that names block 0."""
+
+    name: str
+    num_tokens: int
+    num_real: int
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    num_blocks: int = 12
+    dtype: str = "float32"
+    pool_dtype: str = "float32"
+
+
+CASES = (
+    Case(name="decode", num_tokens=4, num_real=3),
+    Case(name="prefill", num_tokens=96, num_real=90),
+    Case(name="one_head_wide", num_tokens=16, num_real=16, num_kv_heads=1, head_dim=256, block_size=8),
+    Case(name="big_blocks", num_tokens=64, num_real=1, block_size=64),
+    Case(name="cast", num_tokens=16, num_real=9, pool_dtype="bfloat16"),
+)
+
+
+def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """pool, k, v, block_ids, offsets: random, every real token in another place."""
+    rng = np.random.default_rng(seed)
+    K, H, C = case.num_kv_heads, case.head_dim, case.block_size
+    places = np.zeros(case.num_tokens, np.int64)
+    places[: case.num_real] = C + rng.permutation((case.num_blocks - 1) * C)[: case.num_real]
+    pool = jnp.asarray(rng.standard_normal((case.num_blocks, C, 2 * K, H)), case.pool_dtype)
+    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
+    return pool, k, v, jnp.asarray(places // C, jnp.int32), jnp.asarray(places % C, jnp.int32)

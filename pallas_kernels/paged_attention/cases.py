@@ -1,0 +1,92 @@
+"""Named cases of paged attention: tests, tuning and benchmarks run the same ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.paged_attention.schedule import RaggedBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """rows: (start, count) of each; the rest of a bucket of num_tokens tokens and num_rows rows is padding."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    num_tokens: int
+    num_rows: int
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    decode_only: bool = False
+    invariant: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    dtype: str = "float32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What paged_attention takes."""
+
+    q: jax.Array  # [T, N, H]
+    pool: jax.Array  # [P, C, 2K, H]
+    batch: RaggedBatch
+    sinks: jax.Array | None  # [N]
+
+
+_MIXED = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
+CASES = (
+    Case(name="decode_gqa", rows=((5, 1), (130, 1), (63, 1), (64, 1)), num_tokens=4, num_rows=4, decode_only=True),
+    Case(name="one_token_context", rows=((0, 1),), num_tokens=1, num_rows=1, decode_only=True),
+    Case(name="prefill_mha", rows=((0, 100), (7, 30)), num_tokens=144, num_rows=4, num_kv_heads=4),
+    Case(name="mixed_mqa", rows=_MIXED, num_tokens=128, num_rows=8, num_kv_heads=1),
+    Case(name="mixed_gqa", rows=_MIXED, num_tokens=126, num_rows=6),
+    Case(name="mixed_wide_heads", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=256, block_size=8),
+    Case(name="mixed_big_blocks", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=64, block_size=64),
+    Case(name="mixed_window", rows=_MIXED, num_tokens=128, num_rows=8, window=20),
+    Case(name="mixed_window_sinks", rows=_MIXED, num_tokens=128, num_rows=8, window=64, has_sinks=True),
+    Case(name="mixed_soft_cap", rows=_MIXED, num_tokens=128, num_rows=8, num_heads=16, soft_cap=2.0),
+    Case(name="mixed_invariant", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True),
+    Case(name="mixed_invariant_window", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True, window=20),
+    Case(name="mixed_bfloat16", rows=_MIXED, num_tokens=128, num_rows=8, dtype="bfloat16"),
+    Case(name="no_rows", rows=(), num_tokens=16, num_rows=16),
+)
+
+
+def make_arguments(case: Case, seed: int = 0) -> Arguments:
+    """Random queries, and a pool in which everything that no row owns is NaN, the null block first of all."""
+    rng = np.random.default_rng(seed)
+    R, C, K, H = case.num_rows, case.block_size, case.num_kv_heads, case.head_dim
+    starts, counts = np.zeros((2, R), np.int32)
+    for r, (start, count) in enumerate(case.rows):
+        starts[r], counts[r] = start, count
+    contexts = np.where(counts > 0, starts + counts, 0)
+    widths = -(-contexts // C)
+    tables = np.zeros((R, max(1, widths.max())), np.int32)
+    ids = 2 + rng.permutation(widths.sum())  # block 1 belongs to nobody
+    pool = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
+    for r, end in enumerate(np.cumsum(widths)):
+        tables[r, : widths[r]] = ids[end - widths[r] : end]
+        for position in range(_oldest(case, starts[r]), contexts[r]):
+            pool[tables[r, position // C], position % C] = rng.standard_normal((2 * K, H))
+        tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
+    batch = RaggedBatch(
+        block_tables=jnp.asarray(tables),
+        starts=jnp.asarray(starts),
+        counts=jnp.asarray(counts),
+        query_offsets=jnp.asarray(np.cumsum(counts) - counts, jnp.int32),
+    )
+    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
+    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, H)), case.dtype)
+    return Arguments(q=q, pool=jnp.asarray(pool, case.dtype), batch=batch, sinks=sinks)
+
+
+def _oldest(case: Case, start: int) -> int:
+    return 0 if case.window is None else max(0, int(start) - case.window + 1)

@@ -1,0 +1,92 @@
+"""The work of one step's attention, computed once and shared by all layers.
+
+A query tile is up to tile_q neighbouring queries of one row (see `ragged`); it visits the KV tiles
+first_kv .. end_kv - 1 of its row's context and no others. Loops run over the number of tiles and over those
+ranges, which are data: what does not exist costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.paged_attention.config import AttentionConfig
+from pallas_kernels.ragged import Tiles, cut, static
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedBatch:
+    """The rows of a step. Tokens of a row are neighbours, rows stand in order; padding rows have count 0.
+
+    Row r computes positions starts[r] .. starts[r] + counts[r] - 1, whose K and V are already in the pool.
+    """
+
+    block_tables: jax.Array  # [R, M] int32
+    starts: jax.Array  # [R] int32, position of the first query
+    counts: jax.Array  # [R] int32, queries of the row
+    query_offsets: jax.Array  # [R] int32, flat index of the row's first query
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryTiles:
+    """Query tiles of one size and what each attends to."""
+
+    tiles: Tiles  # runs are rows, items are flat tokens
+    low: jax.Array  # [tiles] int32, position of the tile's first query
+    high: jax.Array  # [tiles] int32, position of its last query
+    first_kv: jax.Array  # [tiles] int32, KV tiles first .. end - 1 hold what these queries attend to
+    end_kv: jax.Array  # [tiles] int32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What paged_attention needs to know of a step, for all layers of one window."""
+
+    block_tables: jax.Array  # [R, M] int32
+    passes: tuple[QueryTiles, ...]  # one after the other
+    num_tokens: int = static()
+    block_size: int = static()
+    tile_kv: int = static()
+    window: int | None = static()
+
+
+def make_schedule(
+    batch: RaggedBatch, *, num_tokens: int, block_size: int, config: AttentionConfig, window: int | None = None
+) -> Schedule:
+    """The query tiles of a step of `num_tokens` flat tokens, and the KV tiles that each visits.
+
+    window: a token at position p attends to positions p - window + 1 .. p; None is all up to p.
+    Raises ValueError where the tiles do not fit the step or the blocks.
+    """
+    if config.tile_kv % block_size:
+        raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {block_size}")
+    if config.decode_tile_q is None:
+        parts = [(batch.counts, config.tile_q)]
+    else:
+        parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q)]
+        if config.has_prefill:
+            parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q))
+    return Schedule(
+        block_tables=batch.block_tables,
+        passes=tuple(_tile_queries(batch, counts, tile, num_tokens, config.tile_kv, window) for counts, tile in parts),
+        num_tokens=num_tokens,
+        block_size=block_size,
+        tile_kv=config.tile_kv,
+        window=window,
+    )
+
+
+def _tile_queries(
+    batch: RaggedBatch, counts: jax.Array, tile_q: int, num_tokens: int, tile_kv: int, window: int | None
+) -> QueryTiles:
+    """Cuts `counts` queries of each row into tiles of tile_q, rows in order."""
+    tiles = cut(counts, batch.query_offsets, tile=tile_q, num_items=num_tokens)
+    low = batch.starts[tiles.runs] + tiles.done
+    high = low + tiles.end_lanes - tiles.first_lanes - 1
+    oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
+    return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest // tile_kv, end_kv=high // tile_kv + 1)

@@ -1,0 +1,148 @@
+"""Paged attention in plain XLA: one query tile after the other, each over the KV tiles of its own context.
+
+K and V of a tile are gathered to [K, tile_kv, H], the layout in which the dots read them without a further
+copy; a pool is never copied. Softmax is online and in float32, merged in ascending position. A KV tile in
+which a query sees nothing leaves that query's state as it is, to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
+
+_HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
+_MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
+_MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tile:
+    """One query tile; scalars are int32 arrays."""
+
+    table: jax.Array  # [M] int32, the row's blocks
+    low: jax.Array  # position of the first query
+    high: jax.Array  # position of the last query
+    positions: jax.Array  # [tile_q] int32 of the lanes
+    queries: jax.Array  # [K, tile_q * G, H] float32, scaled
+
+
+def paged_attention(
+    q: jax.Array,  # [T, N, H]
+    pool: jax.Array,  # [P, C, 2K, H]
+    schedule: Schedule,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks: jax.Array | None,  # [N]
+) -> jax.Array:  # [T, N, H]
+    """See the package's paged_attention."""
+    out = jnp.zeros_like(q)
+    for queries in schedule.passes:
+
+        def one_tile(i: jax.Array, out: jax.Array, queries: QueryTiles = queries) -> jax.Array:
+            tile = _load_tile(q, schedule, queries, i, pool.shape[2] // 2, scale)
+            attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], soft_cap, sinks)
+            return queries.tiles.store(out, _tokens_first(attended, queries.tiles.tile).astype(out.dtype), i)
+
+        out = jax.lax.fori_loop(0, queries.tiles.num_tiles, one_tile, out)
+    return out
+
+
+def _load_tile(
+    q: jax.Array, schedule: Schedule, queries: QueryTiles, i: jax.Array, num_kv_heads: int, scale: float
+) -> _Tile:
+    K, (_, N, H), tiles = num_kv_heads, q.shape, queries.tiles
+    lanes = tiles.load(q, i).astype(jnp.float32) * scale
+    heads = lanes.reshape(tiles.tile, K, N // K, H).transpose(1, 0, 2, 3).reshape(K, tiles.tile * (N // K), H)
+    return _Tile(
+        table=schedule.block_tables[tiles.runs[i]],
+        low=queries.low[i],
+        high=queries.high[i],
+        positions=queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile),
+        queries=heads,
+    )
+
+
+def _tokens_first(attended: jax.Array, tile_q: int) -> jax.Array:  # [K, tile_q * G, H] -> [tile_q, N, H]
+    K, Q, H = attended.shape
+    return attended.reshape(K, tile_q, Q // tile_q, H).transpose(1, 0, 2, 3).reshape(tile_q, K * (Q // tile_q), H)
+
+
+def _attend(
+    tile: _Tile,
+    pool: jax.Array,
+    schedule: Schedule,
+    first_kv: jax.Array,
+    end_kv: jax.Array,
+    soft_cap: float | None,
+    sinks: jax.Array | None,
+) -> jax.Array:  # [K, Q, H] float32; Q = tile_q * G
+    """Softmax over the row's visible positions, in one pass over its KV tiles.
+
+    Source: Milakov and Gimelshein 2018 (online softmax); Dao et al. 2022 (its use in tiles).
+    """
+    K, Q, H = tile.queries.shape
+
+    def one_kv_tile(j: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        highest, total, acc = state  # [K, Q], [K, Q], [K, Q, H]
+        k, v, visible = _load_kv(tile, pool, schedule, j)
+        scores = _scores(tile.queries, k)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(visible, scores, _HIDDEN)
+        raised = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        weights = jnp.where(visible, jnp.exp(scores - raised[..., None]), 0.0)
+        kept = jnp.exp(highest - raised)
+        return raised, total * kept + jnp.sum(weights, axis=-1), acc * kept[..., None] + _weighted_sum(weights, v)
+
+    empty = (jnp.full((K, Q), _HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, H)))
+    highest, total, acc = jax.lax.fori_loop(first_kv, end_kv, one_kv_tile, empty)
+    if sinks is not None:  # one more logit per head that has no value
+        sink = jnp.tile(sinks.astype(jnp.float32).reshape(K, -1), (1, len(tile.positions)))
+        raised = jnp.maximum(highest, sink)
+        kept = jnp.exp(highest - raised)
+        total, acc = total * kept + jnp.exp(sink - raised), acc * kept[..., None]
+    return acc / jnp.where(total > 0, total, 1.0)[..., None]  # lanes that are not the row's may have seen nothing
+
+
+def _load_kv(
+    tile: _Tile, pool: jax.Array, schedule: Schedule, j: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H] float32; visible: [1, Q, tile_kv]
+    """KV tile j of the row. Values that no query of the tile may see are zero, for they may be NaN in the pool."""
+    P, C, pairs, H = pool.shape
+    K, tile_kv = pairs // 2, schedule.tile_kv
+    block = j * (tile_kv // C) + jnp.arange(tile_kv // C)
+    ids = tile.table.at[block].get(mode="clip")  # a tile may reach beyond the table; those positions are hidden
+    tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, tile_kv)
+    heads = jnp.arange(K)[:, None]
+    flat = pool.reshape(P * C, K, 2, H)
+    k = flat.at[tokens, heads, 0].get(mode="promise_in_bounds").astype(jnp.float32)
+    v = flat.at[tokens, heads, 1].get(mode="promise_in_bounds").astype(jnp.float32)
+    at = j * tile_kv + jnp.arange(tile_kv)
+    visible = at <= tile.positions[:, None]
+    readable = at <= tile.high
+    if schedule.window is not None:
+        visible &= at > tile.positions[:, None] - schedule.window
+        readable &= at > tile.low - schedule.window
+    visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
+    return k, jnp.where(readable[:, None], v, 0.0), visible[None]
+
+
+def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, tile_kv, H] -> [K, Q, tile_kv]
+    Q = queries.shape[1]
+    if Q <= _MAX_VECTOR_DOTS:
+        return jnp.stack([jnp.einsum("ksh,kh->ks", k, queries[:, i]) for i in range(Q)], axis=1)
+    if Q <= _MAX_KEYS_FIRST:
+        return jnp.einsum("ksh,kqh->ksq", k, queries).transpose(0, 2, 1)
+    return jnp.einsum("kqh,ksh->kqs", queries, k)
+
+
+def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:  # [K, Q, tile_kv], [K, tile_kv, H] -> [K, Q, H]
+    Q = weights.shape[1]
+    if Q <= _MAX_VECTOR_DOTS:
+        return jnp.stack([jnp.einsum("ks,ksh->kh", weights[:, i], v) for i in range(Q)], axis=1)
+    return jnp.einsum("kqs,ksh->kqh", weights, v)

@@ -1,0 +1,70 @@
+"""expert_mlp against its float64 oracle; its cost, and that a token's bits are its own."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.grouped_matmul import choose_tile, expert_mlp
+from pallas_kernels.grouped_matmul.cases import CASES, Case, make_arguments
+from tests.oracles import grouped_matmul as oracle
+from tests.oracles.tolerance import TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_equals_the_float64_oracle(case: Case) -> None:
+    arguments = make_arguments(case)
+    got = jax.jit(functools.partial(expert_mlp, tile=case.tile))(*arguments)
+    assert got.dtype == arguments[0].dtype
+    expected = oracle.expert_mlp(*(np.asarray(a) for a in arguments))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE[case.dtype])
+
+
+def test_a_tokens_bits_depend_on_no_companion_order_or_bucket() -> None:
+    fixed = jax.jit(functools.partial(expert_mlp, tile=16))
+    case = Case(name="", num_tokens=256, num_experts=8, num_experts_per_token=2, width=96, hidden=80)
+    x, ids, weights, *experts = make_arguments(case)
+    whole = np.asarray(fixed(x, ids, weights, *experts))
+    for size, seed in ((64, 0), (64, 1), (128, 2), (256, 3)):
+        some = np.random.default_rng(seed).permutation(256)[:size]
+        np.testing.assert_array_equal(np.asarray(fixed(x[some], ids[some], weights[some], *experts)), whole[some])
+
+
+def test_only_experts_that_are_routed_to_are_read() -> None:
+    case = Case(name="", num_tokens=32, num_experts=16, num_experts_per_token=2, favourites=3)
+    x, ids, weights, *experts = make_arguments(case)
+    unused = np.setdiff1d(np.arange(16), np.asarray(ids))
+    poisoned = [w.at[unused].set(jnp.nan) for w in experts]
+    np.testing.assert_array_equal(expert_mlp(x, ids, weights, *poisoned), expert_mlp(x, ids, weights, *experts))
+
+
+def test_scratch_does_not_grow_with_the_number_of_experts() -> None:
+    def scratch(num_experts: int) -> int:
+        case = Case(name="", num_tokens=64, num_experts=num_experts, num_experts_per_token=2)
+        compiled = jax.jit(functools.partial(expert_mlp, tile=8)).lower(*make_arguments(case)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    one_expert_bytes = 4 * 24 * 40
+    assert scratch(256) - scratch(16) < 64 * one_expert_bytes
+
+
+def test_a_tile_holds_about_the_tokens_of_one_expert() -> None:
+    def tile(T: int, X: int, E: int) -> int:
+        return choose_tile(num_tokens=T, num_experts_per_token=X, num_experts=E)
+
+    assert [tile(1, 8, 128), tile(16, 8, 128), tile(16, 2, 8), tile(4, 2, 3)] == [1, 1, 8, 8]
+    assert [tile(128, 2, 8), tile(2048, 8, 128), tile(3, 1, 1)] == [32, 64, 3]
+
+
+def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> None:
+    x, ids, weights, gate, up, down = make_arguments(CASES[0])
+    with pytest.raises(ValueError, match="axis D"):
+        expert_mlp(x, ids, weights, gate, up, down.transpose(0, 2, 1))
+    with pytest.raises(ValueError, match="tile is 16"):
+        expert_mlp(x, ids, weights, gate, up, down, tile=16)
+    with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
+        expert_mlp(x, ids, weights, gate, up, down, implementation="mosaic_tpu")
