@@ -146,14 +146,14 @@ def test_the_learning_rate_rises_stays_and_falls_to_zero_and_a_shorter_run_falls
     assert rates[0] == 0.1 and rates[50] == 1 and rates[100] == 0
     assert rates[70:] == sorted(rates[70:], reverse=True)
     assert train_demo.Schedule(steps=60).rate(50) < 1
-    assert (schedule.row(84), schedule.row(85)) == (256, 1024)
+    assert [schedule.row(s) for s in (0, 39, 40, 87, 88, 99)] == [128, 128, 256, 256, 1024, 1024]
 
 
 def test_a_run_that_was_killed_resumes_to_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
     monkeypatch.setattr(train_demo, "_SAVE_S", -1.0)
     monkeypatch.setattr(train_demo, "optimiser", lambda: optax.adam(1e-2))  # Muon's loops take long to compile
     windows = demo_corpus.Windows([np.arange(290, dtype=np.int32)], seed=0)
-    schedule = train_demo.Schedule(steps=4, batch_tokens=32, short=16, long=16, warmup=2)
+    schedule = train_demo.Schedule(steps=4, batch_tokens=32, rows=((0.0, 16),), warmup=2)
     trainer = train_demo.Trainer(ONE_LAYER, seed=0)
     expected = train_demo.train(tmp_path, trainer, schedule, windows, resume=False)
     batch = windows.batch
