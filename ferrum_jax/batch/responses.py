@@ -83,18 +83,22 @@ def _completion_logprobs(choice: CompletionOutput) -> dict[str, list[Any]]:
         name = _name(token_id, entry[token_id])
         tokens.append(name)
         chosen.append(_number(entry[token_id].logprob))
-        tops.append(_top_by_name(entry))
+        tops.append(_top_by_name(token_id, entry))
         offsets.append(offset)
         offset += len(entry[token_id].decoded_token or "")
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets}
 
 
-def _top_by_name(entry: dict[int, Logprob]) -> dict[str, float]:
-    """Log-probabilities by token text, best first; tokens that share a text are told apart by their id."""
+def _top_by_name(chosen: int, entry: dict[int, Logprob]) -> dict[str, float]:
+    """Log-probabilities by token text, best first. Where tokens share a text the others go by their id."""
+    taken = {_name(chosen, entry[chosen])}
     found: dict[str, float] = {}
     for token_id, logprob in _ranked(entry):
         name = _name(token_id, logprob)
-        found[f"token_id:{token_id}" if name in found else name] = _number(logprob.logprob)
+        if token_id != chosen and name in taken:
+            name = f"token_id:{token_id}"
+        taken.add(name)
+        found[name] = _number(logprob.logprob)
     return found
 
 

@@ -116,9 +116,11 @@ def test_tokens_that_share_a_text_or_have_none_are_told_apart_by_their_id():
             7: Logprob(logprob=-2.0, rank=3),
         },
     )
-    line = json.loads(completed_line(row(prompt="x", logprobs=1), output((5,), tops), JOB))
-    top = line["response"]["body"]["choices"][0]["logprobs"]["top_logprobs"][0]
-    assert top == {"\ufffd": -0.5, "token_id:6": -1.0, "token_id:7": -2.0}
+    for chosen, other in ((5, 6), (6, 5)):
+        line = json.loads(completed_line(row(prompt="x", logprobs=1), output((chosen,), tops), JOB))
+        found = line["response"]["body"]["choices"][0]["logprobs"]
+        assert set(found["top_logprobs"][0]) == {"\ufffd", f"token_id:{other}", "token_id:7"}
+        assert found["top_logprobs"][0][found["tokens"][0]] == found["token_logprobs"][0]
 
 
 def test_chat_logprobs_have_the_bytes_of_tokens_whose_text_tells_them():
