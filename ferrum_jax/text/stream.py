@@ -1,0 +1,152 @@
+"""Text of a request while its tokens arrive: what is emitted never changes and ends before a stop string.
+
+A `TextStream` is fed one token id after the other and emits the text that has become certain. A character
+whose bytes are not complete is held back, and so is what may be the beginning of a stop string. After
+`flush` the text is `Tokenizer.decode` of all ids, cut at the first stop string. The cost of a token does not
+depend on how many came before.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The growing text of one choice.
+
+    stop: strings that end the text; the one that is complete first wins, the longest among equals.
+    include_stop: whether the text ends with the stop string or before it.
+    after: the prompt's token ids, where the text is to continue the prompt's text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._stop = tuple(stop)
+        self._include_stop = include_stop
+        self._held = ""  # certain text that may be the beginning of a stop string
+        self._decoder: _Decoder = (
+            _ByteText(tokenizer)
+            if tokenizer.byte_level
+            else _WindowText(tokenizer, tokenizer.context(after, skip_special_tokens))
+        )
+        self._pieces: list[str] = []  # emitted
+        self._num_taken = 0  # characters of it that `take` has returned
+        self.stopped: str | None = None  # the stop string that ended the text
+
+    @property
+    def text(self) -> str:
+        """All text emitted so far."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def take(self) -> str:
+        """The text emitted since it was last taken."""
+        text = self.text
+        start, self._num_taken = self._num_taken, len(text)
+        return text[start:]
+
+    def push(self, token_id: int) -> str | None:
+        """Takes the next token; the stop string that has ended the text, if one has. What comes after it is dropped."""
+        if self.stopped is None and not (self._skips and token_id in self._tokenizer.special_ids):
+            self._add(self._decoder.push(token_id))
+        return self.stopped
+
+    def flush(self) -> str | None:
+        """Emits what is held back, since no more tokens will come; the stop string that has ended the text, if any."""
+        if self.stopped is None:
+            self._add(self._decoder.flush())
+            self._pieces.append(self._held)
+            self._held = ""
+        return self.stopped
+
+    def _add(self, text: str) -> None:
+        if self._stop:
+            text = self._certain(self._held + text)
+        if text:
+            self._pieces.append(text)
+
+    def _certain(self, text: str) -> str:
+        """What of `text` can be emitted; the rest is held. Notes a stop string that is in it."""
+        found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text]
+        if found:
+            end, negative_length, self.stopped = min(found)
+            self._held = ""
+            return text[: end if self._include_stop else end + negative_length]
+        kept = len(text) - max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[kept:]
+        return text[:kept]
+
+
+class _Decoder(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _ByteText:
+    """Text of a byte-level tokenizer: the tokens' bytes through an incremental UTF-8 decoder."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._piece = tokenizer.piece
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._piece(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowText:
+    """Text of any other tokenizer: a window of tokens decoded with and without those not yet emitted.
+
+    The window is the last group of tokens that was emitted, then those that wait. A run of byte tokens waits
+    until it ends, because one bad byte makes the tokenizer replace the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = context
+        self._emitted = len(context)  # tokens of the window whose text is out
+        self._emitted_text = tokenizer.raw_text(context)
+
+    def push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        if token_id in self._tokenizer.byte_ids:
+            return ""
+        text = self._tokenizer.raw_text(self._window)
+        if text.endswith("\ufffd"):
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._tokenizer.raw_text(self._window))
+
+    def _advance(self, text: str) -> str:
+        added = text[len(self._emitted_text) :]
+        self._window = self._window[self._emitted :]
+        self._emitted = len(self._window)
+        self._emitted_text = self._tokenizer.raw_text(self._window)
+        return added
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of text that is a beginning of stop and not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,207 @@
+"""A checkpoint's tokenizer: text to token ids by its own rules, and back.
+
+Read from `tokenizer.json`; `tokenizer_config.json` and `special_tokens_map.json` beside it name the special
+tokens and may overrule who adds BOS and EOS. Ids beyond the vocabulary (padded embeddings) are no text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONTEXT_TOKENS = 8  # tokens before a text on which its first characters can depend
+
+
+class Tokenizer:
+    """Encodes and decodes; holds what a chat template and a text stream need to know.
+
+    special_tokens: role ("bos_token", ...) to its text. byte_level: a token is a run of bytes whatever
+    stands before it. byte_ids: tokens of one byte each, whose run is decoded as a whole (byte fallback).
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+        config = config or {}
+        library.no_truncation()
+        library.no_padding()
+        decoder = json.loads(library.to_str()).get("decoder") or {}
+        self._library = library
+        self._pieces: dict[int, bytes] = {}
+        self.special_tokens = special_tokens(config)
+        self.byte_level = decoder.get("type") == "ByteLevel"
+        self.byte_ids = _byte_ids(library) if _uses(decoder, "ByteFallback") else frozenset()
+        self.special_ids = frozenset(i for i, token in library.get_added_tokens_decoder().items() if token.special)
+        self._bos = _Edge(self._id_of("bos_token"), config.get("add_bos_token"), self._adds(0))
+        self._eos = _Edge(self._id_of("eos_token"), config.get("add_eos_token"), self._adds(-1))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer | None:
+        """The tokenizer of a checkpoint folder (or of a tokenizer.json); None where there is none.
+
+        Raises ValueError naming the file that cannot be read.
+        """
+        path = Path(folder)
+        path = path if path.is_file() else path / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is not a tokenizer that can be read: {error}") from error
+        return cls(library, read_tokenizer_config(path.parent))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokenizer's own end token, if it names one."""
+        token = self._id_of("eos_token")
+        return frozenset() if token is None else frozenset((token,))
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary entry of an id, as the tokenizer spells it; None beyond the vocabulary."""
+        return self._library.id_to_token(token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of text. With special tokens BOS and EOS are added by the tokenizer's rule, BOS never twice.
+
+        A rendered chat is encoded without: its template writes its own.
+        """
+        try:
+            ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
+        if add_special_tokens:
+            ids = self._with_bos(ids)
+            if self._eos.is_missing_from(ids[-1:]):
+                ids = [*ids, self._eos.id]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> str:
+        """The text that `ids` add to the text of `after`, the tokens before them (a prompt, or nothing).
+
+        What is no UTF-8 becomes U+FFFD. Equals what a TextStream gives for the same ids.
+        """
+        context = self.context(after, skip_special_tokens)
+        known = self.visible(ids, skip_special_tokens)
+        return self.raw_text([*context, *known])[len(self.raw_text(context)) :]
+
+    def context(self, after: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """The last tokens of `after` on which the following text depends; none for a byte-level tokenizer."""
+        if self.byte_level:
+            return []
+        return self.visible(after[-4 * _CONTEXT_TOKENS :], skip_special_tokens)[-_CONTEXT_TOKENS:]
+
+    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """The ids that are text: special tokens are dropped if they are to be skipped."""
+        return [i for i in ids if i not in self.special_ids] if skip_special_tokens else list(ids)
+
+    def raw_text(self, ids: Sequence[int]) -> str:
+        """The library's text of ids, special tokens included."""
+        return self._library.decode(ids, skip_special_tokens=False)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of one token of a byte-level tokenizer; none beyond the vocabulary."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            token = self._library.id_to_token(token_id) or ""
+            known = all(character in _BYTES for character in token)
+            piece = bytes(_BYTES[c] for c in token) if known else token.encode()
+            self._pieces[token_id] = piece
+        return piece
+
+    def _id_of(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self._library.token_to_id(text)
+
+    def _adds(self, place: int) -> int | None:
+        """The id that the tokenizer itself puts first (0) or last (-1); None if it adds nothing there."""
+        plain = self._library.encode("a", add_special_tokens=False).ids
+        ids = self._library.encode("a", add_special_tokens=True).ids
+        return ids[place] if ids[place : place + 1 or None] != plain[place : place + 1 or None] else None
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self._bos
+        if bos.added_by_library and ids[:1] == [bos.id] and (bos.unwanted or ids[1:2] == [bos.id]):
+            return ids[1:]
+        return [bos.id, *ids] if bos.is_missing_from(ids[:1]) else ids
+
+
+class _Edge:
+    """Who adds BOS (or EOS): `wish` of tokenizer_config.json, or else the tokenizer's own post-processor."""
+
+    def __init__(self, token_id: int | None, wish: bool | None, added: int | None) -> None:
+        self.id = -1 if token_id is None else token_id
+        self.added_by_library = token_id is not None and added == token_id
+        self.unwanted = wish is False
+        self._wanted = wish is True and token_id is not None
+
+    def is_missing_from(self, edge: list[int]) -> bool:
+        return self._wanted and edge != [self.id]
+
+
+def require_tokenizer(tokenizer: Tokenizer | None, source: str | Path) -> Tokenizer:
+    """The tokenizer, or ValueError that says what to do without one. source: the checkpoint's folder."""
+    if tokenizer is None:
+        raise ValueError(
+            f"{source} has no tokenizer.json: prompts must be lists of token ids, or give tokenizer= a folder with one"
+        )
+    return tokenizer
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """What special_tokens_map.json and tokenizer_config.json say; the latter wins."""
+    named = read_json(folder / "special_tokens_map.json"), read_json(folder / "tokenizer_config.json")
+    return {key: value for values in named for key, value in values.items() if value is not None}
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Role ("bos_token", ...) to the text of the special token that a tokenizer's configuration names for it."""
+    return {role: _text_of(config[role]) for role in _SPECIAL if config.get(role)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} if there is no such file. Raises ValueError naming the file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}; an object was expected")
+    return value
+
+
+def _text_of(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _uses(decoder: dict[str, Any], kind: str) -> bool:
+    return decoder.get("type") == kind or any(_uses(part, kind) for part in decoder.get("decoders", ()))
+
+
+def _byte_ids(library: tokenizers.Tokenizer) -> frozenset[int]:
+    ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(i for i in ids if i is not None)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in a byte-level vocabulary, and the byte.
+
+    Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` of the released encoder: printable Latin-1 stands
+    for itself, the other bytes take the code points from 256 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

@@ -1,0 +1,126 @@
+"""Text while it grows: never a part of a character, never a part of a stop string, and in the end all of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_jax.text import TextStream
+from tests.text.samples import KINDS, tokenizer
+
+PROFILE = settings(deadline=None, max_examples=150, derandomize=True)
+
+
+def stream_of(kind: str, ids: list[int], **options: object) -> tuple[list[str], TextStream]:
+    """The text after each token and after the flush, and the stream."""
+    stream = TextStream(tokenizer(kind), **options)
+    texts = []
+    for token_id in ids:
+        stream.push(token_id)
+        texts.append(stream.text)
+    stream.flush()
+    return [*texts, stream.text], stream
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROFILE
+@given(text=st.text(max_size=30))
+def test_the_text_of_any_unicode_grows_by_whole_characters_to_all_of_it(kind, text):
+    ids = tokenizer(kind).encode(text)
+    texts, _ = stream_of(kind, ids)
+    assert texts[-1] == tokenizer(kind).decode(ids) == text
+    assert all(text.startswith(part) for part in texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROFILE
+@given(data=st.data(), skip=st.booleans())
+def test_the_text_of_any_ids_is_what_decoding_gives_and_never_changes(kind, data, skip):
+    ids = data.draw(st.lists(st.integers(0, 340), max_size=25))
+    after = data.draw(st.lists(st.integers(0, 340), max_size=25))
+    texts, _ = stream_of(kind, ids, skip_special_tokens=skip, after=after)
+    whole = tokenizer(kind).decode(ids, skip_special_tokens=skip, after=after)
+    assert texts[-1] == whole
+    assert all(whole.startswith(part) for part in texts)
+
+
+def test_byte_level_text_is_emitted_as_soon_as_a_character_is_complete():
+    ids = [tokenizer("byte_level").encode(c)[0] for c in "a"]
+    emoji = [i for byte in "🙂".encode() for i in range(3, 330) if tokenizer("byte_level").piece(i) == bytes([byte])]
+    texts, _ = stream_of("byte_level", [*ids, *emoji, *ids])
+    assert texts == ["a", "a", "a", "a", "a🙂", "a🙂a", "a🙂a"]
+
+
+def test_a_run_of_byte_tokens_is_emitted_when_it_ends():
+    own = tokenizer("sentencepiece")
+    ids = own.encode("你e", add_special_tokens=False)
+    texts, _ = stream_of("sentencepiece", ids)
+    assert texts == ["", "", "", "", "你e", "你e"]
+
+
+def test_what_is_taken_is_the_text_once():
+    own = tokenizer("byte_level")
+    stream = TextStream(own, stop=["zz"])
+    taken = []
+    for token_id in own.encode("the end of"):
+        stream.push(token_id)
+        taken.append(stream.take())
+    stream.flush()
+    assert "".join([*taken, stream.take()]) == stream.text == "the end of"
+    assert stream.take() == ""
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """Reading character by character: the end of the text when a stop string is first complete, and which."""
+    for end in range(1, len(text) + 1):
+        done = [stop for stop in stops if text[:end].endswith(stop)]
+        if done:
+            return end, max(done, key=len)
+    return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROFILE
+@given(
+    text=st.text("ab é\n", max_size=20),
+    stops=st.lists(st.text("ab é\n", min_size=1, max_size=4), min_size=1, max_size=3),
+    include=st.booleans(),
+)
+def test_nothing_at_or_beyond_a_stop_string_is_ever_emitted(kind, text, stops, include):
+    texts, stream = stream_of(kind, tokenizer(kind).encode(text), stop=stops, include_stop=include)
+    found = first_stop(text, stops)
+    if found is None:
+        assert stream.stopped is None and texts[-1] == text
+        return
+    end, stop = found
+    allowed = text[: end if include else end - len(stop)]
+    assert stream.stopped == stop and texts[-1] == allowed
+    assert all(allowed.startswith(part) for part in texts)
+
+
+def test_push_names_the_stop_string_at_the_token_that_completes_it_and_drops_the_rest():
+    own = tokenizer("byte_level")
+    ids = [own.encode(c)[0] for c in "ab##c"]
+    stream = TextStream(own, stop=["##"])
+    assert [stream.push(i) for i in ids] == [None, None, None, "##", "##"]
+    assert stream.text == "ab"
+    assert stream.flush() == "##" and stream.text == "ab"
+
+
+def test_a_stop_string_that_only_the_flush_completes_is_found():
+    own = tokenizer("sentencepiece")
+    ids = own.encode("a你", add_special_tokens=False)
+    stream = TextStream(own, stop=["你"])
+    assert [stream.push(i) for i in ids] == [None] * len(ids)
+    assert stream.flush() == "你" and stream.text == "a"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_for_a_token_does_not_grow_with_the_text(kind, monkeypatch):
+    own = tokenizer(kind)
+    decoded = []
+    raw_text = own.raw_text
+    monkeypatch.setattr(own, "raw_text", lambda ids: decoded.append(len(ids)) or raw_text(ids))
+    stream_of(kind, own.encode("the line " * 200), stop=["never"])
+    assert max(decoded, default=0) <= 4

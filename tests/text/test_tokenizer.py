@@ -1,0 +1,100 @@
+"""Text to ids and back by the checkpoint's own rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_jax.text import Tokenizer, require_tokenizer
+from tests.text.samples import KINDS, folder, tokenizer
+
+BOS, EOS = 1, 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(text=st.text(max_size=40))
+def test_decoding_what_was_encoded_gives_the_text_again(kind, text):
+    ids = tokenizer(kind).encode(text)
+    assert tokenizer(kind).decode(ids) == text
+
+
+def test_a_bos_that_the_post_processor_adds_is_there_once(tmp_path):
+    for wish in ({}, {"add_bos_token": True}):
+        own = Tokenizer.load(folder(tmp_path, "sentencepiece", **wish))
+        assert own.encode("the end").count(BOS) == 1
+        assert own.encode("<s>the end").count(BOS) == 1
+    assert BOS not in own.encode("the end", add_special_tokens=False)
+
+
+def test_add_bos_token_and_add_eos_token_overrule_the_post_processor(tmp_path):
+    without = Tokenizer.load(folder(tmp_path, "sentencepiece", add_bos_token=False))
+    assert BOS not in without.encode("the end")
+    assert without.encode("<s>the end").count(BOS) == 1
+    added = Tokenizer.load(folder(tmp_path, "byte_level", add_bos_token=True, add_eos_token=True))
+    plain = Tokenizer.load(folder(tmp_path, "byte_level")).encode("the end")
+    assert added.encode("the end") == [BOS, *plain, EOS]
+    assert added.encode("<s>the end") == [BOS, *plain, EOS]
+    assert added.encode("") == [BOS, EOS]
+    assert added.encode("the end", add_special_tokens=False) == plain
+
+
+def test_special_tokens_are_named_by_either_file_and_known_by_id(tmp_path):
+    path = folder(tmp_path)
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": None}))
+    (path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "<unk>"}))
+    own = Tokenizer.load(path)
+    assert own.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert own.eos_ids == {EOS}
+    assert own.vocab_size == 332 and own.token(331) == "<tool>" and own.token(332) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_are_shown_only_if_asked_for_and_ids_beyond_the_vocabulary_are_no_text(kind):
+    own = tokenizer(kind)
+    ids = [BOS, *own.encode("the end", add_special_tokens=False), EOS, 5000]
+    assert own.decode(ids) == "the end"
+    assert own.decode(ids, skip_special_tokens=False).replace(" ", "") == "<s>theend</s>"
+
+
+def test_text_after_a_prompt_keeps_the_space_between_them():
+    own = tokenizer("sentencepiece")
+    prompt, rest = own.encode("the end"), own.encode(" of", add_special_tokens=False)[1:]
+    assert own.decode(rest) == "of"
+    assert own.decode(rest, after=prompt) == " of"
+    assert own.decode([*prompt, *rest]) == "the end of"
+
+
+def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
+    path = folder(tmp_path) / "tokenizer.json"
+    saved = json.loads(path.read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(saved))
+    assert len(Tokenizer.load(tmp_path).encode("the end of the line")) > 2
+
+
+def test_a_tokenizer_may_be_named_by_its_file(tmp_path):
+    own = Tokenizer.load(folder(tmp_path) / "tokenizer.json")
+    assert own.eos_ids == {EOS}
+
+
+def test_a_folder_without_a_tokenizer_has_none_and_the_error_says_what_to_do(tmp_path):
+    assert Tokenizer.load(tmp_path) is None
+    with pytest.raises(ValueError, match="prompts must be lists of token ids, or give tokenizer="):
+        require_tokenizer(None, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    (folder(tmp_path) / name).write_text(content)
+    with pytest.raises(ValueError, match=name):
+        Tokenizer.load(tmp_path)
+
+
+def test_text_that_is_no_unicode_is_refused():
+    with pytest.raises(ValueError, match="lone surrogates"):
+        tokenizer("byte_level").encode("a\ud800")
