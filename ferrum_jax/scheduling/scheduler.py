@@ -16,6 +16,7 @@ from collections import deque
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
+from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
@@ -172,9 +173,8 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
-        num_computed, num_known = request.num_computed, len(request.token_ids)
-        self._cache.publish(request, request.slot, min(num_computed, num_known))
-        if num_computed == num_known:
+        self._cache.publish(request, request.slot, request.num_computed)
+        if request.num_computed == len(request.token_ids):  # its next token is still on the device
             self._awaited.add(request.id)
         self._leave(request)
         request.num_preemptions += 1
@@ -197,7 +197,8 @@ class Scheduler:
         chunks = []
         while budget and self._waiting and self._rows.slots.num_free:
             request = self._waiting.first()
-            if request.id in self._awaited or not self._admit_one(request):
+            assert request.id not in self._awaited, f"request {request.id} would run without its token in flight"
+            if not self._admit_one(request):
                 break
             count = min(len(request.token_ids) - request.num_computed, budget)
             chunks.append((request, count))
@@ -300,6 +301,10 @@ class Scheduler:
                 request.finish_reason = "length"
             got.append((request, row))
         return got
+
+    def metrics(self) -> ReuseMetrics:
+        """What was counted so far, with the gauges of this moment."""
+        return self._cache.metrics()
 
     def check_invariants(self) -> None:
         """Prove the books of rows, blocks and queue."""

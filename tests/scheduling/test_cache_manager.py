@@ -1,0 +1,386 @@
+"""CacheManager: its sentences over one and two groups, and random histories against a naive model."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.cache_manager import CacheManager
+
+_ids = itertools.count()
+
+
+def _manager(*pool_sizes: int, max_num_seqs: int = 4, max_model_len: int = 40, enabled: bool = True) -> CacheManager:
+    return CacheManager(
+        pool_sizes=pool_sizes or (17,),
+        block_size=4,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_bytes=[100] * len(pool_sizes or (17,)),
+        enabled=enabled,
+    )
+
+
+def _request(tokens: list[int] | int, **wishes) -> Request:
+    ids = list(range(tokens)) if isinstance(tokens, int) else tokens
+    return Request(id=next(_ids), token_ids=ids, num_prompt_tokens=len(ids), max_total_tokens=40, **wishes)
+
+
+def _books(manager: CacheManager) -> list:
+    """Everything that a failure must leave as it was, the order of eviction with it."""
+    pools = [(list(p._next), list(p._prev), list(p._refs), dict(p._id_of), list(p._returned)) for p in manager.pools]
+    return [pools, [t.tolist() for t in manager.tables], manager.num_blocks.tolist(), manager.num_published.tolist()]
+
+
+def _run(manager: CacheManager, tokens: list[int] | int, slot: int = 1) -> Request:
+    """A request that is admitted, computed, published and released."""
+    request = _request(tokens)
+    request.slot = slot
+    assert manager.admit(request, slot) is not None
+    manager.publish(request, slot, len(request.token_ids))
+    manager.release(slot)
+    return request
+
+
+def test_growth_takes_only_the_difference_and_the_table_is_padded_with_0() -> None:
+    manager = _manager()
+    request = _request(6)
+    manager.admit(request, 1)
+    assert manager.tables[0][1].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert manager.grow(1, 8) and manager.num_blocks[1] == 2
+    assert manager.grow(1, 13) and manager.tables[0][1, :5].tolist() == [1, 2, 3, 4, 0]
+    manager.check_invariants()
+
+
+def test_rows_that_need_a_block_are_found_in_one_look() -> None:
+    manager = _manager()
+    for slot, length in ((1, 4), (2, 5), (3, 8)):
+        manager.admit(_request([slot] * length), slot)
+    slots = np.array([3, 2, 1], np.int32)
+    assert manager.rows_to_grow(slots, np.array([9, 6, 5])).tolist() == [0, 2]
+
+
+def test_the_slot_of_a_token_is_the_same_before_and_after_a_hit() -> None:
+    manager = _manager()
+    request = _request(9)
+    manager.admit(request, 1)
+    before = manager.tables[0][1, :2].tolist()
+    manager.publish(request, 1, 9)
+    manager.release(1)
+    assert manager.admit(_request(12), 2) == 8
+    assert manager.tables[0][2, :2].tolist() == before
+
+
+def test_a_second_request_with_the_same_prefix_takes_only_its_own_tail() -> None:
+    manager = _manager()
+    request = _request(10)
+    manager.admit(request, 1)
+    manager.publish(request, 1, 10)
+    assert manager.admit(_request([*range(8), 99, 98]), 2) == 8
+    assert manager.metrics().live == 4
+    manager.check_invariants()
+
+
+@pytest.mark.parametrize(("length", "hit"), [(16, 12), (17, 16), (15, 12), (4, 0), (5, 4), (1, 0)])
+def test_hits_come_in_whole_blocks_and_stop_one_token_before_the_end(length: int, hit: int) -> None:
+    manager = _manager()
+    _run(manager, 30)
+    assert manager.admit(_request(length), 2) == hit
+
+
+def test_admission_counts_what_is_missing_not_the_whole_prompt() -> None:
+    manager = _manager(9)
+    first = _request(24)
+    manager.admit(first, 1)
+    manager.publish(first, 1, 24)
+    assert manager.admit(_request(28), 2) == 24, "1 block is missing and 2 are free"
+
+
+def test_what_is_about_to_be_hit_cannot_be_evicted_by_the_same_admission() -> None:
+    manager = _manager(9)
+    _run(manager, 16)  # 4 cached, 4 clean
+    hit = manager.admit(_request(32), 1)
+    assert hit == 16 and manager.metrics().evictions == 0
+    assert sorted(manager.tables[0][1, :8].tolist()) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("sizes", [(9,), (9, 7), (7, 9)])
+def test_a_failed_admission_leaves_books_and_tables_as_they_were(sizes: tuple[int, ...]) -> None:
+    manager = _manager(*sizes)
+    _run(manager, 16)
+    manager.admit(_request([7] * 12), 2)
+    before = _books(manager)
+    assert manager.admit(_request([*range(16), *[5] * 12]), 1) is None
+    assert _books(manager) == before and manager.counters.refusals == 1 and manager.counters.lookups == 2
+
+
+@pytest.mark.parametrize("sizes", [(4,), (9, 4), (4, 9)])
+def test_a_failed_growth_leaves_books_and_tables_as_they_were(sizes: tuple[int, ...]) -> None:
+    manager = _manager(*sizes)
+    manager.admit(_request(8), 1)
+    before = _books(manager)
+    assert not manager.grow(1, 15)
+    assert _books(manager) == before
+    assert manager.grow(1, 12)
+
+
+def test_each_group_has_its_own_pool_and_a_hit_needs_every_group() -> None:
+    manager = _manager(17, 8)
+    _run(manager, 16)
+    manager.admit(_request([50] * 24), 1)  # evicts the deepest three of the second group's four
+    assert [pool.num_keyed for pool in manager.pools] == [4, 1]
+    manager.release(1)
+    assert manager.admit(_request(16), 2) == 4
+    manager.check_invariants()
+
+
+def test_publishing_is_incremental_and_idempotent_by_absolute_block_index() -> None:
+    manager = _manager()
+    request = _request(19)
+    manager.admit(request, 1)
+    for num_tokens, published in ((3, 0), (6, 1), (6, 1), (13, 3), (5, 3), (19, 4)):
+        manager.publish(request, 1, num_tokens)
+        assert manager.num_published[1] == published == manager.metrics().entries
+    table = manager.tables[0][1]
+    assert [manager.pools[0].find(key) for key in request.keys] == table[:4].tolist()
+
+
+def test_later_chunks_extend_the_chain_and_never_restart_it() -> None:
+    manager, whole = _manager(), _manager()
+    chunked, once = _request(20), _request(20)
+    manager.admit(chunked, 1)
+    for num_tokens in (5, 11, 20):
+        manager.publish(chunked, 1, num_tokens)
+    whole.admit(once, 1)
+    whole.publish(once, 1, 20)
+    assert chunked.keys == once.keys and len(set(chunked.keys)) == 5
+
+
+def test_a_row_that_hit_publishes_only_what_lies_beyond() -> None:
+    manager = _manager()
+    _run(manager, 8)
+    request = _request(16)
+    assert manager.admit(request, 2) == 8 and manager.num_published[2] == 2
+    manager.publish(request, 2, 16)
+    assert manager.counters.published_blocks == 4 and manager.counters.twins_merged == 0
+
+
+def test_rows_with_full_unpublished_blocks_are_found_in_one_look() -> None:
+    manager = _manager()
+    for slot in (1, 2, 3):
+        manager.admit(_request([slot] * 9), slot)
+    slots, done = np.array([1, 2, 3], np.int32), np.array([3, 4, 8])
+    assert manager.rows_to_publish(slots, done).tolist() == [1, 2]
+
+
+def test_a_twin_is_replaced_by_the_first_published_block_and_freed_clean() -> None:
+    manager = _manager()
+    first, second = _request(8), _request(8)
+    manager.admit(first, 1)
+    manager.admit(second, 2)
+    manager.publish(first, 1, 8)
+    manager.publish(second, 2, 8)
+    assert manager.tables[0][2].tolist() == manager.tables[0][1].tolist()
+    metrics = manager.metrics()
+    assert (metrics.twins_merged, metrics.live, metrics.cached) == (2, 2, 0)
+    manager.release(1)
+    manager.release(2)
+    manager.check_invariants()
+    assert manager.metrics().cached == 2 and manager.metrics().clean == 14
+
+
+def test_a_sequence_is_freed_deepest_block_first_so_that_shared_heads_outlive_tails() -> None:
+    manager = _manager(6)
+    request = _run(manager, 20)
+    manager.admit(_request([60] * 12), 1)
+    found = [manager.pools[0].find(key) != 0 for key in request.keys]
+    assert found == [True, True, False, False, False]
+
+
+def test_trimming_returns_tail_blocks_and_never_cuts_a_published_one() -> None:
+    manager = _manager()
+    request = _request(9)
+    manager.admit(request, 1)
+    manager.grow(1, 16)
+    manager.publish(request, 1, 9)
+    manager.trim(1, 10)
+    assert manager.num_blocks[1] == 3 and manager.tables[0][1, 3:].tolist() == [0] * 7
+    manager.trim(1, 10)
+    with pytest.raises(AssertionError, match="trim to 7 tokens, of which 8 are published"):
+        manager.trim(1, 7)
+    manager.check_invariants()
+
+
+def test_keys_of_one_salt_never_hit_under_another() -> None:
+    manager = _manager()
+    _run(manager, 12)
+    assert manager.admit(_request(12, cache_salt=b"tenant"), 2) == 0
+
+
+def test_counters_are_exact() -> None:
+    manager = _manager()
+    _run(manager, 12)
+    assert manager.admit(_request(14), 1) == 12
+    assert manager.admit(_request([3] * 5), 2) == 0
+    assert manager.admit(_request(14, takes_hits=False), 3) == 0
+    snapshot = manager.metrics().snapshot()
+    assert snapshot == {
+        "enabled": True,
+        "block_size": 4,
+        "kv_dtype": "float32",
+        "lookups": 3,
+        "hits": 1,
+        "misses": 2,
+        "hit_tokens": 12,
+        "missed_tokens": 12 + 2 + 5,
+        "saved_prefill_tokens": 12,
+        "hit_blocks": 3,
+        "published_blocks": 3,
+        "twins_merged": 0,
+        "evictions": 0,
+        "revivals": 3,
+        "refusals": 0,
+        "preemptions": 0,
+        "live": 4 + 2 + 4,
+        "cached": 0,
+        "clean": 6,
+        "peak_live": 10,
+        "entries": 3,
+        "bytes": 300,
+    }
+
+
+def test_a_cache_that_is_off_neither_looks_up_nor_publishes() -> None:
+    manager = _manager(enabled=False)
+    _run(manager, 12)
+    assert manager.admit(_request(12), 1) == 0
+    metrics = manager.metrics()
+    assert (metrics.lookups, metrics.entries, metrics.cached, metrics.enabled) == (0, 0, 0, False)
+    assert manager.rows_to_publish(np.array([1], np.int32), np.array([12])).tolist() == []
+
+
+def test_a_reset_forgets_every_prefix_and_is_refused_while_a_row_runs() -> None:
+    manager = _manager()
+    _run(manager, 12)
+    manager.admit(_request(12), 1)
+    with pytest.raises(ValueError, match="3 live ids"):
+        manager.reset()
+    manager.release(1)
+    manager.reset()
+    assert manager.admit(_request(12), 1) == 0
+
+
+class CacheManagerMachine(RuleBasedStateMachine):
+    """Rows come, grow, publish and go over two groups; the naive model knows prefixes as tuples of tokens."""
+
+    @initialize(first=st.integers(4, 14), second=st.integers(4, 14))
+    def start(self, first: int, second: int) -> None:
+        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24)
+        self.rows: dict[int, Request] = {}
+        self.published: dict[int, int] = {}  # tokens, by slot
+
+    def _prefixes(self, group: int) -> dict[bytes, int]:
+        return {
+            key: id for id in range(self.manager.pools[group].num_ids) if (key := self.manager.pools[group].key_of(id))
+        }
+
+    @rule(stem=st.integers(0, 1), cut=st.integers(1, 20), tail=st.lists(st.integers(0, 2), max_size=3))
+    def admit(self, stem: int, cut: int, tail: list[int]) -> None:
+        slot = next((slot for slot in range(1, 5) if slot not in self.rows), None)
+        if slot is None:
+            return
+        request = _request([stem] * cut + tail)
+        keyed = [self._prefixes(group) for group in range(2)]
+        free = [pool.num_free for pool in self.manager.pools]
+        before = _books(self.manager)
+        hit = self.manager.admit(request, slot)
+        expected = list(itertools.takewhile(lambda key: all(key in k for k in keyed), request.keys))
+        total = -(-len(request.token_ids) // 4)
+        missing = total - len(expected)
+        if hit is None:
+            idle = [
+                sum(pool.num_holders(k[key]) == 0 for key in expected)
+                for pool, k in zip(self.manager.pools, keyed, strict=True)
+            ]
+            assert any(f - i < missing for f, i in zip(free, idle, strict=True)), "refused without need"
+            assert _books(self.manager) == before
+            return
+        assert hit == 4 * len(expected) <= len(request.token_ids) - 1
+        for group in range(2):
+            ids = self.manager.tables[group][slot, : len(expected)].tolist()
+            assert ids == [keyed[group][key] for key in expected]
+        request.slot = slot
+        self.rows[slot] = request
+        self.published[slot] = hit
+
+    @rule(data=st.data(), tokens=st.integers(1, 6))
+    def grow(self, data, tokens: int) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            request = self.rows[slot]
+            length = min(len(request.token_ids) + tokens, 24)
+            before = _books(self.manager)
+            if self.manager.grow(slot, length):
+                request.token_ids += [1] * (length - len(request.token_ids))
+            else:
+                assert _books(self.manager) == before
+
+    @rule(data=st.data(), share=st.integers(1, 4))
+    def publish(self, data, share: int) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            request = self.rows[slot]
+            tokens = len(request.token_ids) * share // 4
+            self.manager.publish(request, slot, tokens)
+            self.published[slot] = max(self.published[slot], tokens // 4 * 4)
+
+    @rule(data=st.data())
+    def trim(self, data) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            request = self.rows[slot]
+            keep = data.draw(st.integers(max(self.published[slot], 1), max(len(request.token_ids), 1)))
+            del request.token_ids[keep:], request.keys[keep // 4 :]
+            self.manager.trim(slot, keep)
+
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            self.manager.release(slot)
+            del self.rows[slot], self.published[slot]
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check_invariants(list(self.rows.values()))
+        for slot, request in self.rows.items():
+            assert self.manager.num_published[slot] * 4 == self.published[slot]
+            assert self.manager.num_blocks[slot] == -(-len(request.token_ids) // 4)
+        for pool, table in zip(self.manager.pools, self.manager.tables, strict=True):
+            owned = [
+                (tuple(r.token_ids[: 4 * i + 4]), int(table[s, i]))
+                for s, r in self.rows.items()
+                for i in range(self.published[s] // 4)
+            ]
+            assert len({id for _, id in owned}) == len({prefix for prefix, _ in owned}) == len(set(owned)), (
+                "a twin remains"
+            )
+            unpublished = Counter(
+                int(id) for s in self.rows for id in table[s, self.published[s] // 4 : self.manager.num_blocks[s]]
+            )
+            assert all(pool.num_holders(id) == count == 1 for id, count in unpublished.items()), (
+                "a private block is shared"
+            )
+
+
+TestCacheManagerMachine = CacheManagerMachine.TestCase
+TestCacheManagerMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)

@@ -1,0 +1,374 @@
+"""The scheduler's promises, one sentence each, over a fake device that checks every read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ferrum_jax.plan import StepPlan
+from tests.scheduling.fake_device import Engine, expected_tokens
+
+
+def _rows(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+    """(slot, start, count, samples) of each row."""
+    shard = plan.shards[0]
+    return list(zip(*(a.tolist() for a in (shard.slots, shard.starts, shard.counts, shard.samples)), strict=True))
+
+
+def _prompt(length: int, stem: int = 0) -> list[int]:
+    return [(stem + i * i + i // 3) % 5 for i in range(length)]
+
+
+def test_a_request_runs_to_its_length() -> None:
+    engine = Engine()
+    request = engine.add(_prompt(6), 5)
+    engine.drain()
+    assert (request.finish_reason, request.stop_reason, len(request.token_ids)) == ("length", None, 11)
+
+
+def test_the_next_step_is_planned_before_the_token_of_the_last_is_known() -> None:
+    engine = Engine()
+    request = engine.add(_prompt(6), 5)
+    engine.step()
+    engine.step()
+    assert [_rows(plan) for plan in engine.plans] == [[(1, 0, 6, 1)], [(1, 6, 1, 1)]]
+    assert len(request.token_ids) == 7 and request.num_computed == 7
+
+
+def test_a_row_is_not_planned_beyond_the_token_in_flight_that_ends_it() -> None:
+    engine = Engine()
+    engine.add(_prompt(3), 2)
+    engine.drain()
+    assert [_rows(plan) for plan in engine.plans] == [[(1, 0, 3, 1)], [(1, 3, 1, 1)]]
+
+
+def test_a_stop_id_ends_a_request_and_drops_what_is_in_flight_for_it() -> None:
+    engine = Engine()
+    expected = expected_tokens(_prompt(6), 40, frozenset({2}), 0)
+    request = engine.add(_prompt(6), 34, stop_ids=[2])
+    engine.drain()
+    assert (request.finish_reason, request.stop_reason) == ("stop", 2)
+    assert request.token_ids == expected
+    assert len(engine.plans) == len(expected) - 6 + 1, "one step was in flight for nothing"
+
+
+def test_min_tokens_holds_a_stop_id_back() -> None:
+    alone = expected_tokens(_prompt(6), 60, frozenset(), 0)[6:]
+    first = alone.index(2)
+    engine = Engine()
+    request = engine.add(_prompt(6), 50, stop_ids=[2], min_tokens=first + 1)
+    engine.drain()
+    assert len(request.token_ids) - 6 == alone.index(2, first + 1) + 1
+
+
+def test_decodes_come_first_and_a_step_mixes_both() -> None:
+    engine = Engine(max_num_batched_tokens=8, max_num_seqs=4)
+    engine.add(_prompt(5), 20)
+    engine.step()
+    engine.add(_prompt(30, stem=1), 4)
+    engine.step()
+    engine.step()
+    assert [row[1:] for row in _rows(engine.plans[1])] == [(5, 1, 1), (0, 7, 0)]
+    assert [row[1:] for row in _rows(engine.plans[2])] == [(6, 1, 1), (7, 7, 0)]
+    engine.drain()
+
+
+def test_a_long_prompt_is_cut_into_exact_chunks() -> None:
+    engine = Engine(max_num_batched_tokens=8)
+    engine.add(_prompt(27), 2)
+    engine.drain()
+    assert [row[1:] for plan in engine.plans for row in _rows(plan)] == [
+        (0, 8, 0),
+        (8, 8, 0),
+        (16, 8, 0),
+        (24, 3, 1),
+        (27, 1, 1),
+    ]
+
+
+def test_prefill_never_starves_decode_nor_the_reverse() -> None:
+    engine = Engine(max_num_batched_tokens=4, max_num_seqs=4, num_blocks=64)
+    for stem in range(3):
+        engine.add(_prompt(4, stem), 30)
+    late = engine.add(_prompt(24, 3), 4)
+    while late.num_prompt_tokens == len(late.token_ids):
+        before = len(engine.plans)
+        engine.step()
+        rows = _rows(engine.plans[before])
+        if late.slot:
+            assert len(rows) == 4 or late.num_computed == 0, "a row got nothing in a step"
+    engine.drain()
+
+
+def test_no_step_exceeds_its_tokens_or_rows() -> None:
+    engine = Engine(max_num_batched_tokens=10, max_num_seqs=3, num_blocks=64)
+    for stem in range(8):
+        engine.add(_prompt(3 + 5 * stem, stem), 6)
+    engine.drain()
+    assert max(plan.shards[0].num_tokens for plan in engine.plans) == 10
+    assert max(plan.shards[0].num_rows for plan in engine.plans) == 3
+
+
+def test_requests_are_admitted_by_priority_and_then_by_arrival() -> None:
+    engine = Engine(max_num_seqs=1)
+    ids = [engine.add(_prompt(3, stem), 2, priority=priority).id for stem, priority in enumerate([1, 0, 1, 0])]
+    engine.drain()
+    admitted = [request_id for plan in engine.plans for _, _, request_id in plan.admitted]
+    assert admitted == [ids[1], ids[3], ids[0], ids[2]]
+
+
+def test_five_requests_on_a_pool_for_two_all_finish_and_nothing_is_live_at_the_end() -> None:
+    engine = Engine(num_blocks=12, max_num_seqs=5, max_num_batched_tokens=64)
+    requests = [engine.add(_prompt(8, stem), 16) for stem in range(5)]
+    engine.drain()
+    assert all(request.finish_reason == "length" for request in requests)
+    counters = engine.cache.metrics()
+    assert counters.preemptions == sum(request.num_preemptions for request in requests) > 0
+    assert counters.live == 0 and engine.scheduler.num_running == 0
+    assert engine.device.num_computed > 5 * 23, "each preempted one computes again"
+
+
+def test_a_preempted_request_replays_mostly_from_its_own_blocks() -> None:
+    engine = Engine(num_blocks=12, max_num_batched_tokens=64)
+    engine.add(_prompt(8), 9)
+    second = engine.add(_prompt(36, 1), 8)
+    engine.drain()
+    counters = engine.cache.metrics()
+    assert second.num_preemptions == 1
+    assert counters.hit_tokens == 32, "all but the deepest block, which the other row took"
+    assert second.num_cached_tokens == counters.saved_prefill_tokens == 0, "only what was never computed is saved"
+
+
+def test_the_latest_row_of_the_lowest_priority_is_preempted_and_the_oldest_of_the_highest_never() -> None:
+    engine = Engine(num_blocks=9, max_num_seqs=3, max_num_batched_tokens=64)
+    oldest, important, latest = (engine.add(_prompt(8, stem), 12, priority=p) for stem, p in ((0, 1), (1, 0), (2, 1)))
+    order = []
+    while not engine.is_idle:
+        before = [request.num_preemptions for request in (oldest, important, latest)]
+        engine.step()
+        after = [request.num_preemptions for request in (oldest, important, latest)]
+        order += [index for index in range(3) if after[index] > before[index]]
+    assert important.num_preemptions == 0 and order[0] == 2
+    engine.drain()
+
+
+def test_a_preempted_request_gets_its_token_in_flight_and_is_not_admitted_before() -> None:
+    engine = Engine(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
+    engine.add(_prompt(8), 12)
+    second = engine.add(_prompt(8, 1), 12)
+    while not second.num_preemptions:
+        known = len(second.token_ids)
+        engine.step()
+    assert len(second.token_ids) == known + 1 and second.slot == 0
+    engine.drain()
+
+
+def test_a_request_that_does_not_fit_waits_without_stopping_the_decodes() -> None:
+    engine = Engine(num_blocks=8)
+    first = engine.add(_prompt(8), 12)
+    engine.step()
+    engine.add(_prompt(24, 1), 4)
+    while first.finish_reason is None:
+        plans = len(engine.plans)
+        engine.step()
+        assert engine.scheduler.num_waiting == 1 or first.finish_reason
+        assert len(engine.plans) == plans + 1 or first.finish_reason or len(first.token_ids) >= 19
+    engine.drain()
+    assert engine.cache.counters.refusals > 0
+
+
+def test_nothing_overtakes_the_first_that_waits() -> None:
+    engine = Engine(num_blocks=8)
+    engine.add(_prompt(8), 12)
+    engine.step()
+    large = engine.add(_prompt(24, 1), 4)
+    small = engine.add(_prompt(2, 2), 2)
+    while not large.slot:
+        assert not small.slot
+        engine.step()
+    engine.drain()
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "message"),
+    [
+        (60, 10, r"60 prompt \+ 10 new tokens, 70 in all, more than max_model_len, 64"),
+        (30, 20, r"needs 13 blocks of 4 tokens and the whole pool has 12"),
+        (0, 3, r"has 0 prompt tokens"),
+        (5, 0, r"has 5 prompt tokens and may have 5 in all"),
+    ],
+)
+def test_a_request_that_can_never_fit_is_refused_at_once(length: int, max_tokens: int, message: str) -> None:
+    engine = Engine(num_blocks=12)
+    with pytest.raises(ValueError, match=message):
+        engine.add(_prompt(length), max_tokens)
+    assert not engine.scheduler.has_unfinished
+
+
+def test_a_request_may_fill_the_whole_pool() -> None:
+    engine = Engine(num_blocks=12)
+    request = engine.add(_prompt(30), 19)  # the 49th token is sampled, never computed
+    engine.drain()
+    assert len(request.token_ids) == 49 and engine.cache.metrics().peak_live == 12
+
+
+def test_a_budget_that_cannot_hold_one_token_of_every_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 3, less than max_num_seqs, 4"):
+        Engine(max_num_batched_tokens=3, max_num_seqs=4)
+
+
+def test_every_way_out_releases_everything_once() -> None:
+    engine = Engine(max_num_seqs=2, num_blocks=64)
+    ends = {name: engine.add(_prompt(9, stem), 20) for stem, name in enumerate(["abort", "text", "length", "queued"])}
+    engine.step()
+    engine.step()
+    assert engine.scheduler.abort(ends["abort"].id) is ends["abort"]
+    assert engine.scheduler.abort(ends["queued"].id) is ends["queued"]
+    engine.scheduler.finish(ends["text"], "stop", "text")
+    assert engine.scheduler.abort(ends["abort"].id) is None, "it is not here any more"
+    with pytest.raises(AssertionError, match="has ended already, by stop"):
+        engine.scheduler.finish(ends["text"], "abort", None)
+    engine.drain()
+    reasons = [(r.finish_reason, r.stop_reason) for r in ends.values()]
+    assert reasons == [("abort", None), ("stop", "text"), ("length", None), ("abort", None)]
+
+
+def test_what_ended_is_dropped_even_when_its_slot_has_a_new_owner() -> None:
+    engine = Engine(max_num_seqs=1)
+    first = engine.add(_prompt(5), 20)
+    engine.step()
+    engine.step()
+    known = list(first.token_ids)
+    engine.scheduler.abort(first.id)
+    second = engine.add(_prompt(7, 1), 4)
+    engine.step()
+    assert second.slot == 1 and first.token_ids == known and len(second.token_ids) == 7
+    engine.drain()
+
+
+def test_the_same_prompt_again_hits_and_saves_and_gives_the_same_tokens() -> None:
+    engine = Engine()
+    first = engine.add(_prompt(18), 6)
+    engine.drain()
+    second = engine.add(_prompt(18), 6)
+    engine.drain()
+    assert first.token_ids == second.token_ids
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 16)
+    counters = engine.cache.metrics()
+    assert (counters.hits, counters.misses, counters.saved_prefill_tokens, counters.missed_tokens) == (1, 1, 16, 20)
+
+
+def test_generated_blocks_are_hit_too() -> None:
+    engine = Engine()
+    first = engine.add(_prompt(6), 10)
+    engine.drain()
+    second = engine.add([*first.token_ids, 1], 3)
+    engine.drain()
+    assert second.num_cached_tokens == 12, "tokens 0 to 14 are computed, the last one never was"
+
+
+def test_a_request_admitted_for_the_next_step_hits_the_prompt_blocks_of_the_one_in_flight() -> None:
+    engine = Engine()
+    engine.add(_prompt(9), 4)
+    engine.step()
+    second = engine.add(_prompt(9), 4)
+    engine.step()
+    assert second.num_cached_tokens == 8
+    engine.drain()
+
+
+def test_equal_prompts_of_one_step_end_up_on_the_same_blocks() -> None:
+    engine = Engine(max_num_batched_tokens=64)
+    rows = [engine.add(_prompt(12), 8) for _ in range(3)]
+    engine.step()
+    table = engine.cache.tables[0]
+    assert all(np.array_equal(table[rows[0].slot, :3], table[row.slot, :3]) for row in rows[1:])
+    assert engine.cache.metrics().twins_merged == 6
+    engine.drain()
+
+
+def test_what_a_dropped_step_computes_is_never_published() -> None:
+    engine = Engine()
+    request = engine.add(_prompt(6), 20)
+    while len(request.token_ids) < 8:
+        engine.step()  # position 7, which fills block 1, is in flight now
+    assert request.num_computed == 8
+    engine.scheduler.abort(request.id)
+    engine.drain()
+    assert engine.cache.metrics().entries == 1
+
+
+def test_a_request_that_takes_no_hits_computes_everything_and_publishes() -> None:
+    engine = Engine()
+    engine.add(_prompt(10), 2)
+    engine.drain()
+    deaf = engine.add(_prompt(14), 2, takes_hits=False)
+    engine.drain()
+    assert deaf.num_cached_tokens == 0 and engine.cache.counters.lookups == 1
+    follower = engine.add(_prompt(14), 2)
+    engine.drain()
+    assert follower.num_cached_tokens == 12
+
+
+def test_tenants_with_other_salts_share_nothing() -> None:
+    engine = Engine()
+    for salt in (b"", b"a", b"b"):
+        assert engine.add(_prompt(10), 2, salt=salt).num_cached_tokens == 0
+        engine.drain()
+    again = engine.add(_prompt(10), 2, salt=b"a")
+    engine.drain()
+    assert engine.cache.counters.hits == 1 and again.num_cached_tokens == 8
+
+
+def test_without_the_cache_hits_are_0_and_the_tokens_are_the_same() -> None:
+    outputs = []
+    for enabled in (True, False):
+        engine = Engine(enabled=enabled)
+        requests = []
+        for _ in range(2):
+            requests.append(engine.add(_prompt(17), 6))
+            engine.drain()
+        outputs.append([request.token_ids for request in requests])
+        assert bool(engine.cache.metrics().hits) == enabled
+        assert engine.cache.metrics().lookups == (2 if enabled else 0)
+    assert outputs[0] == outputs[1]
+
+
+def test_an_idle_engine_keeps_its_cache() -> None:
+    engine = Engine()
+    engine.add(_prompt(9), 2)
+    engine.drain()
+    assert engine.scheduler.schedule() is None
+    assert engine.cache.metrics().cached == 2
+
+
+def test_equal_requests_make_equal_plans() -> None:
+    histories = []
+    for _ in range(2):
+        engine = Engine(num_blocks=12, max_num_seqs=4)
+        for stem in range(6):
+            engine.add(_prompt(5 + stem, stem % 2), 9, priority=stem % 2)
+        engine.drain()
+        histories.append([(_rows(p), p.admitted, p.shards[0].block_tables[0].tolist()) for p in engine.plans])
+    assert histories[0] == histories[1]
+
+
+def test_a_plan_keeps_its_arrays_when_the_books_go_on() -> None:
+    engine = Engine()
+    engine.add(_prompt(9), 6)
+    engine.step()
+    before = [array.copy() for array in (engine.plans[0].shards[0].starts, engine.plans[0].shards[0].block_tables[0])]
+    engine.drain()
+    after = [engine.plans[0].shards[0].starts, engine.plans[0].shards[0].block_tables[0]]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_slot_record_is_ordered_at_each_admission() -> None:
+    engine = Engine(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
+    requests = [engine.add(_prompt(8, stem), 12) for stem in range(2)]
+    engine.drain()
+    admitted = [entry for plan in engine.plans for entry in plan.admitted]
+    for request in requests:
+        times = sum(request_id == request.id for _, _, request_id in admitted)
+        assert times == 1 + request.num_preemptions
+    assert requests[1].num_preemptions and all(shard == 0 for shard, _, _ in admitted)
