@@ -12,7 +12,7 @@ from ferrum_jax.request import SamplingParams
 from ferrum_jax.sampling import RECORD_WORDS, TokenLogprobs, sample, slot_record, unpack
 
 MAX_LEN = 300
-MAX_SEQS = 20
+ROWS = 256  # one bucket for all tests, so that one executable serves them
 V = 97
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -46,7 +46,7 @@ class Row:
 step = jax.jit(sample)
 
 
-def pool_of(rows: list[Row], slot_ids: list[int], max_seqs: int = MAX_SEQS) -> jax.Array:
+def pool_of(rows: list[Row], slot_ids: list[int], max_seqs: int = ROWS) -> jax.Array:
     """The pool in which row i has slot slot_ids[i]."""
     pool = np.zeros((max_seqs + 1, RECORD_WORDS + MAX_LEN), np.int32)
     for slot, row in zip(slot_ids, rows, strict=True):
@@ -58,8 +58,8 @@ def run(
     rows: list[Row],
     logits: np.ndarray,
     slot_ids: list[int] | None = None,
-    bucket: int = 8,
-    max_seqs: int = MAX_SEQS,
+    bucket: int = ROWS,
+    max_seqs: int = ROWS,
 ) -> tuple[np.ndarray, TokenLogprobs]:
     """Samples each row once, row i with logits[i], padded to `bucket` rows; token ids and what the host reads."""
     slot_ids = slot_ids or list(range(1, len(rows) + 1))

@@ -19,7 +19,7 @@ from ferrum_jax.sampling.record import FLAGS, SEED_LOW
 from ferrum_jax.sampling.slots import read_parameters
 from tests.oracles import sampling as oracle
 from tests.oracles.tolerance import TOLERANCE
-from tests.sampling.rows import Row, V, pool_of, random_logits, run, step
+from tests.sampling.rows import ROWS, Row, V, pool_of, random_logits, run, step
 
 NOISE_ROWS = 4000
 BIAS = {5: 9.0, 7: -100.0, 96: 3.5}
@@ -34,11 +34,12 @@ def test_a_greedy_row_takes_the_lowest_id_among_the_largest_logits():
 
 
 def test_the_null_slot_is_greedy_and_an_inactive_row_is_zero():
-    logits = random_logits(8, V)
+    logits = random_logits(ROWS, V)
     tokens, read = run([Row(), Row(sampling=SamplingParams(logprobs=3), active=False)], logits[:2])
     assert tokens.tolist() == [int(logits[0].argmax()), 0]
     assert not read.ranks.any() and not read.top_ids.any()
-    null = step(logits, pool_of([], []), np.zeros(8, np.int32), np.zeros(8, np.int32), np.ones(8, bool))
+    zeros = np.zeros(ROWS, np.int32)
+    null = step(logits, pool_of([], []), zeros, zeros, np.ones(ROWS, bool))
     assert np.asarray(null.token_ids).tolist() == logits.argmax(axis=1).tolist()
 
 
@@ -120,7 +121,7 @@ FILTERS = [
     "wishes", FILTERS, ids=lambda wishes: "+".join(f"{k}={v}" for k, v in wishes.items() if k != "logit_bias")
 )
 def test_draws_follow_the_oracles_distribution(wishes):
-    rows = [Row(sampling=SamplingParams(**wishes), output=(4, 4, 90), seed=seed) for seed in range(4000)]
+    rows = [Row(sampling=SamplingParams(**wishes), output=(4, 4, 90), seed=seed) for seed in range(16 * ROWS)]
     logits = random_logits(1, V)
     expected = oracle.kept_probabilities(
         oracle.edited_logits(logits[0], rows[0].sampling, rows[0].prompt, rows[0].output, ()), rows[0].sampling
@@ -131,10 +132,9 @@ def test_draws_follow_the_oracles_distribution(wishes):
 
 
 def _draw_counts(rows: list[Row], logits: np.ndarray) -> np.ndarray:
-    count = len(rows)
-    logits = np.repeat(logits, count, axis=0)
-    tokens, _ = run(rows, logits, bucket=count, max_seqs=count)
-    return np.bincount(tokens, minlength=V)
+    logits = np.repeat(logits, ROWS, axis=0)
+    draws = [run(rows[i : i + ROWS], logits)[0] for i in range(0, len(rows), ROWS)]
+    return np.bincount(np.concatenate(draws), minlength=V)
 
 
 def _chi_square_p(counts: np.ndarray, probabilities: np.ndarray) -> float:
@@ -286,7 +286,7 @@ def test_a_vocabulary_of_152k_compiles_and_agrees_with_the_oracle():
         Row(sampling=wish, prompt=tuple(range(100)), output=(7, 7)),
         Row(sampling=SamplingParams(temperature=0.0, logprobs=1)),
     ]
-    tokens, read = run(rows, logits, bucket=2)
+    tokens, read = run(rows, logits, bucket=2, max_seqs=2)
     edited = oracle.edited_logits(logits[0], wish, rows[0].prompt, rows[0].output, ())
     token, best = tokens.tolist()
     assert oracle.kept_probabilities(edited, wish)[token] > 0
