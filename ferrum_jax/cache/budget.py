@@ -1,0 +1,75 @@
+"""How many KV blocks fit: bytes that are free, over bytes of a block. Counted in blocks, nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from ferrum_jax.ints import ceil_div
+
+CPU_SHARE = 4  # the KV pool takes a quarter of the free host memory
+ACCELERATOR_SHARE = 0.85  # the rest is for a step's temporaries
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Where the memory goes, in bytes; `num_blocks` counts usable blocks, without the null block."""
+
+    weights_bytes: int
+    slots_bytes: int
+    block_bytes: int
+    num_blocks: int
+    block_size: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return (self.num_blocks + 1) * self.block_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def choose_num_blocks(
+    *,
+    num_blocks: int | None,
+    kv_memory_bytes: int,
+    block_bytes: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+) -> int:
+    """Usable blocks: as asked, else what `kv_memory_bytes` holds, at most what all rows at full length need.
+
+    Raises ValueError if not even one request of a single block fits.
+    """
+    if num_blocks is not None:
+        return num_blocks
+    most = ceil_div(max_model_len, block_size) * max_num_seqs
+    fits = kv_memory_bytes // block_bytes - 1  # the null block
+    if fits < 1:
+        raise ValueError(
+            f"kv_memory_bytes is {kv_memory_bytes}; one block of {block_size} tokens takes {block_bytes} bytes, "
+            "and two are the least; raise kv_memory_bytes or lower block_size"
+        )
+    return min(fits, most)
+
+
+def free_bytes(device: jax.Device, weights_bytes: int) -> int:
+    """Bytes for the KV pool where the user names none, once the weights are there."""
+    if device.platform == "cpu":
+        return max(_free_host_bytes() - weights_bytes, 0) // CPU_SHARE
+    stats = device.memory_stats()
+    if not stats:
+        raise ValueError(f"{device} does not say how much memory it has; set kv_memory_bytes")
+    return int((stats["bytes_limit"] - stats["bytes_in_use"] - weights_bytes) * ACCELERATOR_SHARE)
+
+
+def _free_host_bytes() -> int:
+    """Memory that the host can still give, in bytes (Linux: MemAvailable)."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise ValueError("the host does not say how much memory is free; set kv_memory_bytes")

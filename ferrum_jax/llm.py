@@ -1,0 +1,318 @@
+"""LLM: a checkpoint, ready to answer. The Python API.
+
+Opening one reads the checkpoint's description, plans memory and buckets from shapes alone, compiles in
+threads while weights load, and is ready when both are done. One LLM serves one thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from checkpoints import Checkpoint, open_checkpoint
+from checkpoints.fingerprint import fingerprint
+from ferrum_jax.cache.pools import make_pools
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.engine import Engine
+from ferrum_jax.models import registry
+from ferrum_jax.progress import progress_bar
+from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all, use_compilation_cache
+from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.spec import ModelSpec
+from ferrum_jax.text.chat import ChatTemplate
+from ferrum_jax.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+Key = TypeVar("Key", bound=Hashable)
+
+MOST_WAITING = 2  # as_completed holds so many times max_num_seqs requests, so that a million stay where they are
+
+
+class LLM:
+    """A model that generates.
+
+    model: a Hugging Face folder, or an Orbax checkpoint that `ferrum-jax convert` wrote.
+    config: see EngineConfig. tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own.
+    on_progress: called with (what, done, total) while it starts.
+
+    Raises ValueError, before weights are read, for what cannot run here: all reasons at once.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: str | None = None,
+        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> None:
+        started = time.perf_counter()
+        config = config or EngineConfig()
+        if config.compilation_cache_dir is not None:
+            use_compilation_cache(config.compilation_cache_dir)
+        checkpoint = open_checkpoint(model)
+        spec = registry.spec_of(checkpoint.config)
+        layout = lay_out(spec, config, jax.devices()[0])
+        self.spec, self.config, self.ledger = spec, config, layout.ledger
+        self.max_model_len = layout.max_model_len
+        self.tokenizer = Tokenizer.load(tokenizer or checkpoint.path)
+        self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
+        self._counter = CompileCounter()
+        self.loaded = load(checkpoint, layout, on_progress)
+        self.engine = build_engine(self.loaded, config, self.tokenizer)
+        self._compiles_at_start = self._counter.count
+        self.startup_s = time.perf_counter() - started
+
+    # -- generation ----------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The completion of each prompt, in their order.
+
+        prompts: one or many; a string, token ids, or chat messages. sampling_params: one for all, or one each.
+        progress: a bar on the terminal; None shows one only where there is a terminal.
+        Raises ValueError naming the prompt that cannot be served; nothing has run then.
+        """
+        many = _as_list(prompts)
+        params = self._params_for(many, sampling_params)
+        ids = self._add_all(many, params)
+        outputs: dict[int, RequestOutput] = {}
+        with progress_bar(len(many), shown=progress) as advance:
+            for output in self._run():
+                outputs[output.request_id] = output
+                advance(output)
+        return [outputs[i] for i in ids]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """The answer to each conversation, through the checkpoint's own chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        texts = [self.render_chat(c, **template_arguments) for c in conversations]
+        prompts = [self._encode(text, add_special_tokens=False) for text in texts]
+        return self.generate(prompts, sampling_params, progress=progress)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
+        submission = self._add(prompt, sampling_params or SamplingParams(), streams=True)
+        try:
+            for output in self._run():
+                if output.request_id == submission:
+                    yield output
+        finally:
+            self.engine.abort(submission)
+
+    def as_completed(
+        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]]
+    ) -> Iterator[tuple[Key, RequestOutput | ValueError]]:
+        """(key, output) of each request in the order in which they finish; a refused one gives its ValueError.
+
+        `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
+        """
+        source = iter(requests)
+        keys: dict[int, Key] = {}
+        refused: list[tuple[Key, ValueError]] = []
+        exhausted = False
+        try:
+            while not exhausted or keys:
+                while not exhausted and len(keys) < MOST_WAITING * self.config.max_num_seqs:
+                    item = next(source, None)
+                    if item is None:
+                        exhausted = True
+                        break
+                    key, prompt, params = item
+                    try:
+                        keys[self._add(prompt, params, key=str(key))] = key
+                    except ValueError as error:
+                        refused.append((key, error))
+                yield from refused
+                refused.clear()
+                for output in self.engine.step():
+                    yield keys.pop(output.request_id), output
+        finally:
+            for submission in keys:
+                self.engine.abort(submission)
+
+    def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
+        """The text that the checkpoint's chat template makes of messages."""
+        if self._chat is None:
+            raise ValueError("the checkpoint has no chat template; give a plain prompt, or LLM(tokenizer=...) with one")
+        return self._chat.render(messages, **arguments)
+
+    def stats(self) -> dict[str, Any]:
+        """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory."""
+        runner = self.engine.runner
+        return {
+            **self.engine.scheduler.metrics().snapshot(),
+            "steps": runner.num_steps,
+            "computed_tokens": runner.num_tokens,
+            "padded_tokens": runner.num_padded_tokens,
+            "executables": runner.num_executables,
+            "compiles_after_ready": self._counter.count - self._compiles_at_start,
+            "weights_bytes": self.ledger.weights_bytes,
+            "kv_bytes": self.ledger.kv_bytes,
+            "num_blocks": self.ledger.num_blocks,
+            "startup_s": self.startup_s,
+        }
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _run(self) -> Iterator[RequestOutput]:
+        """Steps until nothing is left; an interruption or an error ends everything that runs."""
+        try:
+            while self.engine.has_unfinished:
+                yield from self.engine.step()
+            self.engine.drain()
+        except BaseException:
+            self.engine.abort_all()
+            raise
+
+    def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[int]:
+        ids: list[int] = []
+        for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                ids.append(self._add(prompt, sampling, key=str(index)))
+            except ValueError as error:
+                for submission in ids:
+                    self.engine.abort(submission)
+                raise ValueError(f"prompt {index}: {error}") from error
+        return ids
+
+    def _add(self, prompt: Prompt, sampling: SamplingParams, *, key: str = "", streams: bool = False) -> int:
+        text = prompt if isinstance(prompt, str) else None
+        return self.engine.add(self._token_ids(prompt), sampling, prompt=text, key=key, streams=streams)
+
+    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return self._encode(prompt, add_special_tokens=True)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self._encode(self.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+        return prompt  # type: ignore[return-value]
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError("the checkpoint has no tokenizer; give token ids, or LLM(tokenizer=...)")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _params_for(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
+        return params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Everything that is slow to make: weights on the device and executables. Engines are made from it."""
+
+    layout: Layout
+    weights: tuple[jax.Array, ...]
+    executables: Executables
+    fingerprint: bytes
+    end_ids: frozenset[int]
+
+
+def load(checkpoint: Checkpoint, layout: Layout, on_progress: Callable[[str, int, int], None]) -> Loaded:
+    """Compiles every bucket while the weights load."""
+    spec = layout.options.spec
+    family = registry.family_of(spec.architecture)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        compiling = thread.submit(
+            compile_all,
+            graph=layout.graph,
+            names=tuple(layout.targets),
+            weights=tuple(layout.targets.values()),
+            pools=layout.pools,
+            ladder=layout.ladder,
+            options=layout.options,
+            on_done=lambda done, total: on_progress("compiling", done, total),
+        )
+        tensors = checkpoint.load(
+            rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=layout.targets
+        )
+        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors)
+        executables = compiling.result()
+    return Loaded(
+        layout=layout,
+        weights=tuple(tensors[name] for name in layout.targets),
+        executables=executables,
+        fingerprint=bytes.fromhex(digest),
+        end_ids=_end_ids(spec, checkpoint.generation_config),
+    )
+
+
+def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | None, *, fill: float = 0.0) -> Engine:
+    """A fresh engine: empty pools (filled with `fill`), empty caches. Nothing is compiled.
+
+    config may differ from the layout's in what only the host reads, within the compiled limits: fewer blocks,
+    a smaller token budget, caching off.
+    """
+    layout = loaded.layout
+    cache = CacheManager(
+        pool_sizes=((config.num_blocks or layout.ledger.num_blocks) + 1,),
+        block_size=layout.ledger.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=layout.max_model_len,
+        fingerprint=loaded.fingerprint,
+        kv_dtype=layout.dtype.name,
+        block_bytes=(layout.ledger.block_bytes,),
+        enabled=config.enable_prefix_caching,
+    )
+    return Engine(
+        runner=Runner(
+            weights=loaded.weights,
+            pools=make_pools(layout.pools, fill=fill),
+            executables=loaded.executables,
+            ladder=layout.ladder,
+        ),
+        scheduler=Scheduler(
+            cache=cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=layout.max_model_len,
+        ),
+        tokenizer=tokenizer,
+        vocab_size=layout.options.spec.vocab_size,
+        end_ids=loaded.end_ids,
+        max_model_len=layout.max_model_len,
+        seed=config.seed,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Many prompts: a string, a list of ints and a list of messages are one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    single = bool(len(prompts)) and isinstance(prompts[0], int | Mapping)
+    return [prompts] if single else list(prompts)  # type: ignore[list-item]
+
+
+def _end_ids(spec: ModelSpec, generation_config: Mapping[str, Any]) -> frozenset[int]:
+    """End tokens of config.json and generation_config.json together."""
+    extra = generation_config.get("eos_token_id")
+    return frozenset(spec.eos_token_ids) | frozenset(
+        extra if isinstance(extra, list) else [] if extra is None else [extra]
+    )

@@ -1,0 +1,92 @@
+"""Executables: the step of every bucket, compiled ahead of time in threads, and the guard that counts compiles.
+
+Compiling needs shapes alone, so it runs while weights load. After warm-up an engine calls executables and
+nothing else; whatever still compiles then is a fault, and `CompileCounter` sees it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax import sampling
+from ferrum_jax.cache.pools import Pools
+from ferrum_jax.runtime.buckets import Bucket, Ladder
+from ferrum_jax.runtime.inputs import blob_size
+from ferrum_jax.runtime.step import StepOptions, make_step
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+Executable = Callable[..., Any]
+
+
+class CompileCounter:
+    """Counts every compile of the process from its creation on; `count` never falls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            self.count += 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executables:
+    """All that an engine calls: one step per bucket, and the write of a slot record."""
+
+    steps: Mapping[Bucket, Executable]
+    write_slot: Executable
+
+    def __len__(self) -> int:
+        return len(self.steps) + 1
+
+
+def use_compilation_cache(directory: str) -> None:
+    """Keeps compiled executables of this process in a folder, however quick their compile was."""
+    path = pathlib.Path(directory).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compile_all(
+    *,
+    graph: nnx.GraphDef,
+    names: tuple[str, ...],
+    weights: tuple[jax.ShapeDtypeStruct, ...],
+    pools: Pools,
+    ladder: Ladder,
+    options: StepOptions,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> Executables:
+    """Compiles every bucket from shapes, in a thread pool. on_done(done, total) is called after each."""
+    total = len(ladder.buckets) + 1
+
+    def step(bucket: Bucket) -> Executable:
+        blob = jax.ShapeDtypeStruct((blob_size(bucket, len(options.spec.cache_groups)),), jnp.int32)
+        function = jax.jit(make_step(graph, names, bucket, options), donate_argnums=(1,))
+        return function.lower(weights, pools, blob).compile()
+
+    def write_slot() -> Executable:
+        record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.jit(sampling.write_slot, donate_argnums=(0,)).lower(pools.slots, slot, record).compile()
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        # the largest first: they take longest, and one of them alone at the end would leave cores idle
+        jobs = {bucket: threads.submit(step, bucket) for bucket in reversed(ladder.buckets)}
+        writing = threads.submit(write_slot)
+        for done, job in enumerate(concurrent.futures.as_completed([*jobs.values(), writing]), 1):
+            job.result()
+            on_done(done, total)
+    return Executables(steps={bucket: job.result() for bucket, job in jobs.items()}, write_slot=writing.result())

@@ -1,0 +1,104 @@
+"""Layout: everything that follows from spec, config and device, before a weight is read or a step compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax import sampling
+from ferrum_jax.cache.budget import Ledger, choose_num_blocks, free_bytes
+from ferrum_jax.cache.pools import Pools, block_bytes, pool_shapes
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.ints import ceil_div
+from ferrum_jax.models import registry
+from ferrum_jax.runtime.buckets import Ladder, make_ladder
+from ferrum_jax.runtime.step import StepOptions
+from ferrum_jax.spec import ModelSpec
+
+CPU_BLOCK_SIZE = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All that follows from spec, config and device, before any weight is read."""
+
+    dtype: jnp.dtype
+    max_model_len: int
+    graph: nnx.GraphDef
+    targets: dict[str, jax.ShapeDtypeStruct]  # weights by dotted name, in the order of the executables' argument
+    pools: Pools  # of ShapeDtypeStructs
+    ladder: Ladder
+    options: StepOptions
+    ledger: Ledger
+
+
+def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout:
+    """The layout of an engine. Raises ValueError with every reason why it cannot run here."""
+    on_cpu = device.platform == "cpu"
+    dtype = jnp.dtype(("float32" if on_cpu else spec.dtype) if config.dtype == "auto" else config.dtype)
+    max_model_len = config.max_model_len or spec.max_position_embeddings
+    _refuse(spec, config, dtype, max_model_len, on_cpu)
+    graph, targets = registry.unbind(registry.abstract_model(spec, dtype))
+    weights_bytes = sum(t.size * t.dtype.itemsize for t in targets.values())
+    block_size = config.block_size or CPU_BLOCK_SIZE
+    per_block = block_bytes(spec, block_size=block_size, dtype=dtype)
+    num_blocks = choose_num_blocks(
+        num_blocks=config.num_blocks,
+        kv_memory_bytes=config.kv_memory_bytes or free_bytes(device, weights_bytes),
+        block_bytes=per_block,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+    record_words = sampling.RECORD_WORDS + max_model_len
+    pools = pool_shapes(
+        spec,
+        num_blocks=num_blocks + 1,
+        block_size=block_size,
+        dtype=dtype,
+        num_slots=config.max_num_seqs + 1,
+        record_words=record_words,
+    )
+    return Layout(
+        dtype=dtype,
+        max_model_len=max_model_len,
+        graph=graph,
+        targets=targets,
+        pools=pools,
+        ladder=make_ladder(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            table_width=ceil_div(max_model_len, block_size),
+            invariant=config.invariant,
+        ),
+        options=StepOptions(
+            spec=spec, block_size=block_size, implementation=config.implementation, invariant=config.invariant
+        ),
+        ledger=Ledger(
+            weights_bytes=weights_bytes,
+            slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
+            block_bytes=per_block,
+            num_blocks=num_blocks,
+            block_size=block_size,
+        ),
+    )
+
+
+def _refuse(spec: ModelSpec, config: EngineConfig, dtype: jnp.dtype, max_model_len: int, on_cpu: bool) -> None:
+    """Raises ValueError with every reason why this cannot run here."""
+    reasons = []
+    if max_model_len > spec.max_position_embeddings:
+        reasons.append(
+            f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
+            f"{spec.max_position_embeddings}"
+        )
+    if config.invariant and not (on_cpu and dtype == jnp.float32):
+        reasons.append(
+            "invariant=True holds on the CPU in float32 only; "
+            f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
+        )
+    if reasons:
+        raise ValueError("; ".join(reasons))

@@ -1,0 +1,72 @@
+"""The runner: owns weights and pools on the device, turns a StepPlan into one call of an executable.
+
+A step is dispatched and its result fetched later; pools are threaded from call to call, so the order of
+dispatch is the only synchronisation. One runner serves one thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from ferrum_jax.cache.pools import Pools
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.runtime.buckets import Bucket, Ladder
+from ferrum_jax.runtime.compile import Executables
+from ferrum_jax.runtime.inputs import pack
+from ferrum_jax.runtime.step import StepResult
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """A step that was dispatched and not yet fetched."""
+
+    plan: StepPlan
+    bucket: Bucket
+    result: StepResult
+
+    def rows(self) -> np.ndarray:
+        """[rows, words] int32 as `sampling.unpack` reads it. Waits for the device."""
+        return np.asarray(self.result.rows)[: self.plan.shards[0].num_rows]
+
+    def prompt(self) -> np.ndarray:
+        """[tokens, words] int32, the same words for each prompt token asked for. Waits for the device."""
+        return np.asarray(self.result.prompt)[: self.plan.shards[0].num_tokens]
+
+
+class Runner:
+    """Runs steps on one device."""
+
+    def __init__(
+        self, *, weights: tuple[jax.Array, ...], pools: Pools, executables: Executables, ladder: Ladder
+    ) -> None:
+        self._weights = weights
+        self._pools = pools
+        self._executables = executables
+        self._ladder = ladder
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.num_padded_tokens = 0
+
+    @property
+    def num_executables(self) -> int:
+        return len(self._executables)
+
+    def write_slot(self, slot: int, record: np.ndarray) -> None:
+        """Puts the sampling record of a request that is about to run into its row slot."""
+        slots = self._executables.write_slot(self._pools.slots, np.int32(slot), record)
+        self._pools = dataclasses.replace(self._pools, slots=slots)
+
+    def dispatch(self, plan: StepPlan) -> InFlight:
+        """Starts a step and the copy of its result to the host; returns at once."""
+        (shard,) = plan.shards
+        tokens = shard.num_tokens
+        bucket = self._ladder.find(num_tokens=tokens, num_rows=shard.num_rows)
+        self._pools, result = self._executables.steps[bucket](self._weights, self._pools, pack(shard, bucket))
+        result.rows.copy_to_host_async()
+        self.num_steps += 1
+        self.num_tokens += tokens
+        self.num_padded_tokens += bucket.num_tokens
+        return InFlight(plan=plan, bucket=bucket, result=result)

@@ -1,0 +1,150 @@
+"""The step: one pure function from (weights, pools, packed input) to (pools, result).
+
+Embed, layers, logits of the rows that sample, draw, write the token where the next step reads it. The
+function is made for one bucket; everything else is data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+
+from ferrum_jax import sampling
+from ferrum_jax.cache.pools import Pools
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.models.registry import bind
+from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
+from ferrum_jax.runtime.inputs import StepInputs, unpack
+from ferrum_jax.spec import ModelSpec
+
+LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
+INVARIANT_EXPERT_TILE = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What the host reads back: words as `sampling.unpack` reads them, of rows that sample and of prompt tokens."""
+
+    rows: jax.Array  # [R, words] int32
+    prompt: jax.Array  # [T, words] int32
+
+
+jax.tree_util.register_dataclass(StepResult, data_fields=("rows", "prompt"), meta_fields=())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What is fixed for all steps of an engine."""
+
+    spec: ModelSpec
+    block_size: int
+    implementation: str
+    invariant: bool
+
+
+def make_step(
+    graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, options: StepOptions
+) -> Callable[..., tuple[Pools, StepResult]]:
+    """The step of a bucket: (weights: arrays in the order of `names`, pools, blob) -> (pools, StepResult)."""
+
+    def step(weights: tuple[jax.Array, ...], pools: Pools, blob: jax.Array) -> tuple[Pools, StepResult]:
+        model = bind(graph, dict(zip(names, weights, strict=True)))
+        inputs = unpack(blob, bucket, len(options.spec.cache_groups))
+        tokens = _lay_out_tokens(inputs, bucket.num_tokens)
+        token_ids = sampling.read_tokens(pools.slots, tokens.slots, tokens.positions)
+        context, kv = _forward_context(pools, inputs, tokens, bucket, options)
+        hidden = model(token_ids, tokens.positions, context)  # [T, D]
+        asked = sampling.wants_prompt_logprobs(pools.slots, tokens.slots, tokens.positions)
+        prompt = sampling.prompt_logprobs(hidden, model.logits, pools.slots, tokens.slots, tokens.positions, asked)
+        slots, rows = _sample_rows(model.logits, hidden, pools.slots, inputs, tokens, bucket, options)
+        return Pools(kv=tuple(kv), slots=slots), StepResult(rows=rows, prompt=prompt)
+
+    return step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tokens:
+    """Where each flat token of the step belongs; padding tokens have row R - 1 or beyond, slot 0, position 0."""
+
+    row_ids: jax.Array  # [T] int32; num_rows or more for padding
+    slots: jax.Array  # [T] int32
+    positions: jax.Array  # [T] int32
+    offsets: jax.Array  # [R] int32, first flat token of each row
+
+
+def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
+    """Rows stand one after the other: token t belongs to the row whose range [offset, offset + count) holds it."""
+    ends = jnp.cumsum(inputs.counts)
+    offsets = ends - inputs.counts
+    t = jnp.arange(num_tokens, dtype=jnp.int32)
+    row_ids = jnp.searchsorted(ends, t, side="right").astype(jnp.int32)
+    real = t < ends[-1]
+    rows = jnp.minimum(row_ids, len(offsets) - 1)
+    positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
+    slots = jnp.where(real, inputs.slots[rows], 0)
+    return _Tokens(row_ids=jnp.where(real, row_ids, len(offsets)), slots=slots, positions=positions, offsets=offsets)
+
+
+def _forward_context(
+    pools: Pools, inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
+) -> tuple[ForwardContext, list[jax.Array]]:
+    """The context that a model's layers call, and the list in which it leaves each layer's pool."""
+    table = inputs.block_tables[0]
+    C = options.block_size
+    rows = jnp.minimum(tokens.row_ids, bucket.num_rows - 1)
+    real = tokens.row_ids < bucket.num_rows
+    block_ids = jnp.where(real, table[rows, tokens.positions // C], 0)
+    block_offsets = tokens.positions % C
+    batch = RaggedBatch(block_tables=table, starts=inputs.starts, counts=inputs.counts, query_offsets=tokens.offsets)
+    config = AttentionConfig.choose(
+        num_tokens=bucket.num_tokens, block_size=C, decode_only=bucket.decode_only, invariant=options.invariant
+    )
+    schedule = make_schedule(batch, num_tokens=bucket.num_tokens, block_size=C, config=config)
+    kv = list(pools.kv)
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
+        kv[layer] = kv_write(kv[layer], k, v, block_ids, block_offsets, implementation=options.implementation)
+        return paged_attention(q, kv[layer], schedule, scale=scale, implementation=options.implementation)
+
+    expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
+    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation), kv
+
+
+def _sample_rows(
+    logits: Callable[[jax.Array], jax.Array],
+    hidden: jax.Array,
+    slots: jax.Array,
+    inputs: StepInputs,
+    tokens: _Tokens,
+    bucket: Bucket,
+    options: StepOptions,
+) -> tuple[jax.Array, jax.Array]:
+    """Samples tile by tile of the rows that exist; writes the tokens into their slots. Returns (slots, [R, words])."""
+    R = bucket.num_rows
+    tile = INVARIANT_ROWS if options.invariant else R if bucket.decode_only else min(R, LOGIT_TILE)
+    last = jnp.maximum(tokens.offsets + inputs.counts - 1, 0)  # [R] flat index of each row's last token
+    positions = inputs.starts + inputs.counts  # the position that the drawn token takes
+    active = inputs.samples > 0
+    padded = -R % tile  # the last tile must not reach back into rows already done
+    last, positions, active, row_slots = (jnp.pad(a, (0, padded)) for a in (last, positions, active, inputs.slots))
+
+    def one_tile(i: jax.Array, rows: jax.Array) -> jax.Array:
+        def part(a: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(a, i * tile, tile)
+
+        drawn = sampling.sample(logits(hidden[part(last)]), slots, part(row_slots), part(positions), part(active))
+        return jax.lax.dynamic_update_slice_in_dim(rows, drawn.result, i * tile, 0)
+
+    words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
+    if R + padded == tile:
+        words = one_tile(jnp.int32(0), words)
+    else:
+        words = jax.lax.fori_loop(0, -(-inputs.num_rows // tile), one_tile, words)
+    slots = sampling.append_tokens(slots, row_slots, positions, words[:, 0], active)
+    return slots, words[:R]

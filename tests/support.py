@@ -1,0 +1,64 @@
+"""Small engines over golden folders, and how tests run them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+
+from ferrum_jax.config import EngineConfig
+
+ROOT = pathlib.Path(__file__).parent.parent
+GOLDENS = pathlib.Path(__file__).parent / "goldens"
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+COMPILED = ROOT / ".pytest_cache" / "executables"
+
+# Few and small executables: decode of 1, 2, 4 rows, mixed of 16 tokens.
+SMALL = EngineConfig(
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    max_model_len=256,
+    num_blocks=80,
+    block_size=16,
+    compilation_cache_dir=str(COMPILED),
+)
+# One executable serves all steps: 64 tokens, 64 rows.
+INVARIANT = dataclasses.replace(SMALL, max_num_batched_tokens=64, invariant=True)
+
+
+@functools.cache
+def small_llm(family: str, config: EngineConfig = SMALL):
+    """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`."""
+    from ferrum_jax.llm import LLM
+
+    return LLM(str(GOLDENS / family), config)
+
+
+def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **overrides):
+    """Outputs of a fresh engine (empty pools, filled with `fill`), in the order of the prompts.
+
+    overrides: of the llm's config; the books are proven after every step.
+    """
+    from ferrum_jax.llm import build_engine
+
+    config = dataclasses.replace(llm.config, **overrides)
+    engine = build_engine(llm.loaded, config, llm.tokenizer, fill=fill)
+    params = params if isinstance(params, list) else [params] * len(prompts)
+    ids = [engine.add(prompt, p, key=str(i)) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))]
+    outputs = finish(engine, max_steps=max_steps)
+    return [outputs[i] for i in ids]
+
+
+def finish(engine, *, max_steps: int = 100_000) -> dict:
+    """Steps an engine to its end; outputs by submission id."""
+    outputs = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished:
+            break
+        for output in engine.step():
+            outputs[output.request_id] = output
+        engine.scheduler.check_invariants()
+    assert not engine.has_unfinished, f"not finished after {max_steps} steps"
+    engine.drain()
+    assert engine.scheduler.metrics().live == 0, "blocks are held by nobody"
+    return outputs
