@@ -68,7 +68,8 @@ def sample(
 
     def choose() -> jax.Array:
         x = lax.cond(edits, edited, lambda: logits)
-        return lax.cond(_any(flags, ASKS_NOISE), lambda: _draw(x, words, flags, positions), lambda: _largest(x))
+        # The scores leave a branch as an array: an argmax that fuses with their computation is slow on the CPU.
+        return _largest(_cond(_any(flags, ASKS_NOISE), lambda x: _scores(x, words, flags, positions), x))
 
     # One outer branch whose result is [R]: a greedy step passes no [R, V] array through a conditional.
     token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: _largest(logits))
@@ -87,16 +88,8 @@ def _largest(x: jax.Array) -> jax.Array:
     return jnp.argmax(x, axis=1).astype(jnp.int32)
 
 
-def _largest_fused(x: jax.Array) -> jax.Array:
-    """`_largest` of values that are still to be computed: on the CPU an argmax that is fused with them runs
-    one value at a time (five times slower); these two reductions are vectorised."""
-    largest = jnp.max(x, axis=1, keepdims=True)
-    index = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return jnp.min(jnp.where(x == largest, index, x.shape[1] - 1), axis=1)
-
-
-def _draw(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
-    """[R] int32: a draw for the rows with noise, the largest logit for the others."""
+def _scores(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
+    """[R, V] f32, the largest of which is a draw: kept logits + noise for the rows with noise, else the logits."""
     noisy = flags & ASKS_NOISE != 0
     temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
@@ -104,7 +97,7 @@ def _draw(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.
     image = _ordered(scaled)
     keeps = image >= _thresholds(scaled, image, words, flags)[:, None]
     noise = gumbel(words, positions, logits.shape[1])
-    return _largest_fused(jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits))
+    return jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits)
 
 
 def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax.request import MAX_LOGIT_BIAS, SamplingParams
-from ferrum_jax.sampling import RECORD_WORDS, append_tokens, null_slots, read_tokens, slot_record, write_slot
+from ferrum_jax.sampling import RECORD_WORDS, append_tokens, null_slots, read_tokens, sample, slot_record, write_slot
 from ferrum_jax.sampling.record import BIAS_VALUES, FLAGS, STOP_IDS
-from tests.sampling.rows import MAX_LEN, Row
+from tests.sampling.rows import MAX_LEN, Row, V
 
 
 def test_a_record_written_to_a_slot_changes_no_other_slot():
@@ -63,3 +63,17 @@ def test_what_does_not_fit_a_record_is_refused_with_both_numbers():
         slot_record(SamplingParams(), stop_ids=(), token_ids=[1] * 5, **wish)
     with pytest.raises(ValueError, match="33 end tokens"):
         slot_record(SamplingParams(), stop_ids=range(33), token_ids=[1], **wish)
+
+
+def test_a_step_that_samples_with_everything_and_appends_copies_no_pool():
+    def step(logits, slots, row_slots, positions, active):
+        sampled = sample(logits, slots, row_slots, positions, active)
+        return append_tokens(slots, row_slots, positions, sampled.token_ids, active), sampled.result
+
+    pool = jax.ShapeDtypeStruct((9, RECORD_WORDS + 5000), jnp.int32)
+    rows = jax.ShapeDtypeStruct((8,), jnp.int32)
+    logits, active = jax.ShapeDtypeStruct((8, V), jnp.float32), jax.ShapeDtypeStruct((8,), bool)
+    compiled = jax.jit(step, donate_argnums=1).lower(logits, pool, rows, rows, active).compile()
+    shape = f"s32[9,{RECORD_WORDS + 5000}]"
+    assert [line for line in compiled.as_text().splitlines() if " copy(" in line and shape in line] == []
+    assert compiled.memory_analysis().alias_size_in_bytes == 9 * (RECORD_WORDS + 5000) * 4
