@@ -104,11 +104,14 @@ class Scheduler:
         return request
 
     def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
-        """End an unfinished request now and free what it holds; what is in flight for it will be dropped."""
-        assert request.finish_reason is None, f"request {request.id} has ended already, by {request.finish_reason}"
+        """End a request now and free what it holds; what is in flight for it will be dropped.
+
+        Of one that the last commit ended already only the reason changes: a stop string in its last token.
+        """
         request.finish_reason = reason
         request.stop_reason = stop_reason
-        self._drop(request)
+        if request.id in self._unfinished:
+            self._drop(request)
 
     def _drop(self, request: Request) -> None:
         """Forget an ended request, which runs or waits."""

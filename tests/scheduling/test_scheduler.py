@@ -122,7 +122,7 @@ def test_five_requests_on_a_pool_for_two_all_finish_and_nothing_is_live_at_the_e
     requests = [engine.add(_prompt(8, stem), 16) for stem in range(5)]
     engine.drain()
     assert all(request.finish_reason == "length" for request in requests)
-    counters = engine.cache.metrics()
+    counters = engine.scheduler.metrics()
     assert counters.preemptions == sum(request.num_preemptions for request in requests) > 0
     assert counters.live == 0 and engine.scheduler.num_running == 0
     assert engine.device.num_computed > 5 * 23, "each preempted one computes again"
@@ -133,7 +133,7 @@ def test_a_preempted_request_replays_mostly_from_its_own_blocks() -> None:
     engine.add(_prompt(8), 9)
     second = engine.add(_prompt(36, 1), 8)
     engine.drain()
-    counters = engine.cache.metrics()
+    counters = engine.scheduler.metrics()
     assert second.num_preemptions == 1
     assert counters.hit_tokens == 32, "all but the deepest block, which the other row took"
     assert second.num_cached_tokens == counters.saved_prefill_tokens == 0, "only what was never computed is saved"
@@ -209,7 +209,7 @@ def test_a_request_may_fill_the_whole_pool() -> None:
     engine = Engine(num_blocks=12)
     request = engine.add(_prompt(30), 19)  # the 49th token is sampled, never computed
     engine.drain()
-    assert len(request.token_ids) == 49 and engine.cache.metrics().peak_live == 12
+    assert len(request.token_ids) == 49 and engine.scheduler.metrics().peak_live == 12
 
 
 def test_a_budget_that_cannot_hold_one_token_of_every_row_is_refused() -> None:
@@ -226,11 +226,20 @@ def test_every_way_out_releases_everything_once() -> None:
     assert engine.scheduler.abort(ends["queued"].id) is ends["queued"]
     engine.scheduler.finish(ends["text"], "stop", "text")
     assert engine.scheduler.abort(ends["abort"].id) is None, "it is not here any more"
-    with pytest.raises(AssertionError, match="has ended already, by stop"):
-        engine.scheduler.finish(ends["text"], "abort", None)
     engine.drain()
     reasons = [(r.finish_reason, r.stop_reason) for r in ends.values()]
     assert reasons == [("abort", None), ("stop", "text"), ("length", None), ("abort", None)]
+
+
+def test_a_stop_string_in_the_last_token_changes_only_the_reason() -> None:
+    engine = Engine()
+    request = engine.add(_prompt(5), 1)
+    engine.step()
+    engine.step()
+    assert request.finish_reason == "length"
+    engine.scheduler.finish(request, "stop", "text")
+    assert (request.finish_reason, request.stop_reason) == ("stop", "text")
+    engine.drain()
 
 
 def test_what_ended_is_dropped_even_when_its_slot_has_a_new_owner() -> None:
@@ -254,7 +263,7 @@ def test_the_same_prompt_again_hits_and_saves_and_gives_the_same_tokens() -> Non
     engine.drain()
     assert first.token_ids == second.token_ids
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 16)
-    counters = engine.cache.metrics()
+    counters = engine.scheduler.metrics()
     assert (counters.hits, counters.misses, counters.saved_prefill_tokens, counters.missed_tokens) == (1, 1, 16, 20)
 
 
@@ -283,7 +292,7 @@ def test_equal_prompts_of_one_step_end_up_on_the_same_blocks() -> None:
     engine.step()
     table = engine.cache.tables[0]
     assert all(np.array_equal(table[rows[0].slot, :3], table[row.slot, :3]) for row in rows[1:])
-    assert engine.cache.metrics().twins_merged == 6
+    assert engine.scheduler.metrics().twins_merged == 6
     engine.drain()
 
 
@@ -295,7 +304,7 @@ def test_what_a_dropped_step_computes_is_never_published() -> None:
     assert request.num_computed == 8
     engine.scheduler.abort(request.id)
     engine.drain()
-    assert engine.cache.metrics().entries == 1
+    assert engine.scheduler.metrics().entries == 1
 
 
 def test_a_request_that_takes_no_hits_computes_everything_and_publishes() -> None:
@@ -329,8 +338,8 @@ def test_without_the_cache_hits_are_0_and_the_tokens_are_the_same() -> None:
             requests.append(engine.add(_prompt(17), 6))
             engine.drain()
         outputs.append([request.token_ids for request in requests])
-        assert bool(engine.cache.metrics().hits) == enabled
-        assert engine.cache.metrics().lookups == (2 if enabled else 0)
+        assert bool(engine.scheduler.metrics().hits) == enabled
+        assert engine.scheduler.metrics().lookups == (2 if enabled else 0)
     assert outputs[0] == outputs[1]
 
 
@@ -339,7 +348,7 @@ def test_an_idle_engine_keeps_its_cache() -> None:
     engine.add(_prompt(9), 2)
     engine.drain()
     assert engine.scheduler.schedule() is None
-    assert engine.cache.metrics().cached == 2
+    assert engine.scheduler.metrics().cached == 2
 
 
 def test_equal_requests_make_equal_plans() -> None:

@@ -1,0 +1,187 @@
+"""Time of the host's part of a step, with a device that computes nothing; one JSON line.
+
+    python scripts/bench_host.py [--rows 256] [--blocks 4096 1000000] [--repeats 3]
+
+A decode step is schedule + pack + commit (end and stop checks, publishing, table growth). Every block of
+the pool is cached when it starts, so each block that a row grows by evicts one: the steady state of a
+server. Beside it: hashing and looking up a prompt of 32,768 tokens, and ids through an `IdPool`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ferrum_jax.request import Request
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.inputs import pack
+from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.id_pool import IdPool
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+_BLOCK_SIZE = 16
+_MAX_MODEL_LEN = 2048
+_STOP_IDS = frozenset({50_000, 50_001})
+_LONG_PROMPT = 32_768
+
+
+def fill_with_cached_ids(pool: IdPool) -> None:
+    """Every id free and keyed, as after a long service; of other content than the benchmark's."""
+    ids = pool.acquire(pool.num_free) or []
+    for id in ids:
+        pool.publish(id, id.to_bytes(16, "little"))
+    pool.release(ids)
+
+
+def time_decode_steps(num_blocks: int, num_rows: int, seed: int) -> dict[str, list[float]]:
+    """Seconds of each steady decode step of all rows, by part; the results are checked."""
+    rng = random.Random(seed)
+    cache = CacheManager(
+        pool_sizes=(num_blocks + 1,), block_size=_BLOCK_SIZE, max_num_seqs=num_rows, max_model_len=_MAX_MODEL_LEN
+    )
+    fill_with_cached_ids(cache.pools[0])
+    scheduler = Scheduler(
+        cache=cache, max_num_seqs=num_rows, max_num_batched_tokens=max(2048, num_rows), max_model_len=_MAX_MODEL_LEN
+    )
+    longest = min(num_blocks // num_rows, 16) * _BLOCK_SIZE  # no row is preempted
+    requests = []
+    for id in range(num_rows):
+        prompt = [rng.randrange(50_000) for _ in range(rng.randrange(longest // 4, longest // 4 + _BLOCK_SIZE))]
+        requests.append(
+            Request(
+                id=id, token_ids=prompt, num_prompt_tokens=len(prompt), max_total_tokens=longest, stop_ids=_STOP_IDS
+            )
+        )
+        scheduler.add(requests[-1])
+    bucket = Bucket(num_tokens=num_rows, num_rows=num_rows, table_width=_MAX_MODEL_LEN // _BLOCK_SIZE, decode_only=True)
+    seconds = _run_to_the_end(scheduler, bucket, np.random.default_rng(seed))
+    assert all(len(request.token_ids) == longest for request in requests), "a request ended early"
+    assert cache.metrics().preemptions == 0 and cache.metrics().live == 0
+    scheduler.check_invariants()
+    return seconds
+
+
+def _run_to_the_end(scheduler: Scheduler, bucket: Bucket, rng: np.random.Generator) -> dict[str, list[float]]:
+    clock = time.perf_counter
+    parts: dict[str, list[float]] = {"schedule": [], "pack": [], "commit": [], "step": []}
+    in_flight = None
+    while scheduler.has_unfinished or in_flight is not None:
+        tokens = rng.integers(0, 50_000, bucket.num_rows).astype(np.int32)
+        t0 = clock()
+        plan = scheduler.schedule()
+        t1 = clock()
+        is_full = plan is not None and plan.shards[0].num_rows == plan.shards[0].num_tokens == bucket.num_rows
+        t2 = clock()
+        if plan is not None and is_full:
+            pack(plan.shards[0], bucket)
+        t3 = clock()
+        if in_flight is not None:
+            is_full = is_full and in_flight.shards[0].num_rows == bucket.num_rows
+            scheduler.commit(in_flight, tokens[: in_flight.shards[0].num_rows])
+        t4 = clock()
+        if is_full and in_flight is not None:
+            for part, value in zip(parts, (t1 - t0, t3 - t2, t4 - t3, t4 - t0), strict=True):
+                parts[part].append(value)
+        in_flight = plan
+    return parts
+
+
+def time_long_prompt(seed: int) -> tuple[float, float]:
+    """Seconds to admit a prompt of 32,768 tokens: hash and look up, with all blocks missing and with all there."""
+    rng = random.Random(seed)
+    cache = CacheManager(
+        pool_sizes=(_LONG_PROMPT // _BLOCK_SIZE + 2,),
+        block_size=_BLOCK_SIZE,
+        max_num_seqs=1,
+        max_model_len=_LONG_PROMPT + 1,
+    )
+    prompt = [rng.randrange(50_000) for _ in range(_LONG_PROMPT + 1)]
+    seconds = []
+    for expected in (0, _LONG_PROMPT):
+        request = Request(id=0, token_ids=list(prompt), num_prompt_tokens=len(prompt), max_total_tokens=len(prompt) + 1)
+        t0 = time.perf_counter()
+        hit = cache.admit(request, 1)
+        seconds.append(time.perf_counter() - t0)
+        assert hit == expected, f"{hit} tokens were hit, not {expected}"
+        cache.publish(request, 1, len(prompt))
+        cache.release(1)
+    return seconds[0], seconds[1]
+
+
+def ids_per_second(num_ids: int, publishes: bool) -> float:
+    """Ids acquired, published or not, and released in calls of 16, from a pool whose ids are all cached."""
+    pool = IdPool(num_ids + 1)
+    fill_with_cached_ids(pool)
+    calls = 20_000
+    keys = [(1 << 64 | i).to_bytes(16, "little") for i in range(16 * calls if publishes else 0)]
+    t0 = time.perf_counter()
+    for call in range(calls):
+        ids = pool.acquire(16) or []
+        if publishes:
+            for id, key in zip(ids, keys[16 * call : 16 * call + 16], strict=True):
+                pool.publish(id, key)
+        pool.release(ids)
+    seconds = time.perf_counter() - t0
+    pool.check_invariants({})
+    return 16 * calls / seconds
+
+
+def _best(repeats: int, measure: Callable[[int], float]) -> float:
+    return max(measure(seed) for seed in range(repeats))
+
+
+def _spread_us(seconds: list[float]) -> dict[str, float]:
+    tenths = statistics.quantiles(seconds, n=10)
+    return {name: round(1e6 * value, 1) for name, value in zip(("p10", "p50", "p90"), tenths[::4], strict=True)}
+
+
+def _git(*arguments: str) -> str:
+    folder = pathlib.Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4096, 1_000_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    decode = {}
+    for num_blocks in arguments.blocks:
+        runs = [time_decode_steps(num_blocks, arguments.rows, seed) for seed in range(arguments.repeats)]
+        merged = {part: _spread_us([value for run in runs for value in run[part]]) for part in runs[0]}
+        decode[num_blocks] = {**merged, "us_per_row": round(merged["step"]["p50"] / arguments.rows, 3)}
+    admissions = [time_long_prompt(seed) for seed in range(arguments.repeats)]
+    result = {
+        "benchmark": "host",
+        "rows": arguments.rows,
+        "block_size": _BLOCK_SIZE,
+        "decode_step_us": decode,
+        "admit_32k_miss_ms": round(1e3 * statistics.median(miss for miss, _ in admissions), 2),
+        "admit_32k_hit_ms": round(1e3 * statistics.median(hit for _, hit in admissions), 2),
+        "ids_per_s": {n: round(_best(arguments.repeats, lambda _, n=n: ids_per_second(n, False))) for n in decode},
+        "published_ids_per_s": {
+            n: round(_best(arguments.repeats, lambda _, n=n: ids_per_second(n, True))) for n in decode
+        },
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "git_sha": _git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain")),
+    }
+    json.dump(result, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()
