@@ -1,0 +1,1 @@
+"""Batch jobs: a file of requests in, a file of answers out, resumable at any moment. No jax."""
