@@ -11,7 +11,7 @@ import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -146,7 +146,7 @@ def _refuse(message: str) -> NoReturn:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %} ... {% endgeneration %}` marks what an assistant said, for training; here it is only text."""
 
-    tags = frozenset({"generation"})
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
