@@ -1,0 +1,92 @@
+"""Target: what kernels and budgets need to know of a device, as a value.
+
+It is read from a live device or named from a table, so that everything that depends on it can be computed, and
+compiled, where the device is not. This module asks for no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+_BLOCK_BYTES = 32 * 1024
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """One device. flops: dense bfloat16 multiply-adds counted as two, per second (float32 on the CPU)."""
+
+    platform: str  # "cpu", "tpu", "gpu"
+    generation: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+
+    @classmethod
+    def named(cls, name: str) -> Target:
+        """The target "cpu", "tpu:v6e", "gpu:h200" and so on. Raises ValueError with the known names."""
+        if name not in _TARGETS:
+            raise ValueError(f"target is {name!r}; known targets are {sorted(_TARGETS)}")
+        return _TARGETS[name]
+
+    @classmethod
+    def of_device(cls, device: jax.Device) -> Target:
+        """The target of a live device, or of one of a topology description.
+
+        Raises ValueError where its kind is not in the table.
+        """
+        if device.platform == "cpu":
+            return _TARGETS["cpu"]
+        kind = device.device_kind.lower()
+        for part, name in _KINDS:
+            if part in kind:
+                return _TARGETS[name]
+        raise ValueError(f"device is a {device.device_kind!r}; known kinds contain {[part for part, _ in _KINDS]}")
+
+    def block_size(self, bytes_per_token: int) -> int:
+        """Tokens of a KV block by default; bytes_per_token: of K and V of one layer on one device.
+
+        The smallest power of two from 16 whose block holds 32 KB, so that one transfer is worth its start, at most
+        128; 16 on the CPU.
+        """
+        size = _SMALLEST_BLOCK
+        while self.platform != "cpu" and size < _LARGEST_BLOCK and size * bytes_per_token < _BLOCK_BYTES:
+            size *= 2
+        return size
+
+
+def _target(platform: str, generation: str, memory_gib: int, gb_per_s: float, tflops: float) -> Target:
+    return Target(
+        platform=platform,
+        generation=generation,
+        memory_bytes=memory_gib * 2**30,
+        bandwidth_bytes_per_s=gb_per_s * 1e9,
+        flops_per_s=tflops * 1e12,
+    )
+
+
+# Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
+_TARGETS = {
+    "cpu": _target("cpu", "cpu", 8, 30, 0.4),
+    "tpu:v5e": _target("tpu", "v5e", 16, 819, 197),
+    "tpu:v5p": _target("tpu", "v5p", 95, 2765, 459),
+    "tpu:v6e": _target("tpu", "v6e", 32, 1640, 918),
+    "tpu:v7x": _target("tpu", "v7x", 96, 3690, 1153),  # one of a chip's two cores
+    "gpu:a100": _target("gpu", "a100", 80, 2039, 312),
+    "gpu:h100": _target("gpu", "h100", 80, 3350, 989),
+    "gpu:h200": _target("gpu", "h200", 141, 4800, 989),
+}
+_KINDS = (
+    ("v5 lite", "tpu:v5e"),
+    ("v5e", "tpu:v5e"),
+    ("v5p", "tpu:v5p"),
+    ("v5", "tpu:v5p"),
+    ("v6 lite", "tpu:v6e"),
+    ("v6e", "tpu:v6e"),
+    ("tpu7x", "tpu:v7x"),
+    ("a100", "gpu:a100"),
+    ("h100", "gpu:h100"),
+    ("h200", "gpu:h200"),
+)
