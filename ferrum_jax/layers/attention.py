@@ -75,7 +75,7 @@ class Attention(nnx.Module):
     Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3.
     """
 
-    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D, N, K, H = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
         self.layer = layer
         self.head_dim = H

@@ -12,7 +12,7 @@ from ferrum_jax.layers.linear import project, random_weight
 class Embedding(nnx.Module):
     """weight [V, D]. Ids are checked on the host; an id outside the table would read its last row."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         self.weight = random_weight((vocab_size, hidden_size), dtype, rngs)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:  # [T] int32 -> [T, D]

@@ -45,15 +45,19 @@ def _project_few(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype) -> jax.A
     )
 
 
-def random_weight(shape: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Param:
-    """A parameter drawn from N(0, 0.02²)."""
+def random_weight(shape: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None) -> nnx.Param:
+    """A parameter drawn from N(0, 0.02²), or zeros without rngs, for a model that only lends its shapes."""
+    if rngs is None:
+        return nnx.Param(jnp.zeros(shape, dtype))
     return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * INIT_SCALE)
 
 
 class Linear(nnx.Module):
     """weight [O, I], bias [O] or None."""
 
-    def __init__(self, num_in: int, num_out: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, num_in: int, num_out: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs | None
+    ) -> None:
         self.weight = random_weight((num_out, num_in), dtype, rngs)
         self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
 

@@ -31,7 +31,7 @@ def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
 class MLP(nnx.Module):
     """gate, up [F, D]; down [D, F]."""
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D, F, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.up = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)

@@ -13,12 +13,13 @@ from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.spec import ModelSpec
+from pallas_kernels.grouped_matmul import expert_mlp
 
 
 class Experts(nnx.Module):
     """The experts' weights, stacked: gate, up [E, F, D]; down [E, D, F]."""
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         E, F, D = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
         self.gate = random_weight((E, F, D), dtype, rngs)
         self.up = random_weight((E, F, D), dtype, rngs)
@@ -28,7 +29,7 @@ class Experts(nnx.Module):
 class MoE(nnx.Module):
     """router [E, D] and experts. The weights of a token's X experts sum to one if norm_topk_prob."""
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         self.router = Linear(spec.hidden_size, spec.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(spec, dtype=dtype, rngs=rngs)
         self.num_experts_per_tok = spec.num_experts_per_tok
@@ -44,8 +45,6 @@ class MoE(nnx.Module):
         return ids, weights
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        from pallas_kernels.grouped_matmul import expert_mlp
-
         expert_ids, expert_weights = self.route(x)
         return expert_mlp(
             x,

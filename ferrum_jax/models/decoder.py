@@ -26,7 +26,7 @@ from ferrum_jax.spec import ModelSpec
 class DecoderLayer(nnx.Module):
     """Attention and MLP (or experts), each behind a norm and beside a residual."""
 
-    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         self.attention_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
         self.attention = Attention(spec, layer, dtype=dtype, rngs=rngs)
         self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
@@ -46,10 +46,10 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """A whole model with weights drawn at random (norms 1, biases 0, the rest N(0, 0.02²)) until others are bound.
 
-    dtype: of weights and activations. Logits are float32.
+    dtype: of weights and activations. Logits are float32. Without rngs the drawn weights are zeros.
     """
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs | None) -> None:
         dtype = jnp.dtype(dtype)
         self.spec = spec
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, rngs=rngs)

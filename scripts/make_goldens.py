@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+"""Makes tests/goldens/: tiny random models of every family with the outputs of transformers, float32, on the CPU.
+
+    python scripts/make_goldens.py [--out tests/goldens] [name ...]
+
+Needs torch and transformers (made with torch 2.13, transformers 5.23); the tests that read the result need neither.
+Each folder is a real Hugging Face checkpoint, and `golden.npz` beside it holds, for prompts of 1 to 150 tokens:
+
+    prompt_I [T] int32        tokens_I [64] int32, greedy      best_I [64, 2] float32, the two best logits of each step
+    last_logits [prompts, V]  observed [2] int32, indices of prompts with all of:
+    embed_I [T, D]   layers_I [L, T, D]   norm_I [T, D]   logits_I [T, V]
+
+Weights are drawn with a scale for which greedy outputs vary, then rounded to the dtype they are stored in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
+OBSERVED = (2, 3)
+NUM_GREEDY = 64
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 24.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One tiny model.
+
+    old_rope: config.json says rope_theta and rope_scaling. shard: bytes of a safetensors file. gain: of linear layers.
+    """
+
+    architecture: str
+    dtype: str
+    config: dict[str, Any]
+    eos_token_id: int | list[int] = 1
+    old_rope: bool = False
+    shard: int | None = None
+    tokenizer: bool = False
+    gain: float = 1.5
+
+
+GOLDENS = {
+    "llama": Golden(
+        architecture="Llama",
+        dtype="bfloat16",
+        old_rope=True,
+        config={
+            "vocab_size": 300,
+            "hidden_size": 60,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 14,
+            "intermediate_size": 92,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 10000.0, **LLAMA3},
+        },
+    ),
+    "llama_linear": Golden(
+        architecture="Llama",
+        dtype="float32",
+        gain=2.2,
+        config={
+            "vocab_size": 258,
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 18,
+            "intermediate_size": 76,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.5},
+        },
+    ),
+    "qwen2": Golden(
+        architecture="Qwen2",
+        dtype="bfloat16",
+        old_rope=True,
+        config={
+            "vocab_size": 290,
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "intermediate_size": 100,
+            "rope_parameters": {"rope_theta": 20000.0, **YARN},
+        },
+    ),
+    "qwen3": Golden(
+        architecture="Qwen3",
+        gain=2.2,
+        dtype="float16",
+        eos_token_id=0,
+        tokenizer=True,
+        config={
+            "vocab_size": 310,
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 5,
+            "head_dim": 16,
+            "intermediate_size": 88,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        },
+    ),
+    "qwen3_moe": Golden(
+        architecture="Qwen3Moe",
+        dtype="bfloat16",
+        eos_token_id=[3, 5],
+        shard=120_000,
+        config={
+            "vocab_size": 320,
+            "hidden_size": 44,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 14,
+            "intermediate_size": 70,
+            "moe_intermediate_size": 26,
+            "num_experts": 12,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "qwen3_moe_raw": Golden(
+        architecture="Qwen3Moe",
+        dtype="bfloat16",
+        old_rope=True,
+        config={
+            "vocab_size": 264,
+            "hidden_size": 52,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 22,
+            "intermediate_size": 80,
+            "moe_intermediate_size": 24,
+            "num_experts": 15,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(GOLDENS), help=f"of {list(GOLDENS)}")
+    parser.add_argument("--out", type=Path, default=Path("tests/goldens"))
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    for name in arguments.names:
+        folder = arguments.out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make(GOLDENS[name], list(GOLDENS).index(name), folder)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        print(f"{name}: {size / 1000:.0f} KB")
+
+
+def make(golden: Golden, seed: int, folder: Path) -> None:
+    """Writes one folder."""
+    model = build(golden, seed)
+    save(model, golden, folder)
+    prompts = draw_prompts(golden.config["vocab_size"], seed)
+    arrays: dict[str, np.ndarray] = {"observed": np.array(OBSERVED, np.int32)}
+    last = []
+    for i, prompt in enumerate(prompts):
+        tokens, best, logits = greedy(model, prompt)
+        arrays |= {f"prompt_{i}": prompt, f"tokens_{i}": tokens, f"best_{i}": best}
+        last.append(logits)
+        if i in OBSERVED:
+            arrays |= {f"{key}_{i}": value for key, value in observe(model, prompt).items()}
+        gap = np.min(best[:, 0] - best[:, 1])
+        print(f"  {len(prompt)} tokens: {len(set(tokens.tolist()))} of {NUM_GREEDY} differ, smallest gap {gap:.1e}")
+    arrays["last_logits"] = np.stack(last)
+    np.savez_compressed(folder / "golden.npz", **arrays)
+
+
+def build(golden: Golden, seed: int) -> Any:
+    """The model in float32, its weights rounded to golden.dtype."""
+    torch.manual_seed(seed)
+    config_class = getattr(transformers, f"{golden.architecture}Config")
+    config = config_class(
+        **golden.config,
+        max_position_embeddings=512,
+        bos_token_id=2,
+        eos_token_id=golden.eos_token_id,
+        attn_implementation="eager",
+        **({"experts_implementation": "eager"} if "num_experts" in golden.config else {}),
+    )
+    model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
+    stored = getattr(torch, golden.dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            draw(name, weight, golden.gain)
+            weight.copy_(weight.to(stored).float())
+    return model
+
+
+def draw(name: str, weight: torch.Tensor, gain: float) -> None:
+    """Norms around 1; biases small; linear layers with a gain that keeps tokens mixing and logits apart."""
+    if "norm" in name:
+        weight.normal_(1.0, 0.2)
+    elif name.endswith("bias"):
+        weight.normal_(0.0, 0.3)
+    elif "embed" in name:
+        weight.normal_(0.0, 0.5)
+    else:
+        gain = 3.0 if "lm_head" in name or "mlp.gate.weight" in name else gain
+        weight.normal_(0.0, gain / math.sqrt(weight.shape[-1]))
+
+
+def save(model: Any, golden: Golden, folder: Path) -> None:
+    """Weights in golden.dtype, config.json, generation_config.json and, where asked for, a tokenizer."""
+    shard = {"max_shard_size": golden.shard} if golden.shard else {}
+    weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights, **shard)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"dtype": golden.dtype}
+    if golden.old_rope:
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    if golden.tokenizer:
+        save_tokenizer(folder, golden.config["vocab_size"])
+
+
+def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
+    """One prompt of each length; the two longest share 48 tokens."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(6, vocab_size, length).astype(np.int32) for length in PROMPT_LENGTHS]
+    prompts[-1][:48] = prompts[-2][:48]
+    return prompts
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(tokens [64], two best logits of each step [64, 2], logits after the prompt [V]); end tokens do not end it."""
+    ids, best, first = torch.from_numpy(prompt).long()[None], [], None
+    for _ in range(NUM_GREEDY):
+        logits = model(ids, use_cache=False).logits[0, -1]
+        first = logits if first is None else first
+        top = torch.topk(logits, 2)
+        best.append(top.values.numpy())
+        ids = torch.cat((ids, top.indices[None, :1]), dim=1)
+    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best), first.numpy()
+
+
+@torch.no_grad()
+def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
+    """Outputs of the embedding, of every layer, of the final norm, and all logits of one prompt."""
+    seen: dict[str, np.ndarray] = {}
+    body = model.model
+    modules = {"embed": body.embed_tokens, "norm": body.norm}
+    modules |= {f"layer {i}": layer for i, layer in enumerate(body.layers)}
+
+    def hook(name: str) -> Any:
+        return lambda module, inputs, output: seen.__setitem__(
+            name, (output[0] if isinstance(output, tuple) else output)[0].numpy()
+        )
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
+    logits = model(torch.from_numpy(prompt).long()[None], use_cache=False).logits[0].numpy()
+    for handle in handles:
+        handle.remove()
+    layers = np.stack([seen[f"layer {i}"] for i in range(len(body.layers))])
+    return {"embed": seen["embed"], "layers": layers, "norm": seen["norm"], "logits": logits}
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENIZER_TEXT = [
+    "A block holds the keys and values of its tokens. A request reads the blocks of its prompt.",
+    "def next_token(logits): return int(logits.argmax())",
+    "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the summer's heat.",
+]
+
+
+def save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A byte-level BPE tokenizer of at most vocab_size tokens, a chat template, and a second end token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TOKENIZER_TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    generation = {"eos_token_id": [2, 0], "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

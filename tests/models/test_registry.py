@@ -1,0 +1,287 @@
+"""Specs from published config.json values, parameter counts, and keys that are refused by name."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from checkpoints.rules import expand
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.spec import CacheGroup, ModelSpec
+from tests.oracles.tolerance import TOLERANCE
+
+LLAMA3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+LLAMA32_1B = LLAMA3_8B | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131072,
+    "eos_token_id": [128001, 128008, 128009],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+QWEN = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "attention_dropout": 0.0,
+    "eos_token_id": 151645,
+}
+QWEN25_05B = QWEN | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "sliding_window": 32768,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "tie_word_embeddings": True,
+}
+QWEN3_06B = QWEN | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+    "attention_bias": False,
+}
+QWEN3_30B_A3B = QWEN | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "sliding_window": None,
+    "router_aux_loss_coef": 0.001,
+}
+PUBLISHED = {
+    "Llama-3-8B": (LLAMA3_8B, 8_030_261_248),
+    "Llama-3.2-1B": (LLAMA32_1B, 1_235_814_400),
+    "Qwen2.5-0.5B": (QWEN25_05B, 494_032_768),
+    "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
+}
+TINY = QWEN3_06B | {
+    "vocab_size": 40,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "head_dim": 8,
+    "num_key_value_heads": 3,
+    "intermediate_size": 20,
+}
+
+
+@functools.cache
+def published(name: str):
+    """(spec, parameters as structs) of a published config."""
+    spec = spec_of(PUBLISHED[name][0])
+    return spec, unbind(abstract_model(spec, "bfloat16"))[1]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_gives_the_published_number_of_parameters(name: str):
+    _, parameters = published(name)
+    assert sum(math.prod(x.shape) for x in parameters.values()) == PUBLISHED[name][1]
+    assert {x.dtype for x in parameters.values()} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weight_rules_name_every_parameter_once(name: str):
+    spec, parameters = published(name)
+    assert set(expand(family_of(spec.architecture).weight_rules(spec))) == set(parameters)
+
+
+def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['LlamaForCausalLM'"):
+        spec_of({"architectures": ["GPT2LMHeadModel"]})
+    with pytest.raises(ValueError, match="must name one of"):
+        spec_of({})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
+    config = QWEN3_30B_A3B if "Moe" in architecture else TINY | {"architectures": [architecture]}
+    config = {key: value for key, value in config.items() if "window" not in key}
+    if architecture == "Qwen2ForCausalLM":
+        config = {key: value for key, value in config.items() if key != "attention_bias"}
+    spec_of(config)
+    with pytest.raises(ValueError, match=r"keys that this architecture does not understand: logit_scale = 0\.5"):
+        spec_of(config | {"logit_scale": 0.5})
+    spec_of(config | {"logit_scale": None})
+
+
+def test_a_missing_key_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match="no 'hidden_size'"):
+        spec_of({key: value for key, value in LLAMA3_8B.items() if key != "hidden_size"})
+
+
+def test_quantised_weights_are_refused_by_name():
+    with pytest.raises(ValueError, match="quantization_config"):
+        spec_of(TINY | {"quantization_config": {"quant_method": "awq"}})
+
+
+@pytest.mark.parametrize("config", [QWEN25_05B, QWEN3_06B, QWEN3_30B_A3B])
+def test_a_sliding_window_that_would_apply_is_refused_by_name(config):
+    windowed = config | {"use_sliding_window": True, "sliding_window": 4096}
+    with pytest.raises(ValueError, match="use_sliding_window is true, with sliding_window 4096"):
+        spec_of(windowed | {"max_window_layers": 5})
+    spec_of(config | {"use_sliding_window": True, "sliding_window": config["max_position_embeddings"]})
+
+
+def test_a_window_only_behind_the_last_layer_is_no_window():
+    config = QWEN25_05B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 24}
+    assert spec_of(config) == spec_of(QWEN25_05B)
+
+
+def test_qwen3_without_head_dim_has_128_and_qwen2_divides():
+    config = {key: value for key, value in TINY.items() if key not in ("head_dim", "attention_bias")}
+    assert spec_of(config).head_dim == 128
+    assert spec_of(config | {"architectures": ["Qwen2ForCausalLM"]}).head_dim == 2
+
+
+def test_sparse_layers_follow_the_step_and_the_list():
+    sparse = spec_of(QWEN3_30B_A3B | {"decoder_sparse_step": 3, "mlp_only_layers": [5, 8]}).moe_layers
+    assert sparse == tuple(i for i in range(2, 48, 3) if i not in (5, 8))
+
+
+def test_both_spellings_of_rope_give_one_spec():
+    new = {key: value for key, value in LLAMA32_1B.items() if key not in ("rope_theta", "rope_scaling")}
+    new["rope_parameters"] = {"rope_theta": 500000.0, **LLAMA32_1B["rope_scaling"]}
+    assert spec_of(new) == spec_of(LLAMA32_1B)
+    assert spec_of(new).rope.original_max_position_embeddings == 8192
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"type": "dynamic", "factor": 2.0}, "of type 'dynamic'; supported are"),
+        ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}, r"not understood: \['mrope_section'\]"),
+        ({"rope_type": "linear"}, r"lacks \['factor'\]"),
+        ({"rope_type": "llama3", "factor": 8.0}, r"lacks \['high_freq_factor', 'low_freq_factor'\]"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor 0.5"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is not 1"),
+    ],
+)
+def test_rope_scaling_that_is_not_understood_is_refused(scaling, message: str):
+    with pytest.raises(ValueError, match=message):
+        spec_of(LLAMA3_8B | {"rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 4}, "num_attention_heads is 6, no multiple of num_key_value_heads, 4"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"rms_norm_eps": 1e-6, "hidden_act": "tanhshrink"}, "hidden_act is 'tanhshrink'; supported are"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(change, message: str):
+    with pytest.raises(ValueError, match=message):
+        abstract_model(spec_of(TINY | change))
+
+
+def test_more_experts_per_token_than_experts_is_refused():
+    with pytest.raises(ValueError, match="num_experts_per_tok is 129 of 128 experts"):
+        spec_of(QWEN3_30B_A3B | {"num_experts_per_tok": 129})
+
+
+def test_the_digest_text_is_canonical_and_blind_to_dtype_and_end_tokens():
+    text = spec_of(TINY).digest_text()
+    assert (
+        text == spec_of(dict(reversed(TINY.items())) | {"torch_dtype": "float16", "eos_token_id": [1, 2]}).digest_text()
+    )
+    assert text != spec_of(TINY | {"rms_norm_eps": 1e-5}).digest_text()
+
+
+def test_end_tokens_and_dtype_come_from_the_config():
+    spec = spec_of(LLAMA32_1B)
+    assert (spec.eos_token_ids, spec.dtype) == ((128001, 128008, 128009), "bfloat16")
+    assert spec_of(TINY | {"eos_token_id": None}).eos_token_ids == ()
+
+
+def test_one_cache_group_holds_all_layers():
+    assert spec_of(TINY).cache_groups == (CacheGroup(kind="full", layers=(0, 1)),)
+
+
+def test_a_bound_model_gives_the_same_logits_and_can_be_differentiated():
+    spec: ModelSpec = spec_of(TINY | {"num_hidden_layers": 1})
+    model = family_of(spec.architecture).model(spec, rngs=nnx.Rngs(0))
+    graph, parameters = unbind(model)
+    ids = jnp.asarray([3, 1, 4, 1, 5], jnp.int32)
+    positions = jnp.arange(5, dtype=jnp.int32)
+
+    @jax.jit
+    def loss_of(parameters):
+        bound = bind(graph, parameters)
+        logits = bound.logits(bound(ids, positions, ForwardContext()))
+        return jnp.sum(logits**2), logits
+
+    (_, logits), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(parameters)
+    wanted = model.logits(model(ids, positions, ForwardContext()))
+    np.testing.assert_allclose(logits, wanted, **TOLERANCE["float32"])
+    assert all(bool(np.any(np.asarray(g) != 0)) for g in gradients.values())
+
+
+def test_the_structure_of_a_model_does_not_depend_on_its_weights():
+    spec = spec_of(TINY)
+    model = family_of(spec.architecture).model(spec, rngs=nnx.Rngs(7))
+    assert unbind(model)[0] == unbind(abstract_model(spec))[0]
