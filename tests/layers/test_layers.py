@@ -1,0 +1,222 @@
+"""Every layer against its float64 oracle, inputs rounded to the working dtype first; strict dtypes and ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from ferrum_jax.layers.attention import Attention, ForwardContext, causal_attention
+from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.linear import Linear, project
+from ferrum_jax.layers.mlp import ACTIVATIONS, MLP
+from ferrum_jax.layers.moe import MoE
+from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.rope import frequencies, rotate, rotations
+from ferrum_jax.spec import ModelSpec, RopeSpec
+from tests.oracles import grouped_matmul
+from tests.oracles import layers as oracle
+from tests.oracles.tolerance import TOLERANCE
+
+DTYPES = ("float32", "bfloat16")
+SPEC = ModelSpec(
+    architecture="Qwen3MoeForCausalLM",
+    vocab_size=37,
+    hidden_size=20,
+    num_hidden_layers=1,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    head_dim=10,
+    intermediate_size=28,
+    max_position_embeddings=4096,
+    attention_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+    qk_norm=True,
+    moe_layers=(0,),
+    num_experts=7,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> tuple[jax.Array, np.ndarray]:
+    """(array in dtype, the same numbers in float64)."""
+    x = jnp.asarray(np.random.default_rng(seed).normal(0, scale, shape), dtype)
+    return x, np.asarray(x, np.float64)
+
+
+def fill(module: nnx.Module, dtype: str) -> dict[str, np.ndarray]:
+    """Gives every parameter values of size 1 / sqrt(its inputs), norms around 1; returns them in float64."""
+    found = {}
+    for seed, (path, parameter) in enumerate(nnx.to_flat_state(nnx.state(module, nnx.Param))):
+        name = ".".join(map(str, path))
+        value, wide = draw(seed, parameter.shape, dtype, 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5)
+        if "norm" in name or (name == "weight" and parameter.ndim == 1):
+            value = value + jnp.ones_like(value)
+            wide = np.asarray(value, np.float64)
+        found[name] = wide
+        nnx.update(module, nnx.from_flat_state([(path, nnx.Param(value))]))
+    return found
+
+
+def assert_close(found: jax.Array, wanted: np.ndarray, dtype: str) -> None:
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 40])
+def test_linear_adds_its_bias_for_any_number_of_rows(num_tokens: int, dtype: str):
+    layer = Linear(20, 12, bias=True, dtype=jnp.dtype(dtype), rngs=None)
+    weights = fill(layer, dtype)
+    weights["bias"] = np.asarray(layer.bias[...], np.float64)
+    x, wide = draw(1, (num_tokens, 20), dtype)
+    assert_close(jax.jit(layer.__call__)(x), oracle.linear(wide, weights["weight"], weights["bias"]), dtype)
+    assert layer(x).dtype == dtype
+
+
+def test_the_order_of_the_dot_survives_compilation_on_the_cpu_for_a_few_rows():
+    def compiled(num_tokens: int) -> str:
+        x, weight = jax.ShapeDtypeStruct((num_tokens, 64), "float32"), jax.ShapeDtypeStruct((96, 64), "float32")
+        return jax.jit(project).lower(x, weight).compile().as_text()
+
+    assert "f32[96,8]" in compiled(8)  # [O, T]
+    assert "f32[96,40]" not in compiled(40)
+
+
+def test_projections_of_bfloat16_to_float32_are_not_rounded_between():
+    x, wide = draw(3, (5, 300), "bfloat16")
+    weight, wide_weight = draw(4, (11, 300), "bfloat16")
+    found = project(x, weight, out_dtype=jnp.float32)
+    np.testing.assert_allclose(np.asarray(found, np.float64), wide @ wide_weight.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_takes_rows_and_scores_them_in_float32(dtype: str):
+    layer = Embedding(37, 20, dtype=jnp.dtype(dtype), rngs=None)
+    table = fill(layer, dtype)["weight"]
+    np.testing.assert_array_equal(np.asarray(layer(jnp.asarray([3, 36, 0])), np.float64), table[[3, 36, 0]])
+    x, wide = draw(1, (4, 20), dtype)
+    assert layer.attend(x).dtype == jnp.float32
+    assert_close(layer.attend(x), wide @ table.T, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 20), (4, 3, 20)])
+def test_norm_has_float32_statistics(shape: tuple[int, ...], dtype: str):
+    layer = RMSNorm(20, eps=1e-5, dtype=jnp.dtype(dtype))
+    weight = fill(layer, dtype)["weight"]
+    x, wide = draw(1, shape, dtype, 30.0)
+    assert_close(layer(x), oracle.rms_norm(wide, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_activations_are_those_of_their_names(name: str):
+    functions = {"silu": oracle.silu, "gelu": oracle.gelu, "gelu_pytorch_tanh": oracle.gelu_tanh}
+    x, wide = draw(1, (50,), "float32", 3.0)
+    assert_close(ACTIVATIONS[name](x), functions.get(name, lambda x: np.maximum(x, 0))(wide), "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mlp_gates_before_it_projects_down(dtype: str):
+    layer = MLP(SPEC, dtype=jnp.dtype(dtype), rngs=None)
+    w = fill(layer, dtype)
+    x, wide = draw(1, (9, 20), dtype)
+    gate = oracle.silu(oracle.linear(wide, w["gate.weight"], w["gate.bias"]))
+    inner = gate * oracle.linear(wide, w["up.weight"], w["up.bias"])
+    assert_close(layer(x), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype)
+
+
+@pytest.mark.parametrize(
+    ("rope", "wanted"),
+    [
+        (RopeSpec(rope_theta=5e5), [5e5 ** (-i / 16) for i in range(0, 16, 2)]),
+        (RopeSpec(rope_type="linear", factor=4.0), [1e4 ** (-i / 16) / 4 for i in range(0, 16, 2)]),
+        (
+            RopeSpec(rope_type="llama3", rope_theta=5e5, factor=8.0, original_max_position_embeddings=8192),
+            oracle.llama3_frequencies(16, 5e5, 8.0, 1.0, 4.0, 8192),
+        ),
+        (
+            RopeSpec(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768),
+            oracle.yarn_frequencies(16, 1e6, 4.0, 32, 1, 32768),
+        ),
+    ],
+    ids=lambda value: getattr(value, "rope_type", ""),
+)
+def test_frequencies_of_every_rope_type_follow_their_definition(rope: RopeSpec, wanted: list[float]):
+    found = frequencies(rope, 16)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_turned_by_their_absolute_position(dtype: str):
+    rope = RopeSpec(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.2)
+    positions = np.array([0, 1, 7, 300], np.int32)
+    x, wide = draw(1, (4, 3, 10), dtype)
+    cos, sin = rotations(jnp.asarray(positions), rope, 10)
+    wanted = oracle.rotate(wide, positions, frequencies(rope, 10).astype(np.float64), 1.2)
+    found = rotate(x, cos, sin)
+    assert found.dtype == dtype
+    # an angle of 300 radians in float32 is known to 300 * 2^-24 = 2e-5
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=TOLERANCE[dtype]["atol"] * 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_causal_attention_sees_the_past_alone(dtype: str):
+    (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
+    assert_close(causal_attention(0, q, k, v, 0.3), oracle.causal_attention(wide_q, wide_k, wide_v, 0.3), dtype)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
+    spec = dataclasses.replace(SPEC, qk_norm=qk_norm)
+    layer = Attention(spec, 0, dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (8, 20), "float32")
+    positions = np.arange(8) + 5
+
+    def heads(name: str) -> np.ndarray:
+        y = oracle.linear(wide, w[f"{name}.weight"], w[f"{name}.bias"]).reshape(8, -1, 10)
+        return oracle.rms_norm(y, w[f"{name}_norm.weight"], 1e-6) if qk_norm and name != "v" else y
+
+    turn = functools.partial(oracle.rotate, positions=positions, frequencies=1e4 ** (-np.arange(0, 10, 2) / 10))
+    attended = oracle.causal_attention(turn(heads("q")), turn(heads("k")), heads("v"), 10**-0.5).reshape(8, -1)
+    rotation = rotations(jnp.asarray(positions, jnp.int32), spec.rope, 10)
+    wanted = oracle.linear(attended, w["o.weight"], w["o.bias"])
+    assert_close(jax.jit(lambda x: layer(x, rotation, ForwardContext()))(x), wanted, "float32")
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 33])
+def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: bool):
+    spec = dataclasses.replace(SPEC, norm_topk_prob=norm_topk_prob)
+    layer = MoE(spec, dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (num_tokens, 20), "float32")
+    ids, weights = oracle.route(wide, w["router.weight"], 2, norm_topk_prob)
+    found_ids, found_weights = layer.route(x)
+    np.testing.assert_array_equal(found_ids, ids)
+    assert_close(found_weights, weights, "float32")
+    experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
+    wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts)
+    assert_close(jax.jit(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+
+
+def test_the_observer_sees_what_it_is_shown_and_nobody_else_is_called():
+    seen = {}
+    ForwardContext(observe=seen.__setitem__).show("embed", jnp.zeros(3))
+    ForwardContext().show("embed", jnp.ones(3))
+    assert list(seen) == ["embed"]
+    np.testing.assert_array_equal(seen["embed"], np.zeros(3))

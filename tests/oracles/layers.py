@@ -1,0 +1,91 @@
+"""Every layer in NumPy float64, written from its definition, one token at a time where that is plainer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """[T, I], [O, I], [O] -> [T, O]."""
+    y = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """[..., D], [D] -> [..., D]."""
+    return weight * x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def rotate(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, factor: float = 1.0) -> np.ndarray:
+    """[T, heads, H] at positions [T], as products of complex numbers x[i] + j x[i + H/2] with e^(j angle)."""
+    half = x.shape[-1] // 2
+    turns = factor * np.exp(1j * positions[:, None] * frequencies)[:, None, :]
+    turned = (x[..., :half] + 1j * x[..., half:]) * turns
+    return np.concatenate((turned.real, turned.imag), axis=-1)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time."""
+    T, N, _ = q.shape
+    group = N // k.shape[1]
+    out = np.zeros_like(q)
+    for t in range(T):
+        for n in range(N):
+            weights = softmax(k[: t + 1, n // group] @ q[t, n] * scale)
+            out[t, n] = weights @ v[: t + 1, n // group]
+    return out
+
+
+def route(x: np.ndarray, router: np.ndarray, num_chosen: int, normalise: bool) -> tuple[np.ndarray, np.ndarray]:
+    """[T, D], [E, D] -> (expert ids [T, X], weights [T, X]), best first."""
+    probabilities = softmax(x @ router.T)
+    ids = np.argsort(-probabilities, axis=-1, kind="stable")[:, :num_chosen]
+    weights = np.take_along_axis(probabilities, ids, axis=-1)
+    return ids, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
+
+
+def llama3_frequencies(
+    head_dim: int, theta: float, factor: float, low: float, high: float, context: int
+) -> list[float]:
+    """Wavelengths beyond context / low are divided by factor, those under context / high kept, others blended."""
+    found = []
+    for i in range(0, head_dim, 2):
+        frequency = theta ** (-i / head_dim)
+        turns = context * frequency / (2 * math.pi)  # in the original context
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        found.append(frequency * (kept + (1 - kept) / factor))
+    return found
+
+
+def yarn_frequencies(head_dim: int, theta: float, factor: float, fast: float, slow: float, context: int) -> list[float]:
+    """A linear ramp over dimensions, from kept (more than fast turns) to divided by factor (fewer than slow)."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = max(math.floor(dimension(fast)), 0), min(math.ceil(dimension(slow)), head_dim - 1)
+    found = []
+    for j in range(head_dim // 2):
+        divided = min(max((j - first) / (last - first), 0.0), 1.0)
+        found.append(theta ** (-2 * j / head_dim) * ((1 - divided) + divided / factor))
+    return found
