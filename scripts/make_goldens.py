@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
 
 PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
 OBSERVED = (2, 3)
@@ -200,7 +200,7 @@ def make(golden: Golden, seed: int, folder: Path) -> None:
         gap = np.min(best[:, 0] - best[:, 1])
         print(f"  {len(prompt)} tokens: {len(set(tokens.tolist()))} of {NUM_GREEDY} differ, smallest gap {gap:.1e}")
     arrays["last_logits"] = np.stack(last)
-    np.savez_compressed(folder / "golden.npz", **arrays)
+    np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def build(golden: Golden, seed: int) -> Any:
@@ -264,14 +264,14 @@ def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
 @torch.no_grad()
 def greedy(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tokens [64], two best logits of each step [64, 2], logits after the prompt [V]); end tokens do not end it."""
-    ids, best, first = torch.from_numpy(prompt).long()[None], [], None
+    ids, best, after = torch.from_numpy(prompt).long()[None], [], []
     for _ in range(NUM_GREEDY):
         logits = model(ids, use_cache=False).logits[0, -1]
-        first = logits if first is None else first
+        after.append(logits)
         top = torch.topk(logits, 2)
         best.append(top.values.numpy())
         ids = torch.cat((ids, top.indices[None, :1]), dim=1)
-    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best), first.numpy()
+    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best), after[0].numpy()
 
 
 @torch.no_grad()
