@@ -78,7 +78,7 @@ class CacheManager:
             for id in ids:  # before anything is acquired, so that no hit is evicted for its own tail
                 pool.retain(id)
             table[slot, :num_hits] = ids
-            table[slot, num_hits:total] = pool.acquire(total - num_hits)
+            table[slot, num_hits:total] = pool.take(total - num_hits)
         self.num_blocks[slot] = total
         self.num_published[slot] = num_hits
         if looks_up:
@@ -118,7 +118,7 @@ class CacheManager:
             if total - have > pool.num_free:
                 return False
         for pool, table in zip(self.pools, self.tables, strict=True):
-            table[slot, have:total] = pool.acquire(total - have)
+            table[slot, have:total] = pool.take(total - have)
         self.num_blocks[slot] = total
         return True
 

@@ -85,6 +85,12 @@ class IdPool:
             self.peak_live = self.num_live
         return ids
 
+    def take(self, n: int) -> list[int]:
+        """n ids, which the caller knows to be free."""
+        ids = self.acquire(n)
+        assert ids is not None, f"{n} ids are taken and {self.num_free} are free"
+        return ids
+
     def _acquire_beyond_returned(self, n: int) -> list[int]:
         ids = self._returned[::-1]
         self._returned.clear()

@@ -209,16 +209,15 @@ class Scheduler:
         return chunks
 
     def _admit_one(self, request: Request) -> bool:
-        slot = self._rows.slots.acquire(1)
-        assert slot is not None, "admission without a free row slot"
-        num_hit = self._cache.admit(request, slot[0])
+        (slot,) = self._rows.slots.take(1)
+        num_hit = self._cache.admit(request, slot)
         if num_hit is None:
-            self._rows.slots.release(slot)
+            self._rows.slots.release((slot,))
             return False
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_hit
         self._waiting.remove(request.id)
-        self._rows.insert(request, slot[0], num_hit)
+        self._rows.insert(request, slot, num_hit)
         return True
 
     def _build(

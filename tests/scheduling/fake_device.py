@@ -7,6 +7,7 @@ block that is shared, given away or written wrongly shows at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,7 +113,7 @@ class Engine:
         self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len)
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
-        self._in_flight: tuple[StepPlan, np.ndarray] | None = None
+        self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
 
     def add(
         self,
@@ -142,19 +143,27 @@ class Engine:
 
     def step(self) -> list[tuple[Request, int]]:
         """Plan and dispatch the next step, then commit the one before it."""
+        plans = len(self._in_flight)
+        self.dispatch()
+        return self.commit() if plans else []
+
+    def dispatch(self) -> None:
+        """Plan and run the next step, if there is one."""
         plan = self.scheduler.schedule()
-        dispatched = None
         if plan is not None:
             self.plans.append(plan)
-            dispatched = plan, self.device.run(plan, self.requests)
-        got = self.scheduler.commit(*self._in_flight) if self._in_flight else []
-        self._in_flight = dispatched
+            self._in_flight.append((plan, self.device.run(plan, self.requests)))
+        self.scheduler.check_invariants()
+
+    def commit(self) -> list[tuple[Request, int]]:
+        """Commit the oldest step in flight."""
+        got = self.scheduler.commit(*self._in_flight.popleft())
         self.scheduler.check_invariants()
         return got
 
     @property
     def is_idle(self) -> bool:
-        return self._in_flight is None and not self.scheduler.has_unfinished
+        return not self._in_flight and not self.scheduler.has_unfinished
 
     def drain(self, max_steps: int = 2000) -> None:
         """Run until nothing is left; every request that was not ended from outside is then right."""

@@ -29,6 +29,19 @@ def test_asking_for_more_than_are_free_takes_none() -> None:
     assert pool.num_free == 2 and pool.acquire(2) == [4, 5]
 
 
+def test_what_is_taken_must_be_free() -> None:
+    pool = IdPool(4)
+    assert pool.take(2) == [1, 2]
+    with pytest.raises(AssertionError, match="2 ids are taken and 1 are free"):
+        pool.take(2)
+
+
+def test_a_sequence_that_was_freed_deepest_first_comes_out_again_in_its_order() -> None:
+    pool = IdPool(9)
+    pool.release(reversed(pool.take(6)))
+    assert pool.acquire(4) == [1, 2, 3, 4] and pool.acquire(4) == [5, 6, 7, 8]
+
+
 def test_a_new_id_has_one_holder_and_retain_adds_one() -> None:
     pool = IdPool(3)
     (id,) = pool.acquire(1)

@@ -163,6 +163,33 @@ def test_a_preempted_request_gets_its_token_in_flight_and_is_not_admitted_before
     engine.drain()
 
 
+def test_a_row_that_still_prefills_is_preempted_before_an_older_one_that_decodes() -> None:
+    engine = Engine(num_blocks=12, max_num_batched_tokens=8)
+    first = engine.add(_prompt(5), 9)
+    second = engine.add(_prompt(40, 1), 4)
+    for _ in range(5):
+        engine.step()
+    assert second.num_preemptions == 1
+    assert len(second.token_ids) == second.num_prompt_tokens and not first.num_preemptions
+    engine.drain()
+    assert engine.scheduler.metrics().hit_tokens > 0, "the chunks that were computed are hit again"
+
+
+def test_a_preempted_request_that_is_aborted_drops_its_token_in_flight() -> None:
+    engine = Engine(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
+    engine.add(_prompt(8), 12)
+    second = engine.add(_prompt(8, 1), 12)
+    for _ in range(5):
+        engine.step()
+    engine.dispatch()
+    assert second.num_preemptions == 1, "position 12 needs a seventh block"
+    known = list(second.token_ids)
+    engine.scheduler.abort(second.id)
+    assert second not in [request for request, _ in engine.commit()]
+    assert second.token_ids == known
+    engine.drain()
+
+
 def test_a_request_that_does_not_fit_waits_without_stopping_the_decodes() -> None:
     engine = Engine(num_blocks=8)
     first = engine.add(_prompt(8), 12)
