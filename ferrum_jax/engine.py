@@ -156,7 +156,7 @@ class Engine:
             request=request,
             submission=submission,
             seed=seed,
-            text=self._text_stream(sampling) if needs_text and self.tokenizer else None,
+            text=self._text_stream(submission) if needs_text and self.tokenizer else None,
             logprobs=None if sampling.logprobs is None else [],
         )
 
@@ -202,13 +202,15 @@ class Engine:
         state.update(key.encode())
         return int.from_bytes(state.digest(), "little")
 
-    def _text_stream(self, sampling: SamplingParams) -> TextStream:
+    def _text_stream(self, submission: _Submission) -> TextStream:
+        sampling = submission.sampling
         assert self.tokenizer is not None
         return TextStream(
             self.tokenizer,
             stop=tuple(sampling.stop),
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
+            after=submission.prompt_token_ids,
         )
 
     def abort(self, submission_id: int) -> None:
@@ -286,13 +288,18 @@ class Engine:
 
     def _advance_text(self, choice: _Choice) -> None:
         """Feeds the last token to the text; a stop string in it ends the request."""
-        request = choice.request
-        assert choice.text is not None
-        if request.finish_reason == "stop" and not choice.submission.sampling.include_stop_str_in_output:
-            return  # the end token is no text
-        stopped = choice.text.push(request.token_ids[-1])
-        if stopped is not None and request.finish_reason in (None, "length"):
-            self.scheduler.finish(request, "stop", stopped)
+        request, text = choice.request, choice.text
+        assert text is not None
+        stopped = None
+        if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
+            stopped = text.push(request.token_ids[-1])  # an end token is no text unless asked for
+        if request.finish_reason is None:
+            if stopped is not None:
+                self.scheduler.finish(request, "stop", stopped)
+            return
+        stopped = text.flush()
+        if stopped is not None:
+            request.finish_reason, request.stop_reason = "stop", stopped
 
     # -- out -----------------------------------------------------------------------------------------
 
@@ -343,12 +350,12 @@ class Engine:
             return ""
         request, sampling = choice.request, choice.submission.sampling
         if choice.text is not None:
-            if request.finish_reason is not None:
-                choice.text.flush()
             return choice.text.text
         ended_by_token = request.finish_reason == "stop" and not sampling.include_stop_str_in_output
         shown = token_ids[:-1] if ended_by_token else token_ids
-        return self.tokenizer.decode(shown, skip_special_tokens=sampling.skip_special_tokens)
+        return self.tokenizer.decode(
+            shown, skip_special_tokens=sampling.skip_special_tokens, after=choice.submission.prompt_token_ids
+        )
 
     def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
         if self.tokenizer is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,14 +22,15 @@ from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
 from ferrum_jax.progress import progress_bar
 from ferrum_jax.request import RequestOutput, SamplingParams
-from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all, use_compilation_cache
+from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
-from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -58,17 +59,18 @@ class LLM:
     ) -> None:
         started = time.perf_counter()
         config = config or EngineConfig()
-        if config.compilation_cache_dir is not None:
-            use_compilation_cache(config.compilation_cache_dir)
+        store = None if config.compilation_cache_dir is None else ExecutableStore(config.compilation_cache_dir)
         checkpoint = open_checkpoint(model)
         spec = registry.spec_of(checkpoint.config)
         layout = lay_out(spec, config, jax.devices()[0])
         self.spec, self.config, self.ledger = spec, config, layout.ledger
         self.max_model_len = layout.max_model_len
-        self.tokenizer = Tokenizer.load(tokenizer or checkpoint.path)
+        self.tokenizer = Tokenizer.load(checkpoint.path)
+        if tokenizer is not None:
+            self.tokenizer = require_tokenizer(Tokenizer.load(tokenizer), tokenizer)
         self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
         self._counter = CompileCounter()
-        self.loaded = load(checkpoint, layout, on_progress)
+        self.loaded = load(checkpoint, layout, store, on_progress)
         self.engine = build_engine(self.loaded, config, self.tokenizer)
         self._compiles_at_start = self._counter.count
         self.startup_s = time.perf_counter() - started
@@ -124,7 +126,7 @@ class LLM:
 
     def as_completed(
         self, requests: Iterable[tuple[Key, Prompt, SamplingParams]]
-    ) -> Iterator[tuple[Key, RequestOutput | ValueError]]:
+    ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """(key, output) of each request in the order in which they finish; a refused one gives its ValueError.
 
         `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
@@ -235,7 +237,12 @@ class Loaded:
     end_ids: frozenset[int]
 
 
-def load(checkpoint: Checkpoint, layout: Layout, on_progress: Callable[[str, int, int], None]) -> Loaded:
+def load(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    store: ExecutableStore | None,
+    on_progress: Callable[[str, int, int], None],
+) -> Loaded:
     """Compiles every bucket while the weights load."""
     spec = layout.options.spec
     family = registry.family_of(spec.architecture)
@@ -248,7 +255,8 @@ def load(checkpoint: Checkpoint, layout: Layout, on_progress: Callable[[str, int
             pools=layout.pools,
             ladder=layout.ladder,
             options=layout.options,
-            on_done=lambda done, total: on_progress("compiling", done, total),
+            store=store,
+            on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = checkpoint.load(
             rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=layout.targets

@@ -8,7 +8,6 @@ pool across a step: donation would silently turn into a copy of the whole pool.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 from ferrum_jax.spec import ModelSpec
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("kv", "slots"), meta_fields=())
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pools:
     """All pools of an engine; on the device, or their shapes for compiling."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from ferrum_jax.cache.pools import Pools
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.inputs import blob_size
 from ferrum_jax.runtime.step import StepOptions, make_step
+from ferrum_jax.runtime.store import ExecutableStore
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 Executable = Callable[..., Any]
@@ -50,15 +50,6 @@ class Executables:
         return len(self.steps) + 1
 
 
-def use_compilation_cache(directory: str) -> None:
-    """Keeps compiled executables of this process in a folder, however quick their compile was."""
-    path = pathlib.Path(directory).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 def compile_all(
     *,
     graph: nnx.GraphDef,
@@ -67,20 +58,30 @@ def compile_all(
     pools: Pools,
     ladder: Ladder,
     options: StepOptions,
+    store: ExecutableStore | None,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Executables:
-    """Compiles every bucket from shapes, in a thread pool. on_done(done, total) is called after each."""
+    """The executable of every bucket, from the store or compiled from shapes, in a thread pool.
+
+    on_done(done, total) is called after each.
+    """
     total = len(ladder.buckets) + 1
+
+    shapes = repr((names, weights, pools, options, options.spec.digest_text()))
+
+    def get(description: str, compile: Callable[[], Executable]) -> Executable:
+        return compile() if store is None else store.get(f"{description} {shapes}", compile)
 
     def step(bucket: Bucket) -> Executable:
         blob = jax.ShapeDtypeStruct((blob_size(bucket, len(options.spec.cache_groups)),), jnp.int32)
-        function = jax.jit(make_step(graph, names, bucket, options), donate_argnums=(1,))
-        return function.lower(weights, pools, blob).compile()
+        function = jax.jit(make_step(graph, names, bucket, options), donate_argnums=(1, 2))
+        return get(str(bucket), lambda: function.lower(weights, pools.kv, pools.slots, blob).compile())
 
     def write_slot() -> Executable:
         record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)
         slot = jax.ShapeDtypeStruct((), jnp.int32)
-        return jax.jit(sampling.write_slot, donate_argnums=(0,)).lower(pools.slots, slot, record).compile()
+        function = jax.jit(sampling.write_slot, donate_argnums=(0,))
+        return get("write_slot", lambda: function.lower(pools.slots, slot, record).compile())
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         # the largest first: they take longest, and one of them alone at the end would leave cores idle

@@ -16,7 +16,6 @@ from ferrum_jax.plan import StepPlan
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.compile import Executables
 from ferrum_jax.runtime.inputs import pack
-from ferrum_jax.runtime.step import StepResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,15 +24,16 @@ class InFlight:
 
     plan: StepPlan
     bucket: Bucket
-    result: StepResult
+    _rows: jax.Array
+    _prompt: jax.Array
 
     def rows(self) -> np.ndarray:
         """[rows, words] int32 as `sampling.unpack` reads it. Waits for the device."""
-        return np.asarray(self.result.rows)[: self.plan.shards[0].num_rows]
+        return np.asarray(self._rows)[: self.plan.shards[0].num_rows]
 
     def prompt(self) -> np.ndarray:
         """[tokens, words] int32, the same words for each prompt token asked for. Waits for the device."""
-        return np.asarray(self.result.prompt)[: self.plan.shards[0].num_tokens]
+        return np.asarray(self._prompt)[: self.plan.shards[0].num_tokens]
 
 
 class Runner:
@@ -43,7 +43,8 @@ class Runner:
         self, *, weights: tuple[jax.Array, ...], pools: Pools, executables: Executables, ladder: Ladder
     ) -> None:
         self._weights = weights
-        self._pools = pools
+        self._kv = pools.kv
+        self._slots = pools.slots
         self._executables = executables
         self._ladder = ladder
         self.num_steps = 0
@@ -56,17 +57,17 @@ class Runner:
 
     def write_slot(self, slot: int, record: np.ndarray) -> None:
         """Puts the sampling record of a request that is about to run into its row slot."""
-        slots = self._executables.write_slot(self._pools.slots, np.int32(slot), record)
-        self._pools = dataclasses.replace(self._pools, slots=slots)
+        self._slots = self._executables.write_slot(self._slots, np.int32(slot), record)
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once."""
         (shard,) = plan.shards
         tokens = shard.num_tokens
         bucket = self._ladder.find(num_tokens=tokens, num_rows=shard.num_rows)
-        self._pools, result = self._executables.steps[bucket](self._weights, self._pools, pack(shard, bucket))
-        result.rows.copy_to_host_async()
+        execute = self._executables.steps[bucket]
+        self._kv, self._slots, rows, prompt = execute(self._weights, self._kv, self._slots, pack(shard, bucket))
+        rows.copy_to_host_async()
         self.num_steps += 1
         self.num_tokens += tokens
         self.num_padded_tokens += bucket.num_tokens
-        return InFlight(plan=plan, bucket=bucket, result=result)
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt)

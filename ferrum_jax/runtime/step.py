@@ -1,7 +1,9 @@
-"""The step: one pure function from (weights, pools, packed input) to (pools, result).
+"""The step: one pure function from (weights, kv, slots, packed input) to (kv, slots, rows, prompt).
 
 Embed, layers, logits of the rows that sample, draw, write the token where the next step reads it. The
-function is made for one bucket; everything else is data.
+function is made for one bucket; everything else is data. `rows` [R, words] and `prompt` [T, words] are int32
+words as `sampling.unpack` reads them, of the rows that sample and of prompt tokens asked for. Arguments and
+results are plain tuples and arrays, because executables are kept with their trees.
 """
 
 from __future__ import annotations
@@ -12,30 +14,23 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from pallas_kernels.kv_write import kv_write
-from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.pools import Pools
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
 from ferrum_jax.runtime.inputs import StepInputs, unpack
 from ferrum_jax.spec import ModelSpec
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+
+# Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
+_attend = jax.jit(paged_attention, static_argnames=("scale", "implementation"))
+_write = jax.jit(kv_write, static_argnames=("implementation",))
+_sample = jax.jit(sampling.sample)
 
 LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
 INVARIANT_EXPERT_TILE = 16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What the host reads back: words as `sampling.unpack` reads them, of rows that sample and of prompt tokens."""
-
-    rows: jax.Array  # [R, words] int32
-    prompt: jax.Array  # [T, words] int32
-
-
-jax.tree_util.register_dataclass(StepResult, data_fields=("rows", "prompt"), meta_fields=())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,20 +45,22 @@ class StepOptions:
 
 def make_step(
     graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, options: StepOptions
-) -> Callable[..., tuple[Pools, StepResult]]:
-    """The step of a bucket: (weights: arrays in the order of `names`, pools, blob) -> (pools, StepResult)."""
+) -> Callable[..., tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array]]:
+    """The step of a bucket; weights are in the order of `names`, kv and slots are to be donated."""
 
-    def step(weights: tuple[jax.Array, ...], pools: Pools, blob: jax.Array) -> tuple[Pools, StepResult]:
+    def step(
+        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, blob: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array]:
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack(blob, bucket, len(options.spec.cache_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
-        token_ids = sampling.read_tokens(pools.slots, tokens.slots, tokens.positions)
-        context, kv = _forward_context(pools, inputs, tokens, bucket, options)
+        token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
+        context, pools = _forward_context(kv, inputs, tokens, bucket, options)
         hidden = model(token_ids, tokens.positions, context)  # [T, D]
-        asked = sampling.wants_prompt_logprobs(pools.slots, tokens.slots, tokens.positions)
-        prompt = sampling.prompt_logprobs(hidden, model.logits, pools.slots, tokens.slots, tokens.positions, asked)
-        slots, rows = _sample_rows(model.logits, hidden, pools.slots, inputs, tokens, bucket, options)
-        return Pools(kv=tuple(kv), slots=slots), StepResult(rows=rows, prompt=prompt)
+        asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
+        prompt = sampling.prompt_logprobs(hidden, model.logits, slots, tokens.slots, tokens.positions, asked)
+        slots, rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
+        return tuple(pools), slots, rows, prompt
 
     return step
 
@@ -92,7 +89,7 @@ def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
 
 
 def _forward_context(
-    pools: Pools, inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
+    kv: tuple[jax.Array, ...], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
 ) -> tuple[ForwardContext, list[jax.Array]]:
     """The context that a model's layers call, and the list in which it leaves each layer's pool."""
     table = inputs.block_tables[0]
@@ -106,14 +103,14 @@ def _forward_context(
         num_tokens=bucket.num_tokens, block_size=C, decode_only=bucket.decode_only, invariant=options.invariant
     )
     schedule = make_schedule(batch, num_tokens=bucket.num_tokens, block_size=C, config=config)
-    kv = list(pools.kv)
+    pools = list(kv)
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-        kv[layer] = kv_write(kv[layer], k, v, block_ids, block_offsets, implementation=options.implementation)
-        return paged_attention(q, kv[layer], schedule, scale=scale, implementation=options.implementation)
+        pools[layer] = _write(pools[layer], k, v, block_ids, block_offsets, implementation=options.implementation)
+        return _attend(q, pools[layer], schedule, scale=scale, implementation=options.implementation)
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
-    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation), kv
+    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation), pools
 
 
 def _sample_rows(
@@ -138,7 +135,7 @@ def _sample_rows(
         def part(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, i * tile, tile)
 
-        drawn = sampling.sample(logits(hidden[part(last)]), slots, part(row_slots), part(positions), part(active))
+        drawn = _sample(logits(hidden[part(last)]), slots, part(row_slots), part(positions), part(active))
         return jax.lax.dynamic_update_slice_in_dim(rows, drawn.result, i * tile, 0)
 
     words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
