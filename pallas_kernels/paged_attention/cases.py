@@ -45,9 +45,8 @@ _MIXED = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
 CASES = (
     Case(name="decode_gqa", rows=((5, 1), (130, 1), (63, 1), (64, 1)), num_tokens=4, num_rows=4, decode_only=True),
     Case(name="one_token_context", rows=((0, 1),), num_tokens=1, num_rows=1, decode_only=True),
-    Case(name="prefill_mha", rows=((0, 100), (7, 30)), num_tokens=144, num_rows=4, num_kv_heads=4),
     Case(name="mixed_mqa", rows=_MIXED, num_tokens=128, num_rows=8, num_kv_heads=1),
-    Case(name="mixed_gqa", rows=_MIXED, num_tokens=126, num_rows=6),
+    Case(name="mixed_mha", rows=_MIXED, num_tokens=126, num_rows=6, num_kv_heads=4),
     Case(name="mixed_wide_heads", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=256, block_size=8),
     Case(name="mixed_big_blocks", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=64, block_size=64),
     Case(name="mixed_window", rows=_MIXED, num_tokens=128, num_rows=8, window=20),
@@ -56,7 +55,6 @@ CASES = (
     Case(name="mixed_invariant", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True),
     Case(name="mixed_invariant_window", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True, window=20),
     Case(name="mixed_bfloat16", rows=_MIXED, num_tokens=128, num_rows=8, dtype="bfloat16"),
-    Case(name="no_rows", rows=(), num_tokens=16, num_rows=16),
 )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 _TILE_KV = 64  # on the CPU a tile of 64 x 8 heads x 128 x f32 is 256 KB of K, which the second read finds in L2
 _TILE_Q = 64
-_INVARIANT_TILE_Q = 16
+_INVARIANT_TILE_Q = 8  # a decode row fills one lane of it, and costs as much as all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def test_a_tokens_bits_depend_on_no_companion_order_or_bucket() -> None:
     case = Case(name="", num_tokens=256, num_experts=8, num_experts_per_token=2, width=96, hidden=80)
     x, ids, weights, *experts = make_arguments(case)
     whole = np.asarray(fixed(x, ids, weights, *experts))
-    for size, seed in ((64, 0), (64, 1), (128, 2), (256, 3)):
+    for size, seed in ((64, 0), (64, 1), (256, 2)):
         some = np.random.default_rng(seed).permutation(256)[:size]
         np.testing.assert_array_equal(np.asarray(fixed(x[some], ids[some], weights[some], *experts)), whole[some])
 
@@ -39,7 +39,8 @@ def test_only_experts_that_are_routed_to_are_read() -> None:
     x, ids, weights, *experts = make_arguments(case)
     unused = np.setdiff1d(np.arange(16), np.asarray(ids))
     poisoned = [w.at[unused].set(jnp.nan) for w in experts]
-    np.testing.assert_array_equal(expert_mlp(x, ids, weights, *poisoned), expert_mlp(x, ids, weights, *experts))
+    run = jax.jit(expert_mlp)
+    np.testing.assert_array_equal(run(x, ids, weights, *poisoned), run(x, ids, weights, *experts))
 
 
 def test_scratch_does_not_grow_with_the_number_of_experts() -> None:
