@@ -1,4 +1,4 @@
-"""The `ferrum-jax` command: generate, batch, convert.
+"""The `ferrum-jax` command: generate, batch, bench, convert.
 
 Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    params, config = sampling_params(args), _engine_config(args)
+    params, config = sampling_params(args), engine_config(args)
     if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ValueError("log-probabilities are printed as JSON only; add --json")
     prompts = _prompts(args)
@@ -64,7 +64,7 @@ def _batch(args: argparse.Namespace) -> int:
 
     from ferrum_jax.batch.job import run_batch
 
-    config = _engine_config(args)
+    config = engine_config(args)
     settings = {"dtype": config.dtype, "max_model_len": config.max_model_len, "tokenizer": args.tokenizer}
     with contextlib.ExitStack() as stack:
 
@@ -106,6 +106,15 @@ def _convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        llm = _load(args, engine_config(args), stack)
+        from ferrum_jax.bench import measure
+
+        print(json.dumps({"model": os.path.basename(os.path.abspath(args.model)), **measure(llm, args.workload)}))
+    return 0
+
+
 def _main_dtype(folder: Path) -> str:
     """The dtype of most of a folder's weights, which config.json need not tell right."""
     from checkpoints.huggingface import map_tensors
@@ -114,15 +123,6 @@ def _main_dtype(folder: Path) -> str:
     for tensor in map_tensors(folder).values():
         sizes[tensor.dtype.name] += tensor.size
     return sizes.most_common(1)[0][0] if sizes else "float32"
-
-
-def _engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The config of the flags; jax's own variable for the compilation cache is heeded where no flag is given."""
-    config = engine_config(args)
-    cache_dir = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if not cache_dir or "compilation_cache_dir" in args:
-        return config
-    return dataclasses.replace(config, compilation_cache_dir=cache_dir)
 
 
 def _load(args: argparse.Namespace, config: EngineConfig, stack: contextlib.ExitStack) -> LLM:
@@ -219,6 +219,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("--output", type=Path, required=True, metavar="FILE", help="an answer a line; appended to")
     _add_model(batch)
+
+    bench = _command(
+        commands, "bench", _bench, "measure offline throughput and print one JSON line", "--model DIR --workload NAME"
+    )
+    bench.add_argument("--workload", required=True, choices=("decode", "single", "shared_prefix", "ragged"))
+    _add_model(bench)
 
     convert = _command(
         commands, "convert", _convert, "write a Hugging Face folder as an Orbax checkpoint", "--hf DIR --out DIR"

@@ -1,54 +1,31 @@
 """Offline throughput of the engine, one JSON line: speed, reuse, padding, compiles, memory, bytes against bandwidth.
 
-    python scripts/bench_offline.py --shape qwen3-0.6b --workload decode
-    python scripts/bench_offline.py --model DIR --workload shared_prefix
+    python -m scripts.bench_offline --shape qwen3-0.6b --workload decode
+    python -m scripts.bench_offline --model DIR --workload shared_prefix
     ... --reference-python PYTHON    also times `transformers` generate on the same weights, in the same run
 
-A shape has random weights, written once as a Hugging Face folder. Compile, first and steady times are apart:
-the workload runs twice and the second run counts (prompts differ, so the first leaves it no hits).
+A shape has random weights, written once as a Hugging Face folder. shared_prefix also runs with the cache off.
+`ferrum-jax bench` measures the same without a reference.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
-import time
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax import LLM, EngineConfig
+from ferrum_jax.bench import WORKLOADS, Request, make_workload, measure, run_workload
 from scripts.shapes import SHAPES, write_random_checkpoint
-
-Request = tuple[list[int], int]  # token ids, tokens to generate
-WORKLOADS = ("decode", "single", "shared_prefix", "ragged")
-
-
-def make_workload(name: str, vocab_size: int, seed: int) -> list[Request]:
-    """The requests of a workload; the same for the same seed."""
-    rng = np.random.default_rng(seed)
-
-    def tokens(n: int) -> list[int]:
-        return rng.integers(10, vocab_size, n).tolist()
-
-    if name == "decode":
-        return [(tokens(128), 128) for _ in range(16)]
-    if name == "single":
-        return [(tokens(128), 128)]
-    if name == "shared_prefix":
-        shared = tokens(1024)
-        return [(shared + tokens(64), 32) for _ in range(32)]
-    return [(tokens(int(rng.integers(16, 1025))), int(rng.integers(8, 129))) for _ in range(48)]
 
 
 def open_llm(folder: pathlib.Path, config: EngineConfig) -> LLM:
@@ -58,47 +35,7 @@ def open_llm(folder: pathlib.Path, config: EngineConfig) -> LLM:
     )
 
 
-def run_workload(llm: LLM, requests: list[Request]) -> dict[str, float]:
-    """Runs the requests to their end; seconds, tokens and what the engine counted meanwhile."""
-    before = llm.stats()
-    params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for _, n in requests]
-    started = time.perf_counter()
-    outputs = llm.generate([ids for ids, _ in requests], params, progress=False)
-    wall_s = time.perf_counter() - started
-    after = llm.stats()
-    generated = sum(len(o.token_ids) for o in outputs)
-    assert generated == sum(n for _, n in requests), "a request ended early"
-    delta = {key: after[key] - before[key] for key in ("steps", "computed_tokens", "padded_tokens", "hit_tokens")}
-    return {
-        "wall_s": wall_s,
-        "output_tok_s": generated / wall_s,
-        "total_tok_s": (generated + sum(len(ids) for ids, _ in requests)) / wall_s,
-        "padding_waste": 1 - delta["computed_tokens"] / delta["padded_tokens"],
-        "preemptions": after["preemptions"] - before["preemptions"],
-        **delta,
-    }
-
-
-def measured_bandwidth() -> float:
-    """Bytes a second that this machine reads: the best of several sums over an array larger than any cache."""
-    x = jnp.ones((64, 1 << 21), jnp.float32)  # 512 MiB
-    add = jax.jit(lambda x: x.sum(axis=1))
-    add(x).block_until_ready()
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        add(x).block_until_ready()
-        times.append(time.perf_counter() - started)
-    return x.nbytes / min(times)
-
-
-def bytes_per_decode_step(llm: LLM, requests: list[Request]) -> float:
-    """Weights once, and the KV of all rows half-way through their generation."""
-    live_tokens = sum(len(ids) + n / 2 for ids, n in requests[: llm.config.max_num_seqs])
-    return llm.ledger.weights_bytes + live_tokens * llm.ledger.block_bytes / llm.ledger.block_size
-
-
-def run_reference(python: str, folder: pathlib.Path, requests: list[Request]) -> dict[str, object]:
+def run_reference(python: str, folder: pathlib.Path, requests: list[Request]) -> dict[str, Any]:
     """`transformers` generate on the same weights and prompts (all of equal length), in a process of its own."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(requests, file)
@@ -151,44 +88,16 @@ def main() -> None:
         invariant=arguments.invariant,
         enable_prefix_caching=not arguments.no_prefix_caching,
     )
-    llm = LLM(
-        str(folder), config, on_progress=lambda what, done, total: print(f"{what} {done}/{total}", file=sys.stderr)
-    )
-    vocab_size = llm.spec.vocab_size
-    first = run_workload(llm, make_workload(arguments.workload, vocab_size, seed=1))
-    requests = make_workload(arguments.workload, vocab_size, seed=2)
-    if arguments.profile:
-        with jax.profiler.trace(arguments.profile):
-            steady = run_workload(llm, requests)
-    else:
-        steady = run_workload(llm, requests)
-    bandwidth, moved = measured_bandwidth(), bytes_per_decode_step(llm, requests)
-    line: dict[str, object] = {
-        "shape": arguments.shape or str(arguments.model.name),
-        "workload": arguments.workload,
-        **{key: round(value, 4) for key, value in steady.items()},
-        "first_wall_s": round(first["wall_s"], 4),
-        "startup_s": round(llm.startup_s, 2),
-        "executables": llm.stats()["executables"],
-        "compiles_after_ready": llm.stats()["compiles_after_ready"],
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "bytes_per_decode_step": round(moved),
-        "measured_bandwidth_bytes_per_s": round(bandwidth),
-        "decode_step_floor_s": round(moved / bandwidth, 4),
-        "config": {k: v for k, v in dataclasses.asdict(config).items() if k != "compilation_cache_dir"},
-        "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "flax": importlib.metadata.version("flax"),
-        **git_state(),
-    }
+    llm = open_llm(folder, config)
+    with jax.profiler.trace(arguments.profile) if arguments.profile else contextlib.nullcontext():
+        line = {"shape": folder.name, **measure(llm, arguments.workload), **git_state()}
+    requests = make_workload(arguments.workload, llm.spec.vocab_size, seed=2)
     if arguments.workload == "shared_prefix":
         off = run_workload(open_llm(folder, dataclasses.replace(config, enable_prefix_caching=False)), requests)
-        line["speedup_over_no_prefix_caching"] = round(off["wall_s"] / steady["wall_s"], 3)
+        line["speedup_over_no_prefix_caching"] = round(off["wall_s"] / line["wall_s"], 3)
     if arguments.reference_python:
-        reference = run_reference(arguments.reference_python, folder, requests)
-        line["reference"] = reference
-        line["speedup"] = round(steady["output_tok_s"] / float(str(reference["output_tok_s"])), 3)
+        line["reference"] = run_reference(arguments.reference_python, folder, requests)
+        line["speedup"] = round(line["output_tok_s"] / line["reference"]["output_tok_s"], 3)
     print(json.dumps(line))
 
 

@@ -66,7 +66,6 @@ def llms(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setitem(sys.modules, "ferrum_jax.llm", types.SimpleNamespace(LLM=CommandLLM))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     return CommandLLM.made
 
 
@@ -163,13 +162,6 @@ def test_every_field_of_both_has_a_flag():
     known = {action.dest for action in parser._actions}
     for kind in (EngineConfig, SamplingParams):
         assert {field.name for field in dataclasses.fields(kind)} <= known
-
-
-def test_jaxs_own_variable_names_the_compilation_cache_unless_a_flag_does(llms, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "from-environment")
-    cli.main(["generate", "--model", "m", "p"])
-    cli.main(["generate", "--model", "m", "p", "--compilation-cache-dir", ""])
-    assert [llm.config.compilation_cache_dir for llm in llms] == ["from-environment", None]
 
 
 def test_batch_answers_a_file_and_is_invariant_on_the_cpu(llms, tmp_path):
