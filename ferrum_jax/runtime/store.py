@@ -1,8 +1,9 @@
 """The store: compiled executables on disk, so that a second start neither traces nor compiles.
 
-One file per executable, named by a digest of everything that decides it: the code of the packages, versions,
+One file per executable, named by a digest of everything that decides it: the code that is traced, versions,
 device, compiler flags, and the arguments of its making. Files are written beside and renamed, so that
-processes may share a folder. A file is code: a folder that others may write to is refused.
+processes may share a folder. A file begins with a digest of the rest and is not even unpickled if that is
+another: a damaged executable would crash the process. A file is code: a folder that others may write to is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,20 @@ import jax
 import jaxlib
 from jax.experimental import serialize_executable
 
-_PACKAGES = ("ferrum_jax", "pallas_kernels")
+TRACED = (  # the code from which a step is traced: all that runtime/ imports
+    "checkpoints/rules.py",
+    "ferrum_jax/cache",
+    "ferrum_jax/config.py",
+    "ferrum_jax/ints.py",
+    "ferrum_jax/layers",
+    "ferrum_jax/models",
+    "ferrum_jax/plan.py",
+    "ferrum_jax/request.py",
+    "ferrum_jax/runtime",
+    "ferrum_jax/sampling",
+    "ferrum_jax/spec.py",
+    "pallas_kernels",
+)
 _OPTIONS = (  # of jax, those that change what is compiled
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -30,7 +44,7 @@ _OPTIONS = (  # of jax, those that change what is compiled
     "jax_debug_nans",
     "jax_optimization_level",
 )
-_BROKEN = (EOFError, ValueError, pickle.UnpicklingError, OSError)  # what a damaged file can raise
+_CHECK_BYTES = 32
 
 
 class ExecutableStore:
@@ -58,25 +72,33 @@ class ExecutableStore:
         A damaged file is compiled again and replaced.
         """
         path = self._folder / f"{_digest(description)}.executable"
-        if path.exists():
-            try:
-                payload = pickle.loads(path.read_bytes())
-                executable = serialize_executable.deserialize_and_load(*payload)
-            except _BROKEN:
-                path.unlink(missing_ok=True)
-            else:
-                self.hits += 1
-                return executable
+        payload = _read(path)
+        if payload is not None:
+            self.hits += 1
+            return serialize_executable.deserialize_and_load(*pickle.loads(payload))
         executable = compile()
         self.misses += 1
         _write(path, pickle.dumps(serialize_executable.serialize(executable)))
         return executable
 
 
-def _write(path: pathlib.Path, data: bytes) -> None:
+def _read(path: pathlib.Path) -> bytes | None:
+    """What was written to the file; None if there is none or it is damaged."""
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
+    return payload if check == _check(payload) else None
+
+
+def _write(path: pathlib.Path, payload: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
+        file.write(_check(payload) + payload)
     os.replace(file.name, path)
+
+
+def _check(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_CHECK_BYTES).digest()
 
 
 def _digest(description: str) -> str:
@@ -114,10 +136,10 @@ def _cpu_features() -> str:
 
 
 def _source_digest() -> str:
-    """Of every source file of the packages whose code is traced."""
+    """Of every source file that is traced."""
     state = hashlib.blake2b(digest_size=16)
     root = pathlib.Path(__file__).parent.parent.parent
-    for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
+    for place in TRACED:
+        for path in [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py")):
             state.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode() + path.read_bytes())
     return state.hexdigest()
