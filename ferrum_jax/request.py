@@ -8,7 +8,7 @@ what the user gets. Names and defaults are vLLM's, so that moving over costs not
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,15 +109,15 @@ class SamplingParams:
         return cls(**values)
 
 
-_INF = math.inf
+_MOST = sys.float_info.max  # what is unbounded must still be a finite float
 _RANGES = (
     ("n", 1, 4096, "between 1 and 4096"),
-    ("min_tokens", 0, _INF, "0 or more"),
-    ("temperature", 0.0, _INF, "0 (greedy) or more"),
-    ("top_k", -1, _INF, "-1 or 0 (off) or more"),
+    ("min_tokens", 0, _MOST, "0 or more"),
+    ("temperature", 0.0, _MOST, "0 (greedy) or more"),
+    ("top_k", -1, _MOST, "-1 or 0 (off) or more"),
     ("top_p", 5e-324, 1.0, "more than 0 and at most 1"),
     ("min_p", 0.0, 1.0, "between 0 and 1"),
-    ("repetition_penalty", 5e-324, _INF, "more than 0"),
+    ("repetition_penalty", 5e-324, _MOST, "more than 0"),
     ("presence_penalty", -2.0, 2.0, "between -2 and 2"),
     ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
 )
@@ -125,10 +125,7 @@ _FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 
 
 def _check_number(field: str, value: object, low: float, high: float, what: str) -> None:
-    good = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
-    )
-    if not good:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
         raise ValueError(f"{field} is {value!r}; it must be {what}")
 
 
