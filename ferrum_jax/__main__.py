@@ -197,9 +197,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("prompt", nargs="*", metavar="PROMPT", help="text to complete")
     generate.add_argument(
-        "--prompt-file", action="append", default=[], metavar="FILE", help="a prompt's file; - is stdin"
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file that holds a prompt; - is standard input",
     )
-    generate.add_argument("--token-ids", action="append", default=[], metavar="IDS", help="a prompt as '1 2 3'")
+    generate.add_argument(
+        "--token-ids", action="append", default=[], metavar="IDS", help="a prompt as token ids, such as '1 2 3'"
+    )
     generate.add_argument("--chat", action="store_true", help="prompts are user messages for the chat template")
     generate.add_argument("--system", metavar="TEXT", help="system message before each prompt, with --chat")
     generate.add_argument("--json", action="store_true", help="print one JSON object for each prompt")
@@ -211,19 +217,31 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "batch",
         _batch,
-        "answer a JSONL file of requests; started again, it goes on",
+        "answer a JSONL file of requests; started again, it continues where it stopped",
         "--model DIR --input FILE --output FILE",
     )
     batch.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="a request a line, OpenAI or short form"
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSONL file, one request a line, in the OpenAI batch form or the short form",
     )
-    batch.add_argument("--output", type=Path, required=True, metavar="FILE", help="an answer a line; appended to")
+    batch.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSONL file, one answer a line; appended to if it exists",
+    )
     _add_model(batch)
 
     bench = _command(
         commands, "bench", _bench, "measure offline throughput and print one JSON line", "--model DIR --workload NAME"
     )
-    bench.add_argument("--workload", required=True, choices=("decode", "single", "shared_prefix", "ragged"))
+    bench.add_argument(
+        "--workload", required=True, choices=("decode", "single", "shared_prefix", "ragged"), help="what to run"
+    )
     _add_model(bench)
 
     convert = _command(
@@ -233,7 +251,11 @@ def _parser() -> argparse.ArgumentParser:
         "--hf", type=Path, required=True, metavar="DIR", help="folder with config.json and safetensors"
     )
     convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, new or empty")
-    convert.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's own")
+    convert.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="dtype of the weights (default: the checkpoint's own)",
+    )
     return parser
 
 
