@@ -223,16 +223,14 @@ class Engine:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
 
-    def abort_all(self) -> None:
-        """Ends everything and waits for what is in flight; the engine can serve again."""
-        for submission_id in list(self._submissions):
-            self.abort(submission_id)
-        self.drain()
-
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
         while self._in_flight:
             self._commit(self._in_flight.popleft())
+
+    def close(self) -> None:
+        """Frees the pools; the engine serves no more. For one whose step was broken off."""
+        self.runner.close()
 
     # -- one step ------------------------------------------------------------------------------------
 

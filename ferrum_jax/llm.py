@@ -1,7 +1,8 @@
 """LLM: a checkpoint, ready to answer. The Python API.
 
 Opening one reads the checkpoint's description, plans memory and buckets from shapes alone, compiles in
-threads while weights load, and is ready when both are done. One LLM serves one thread.
+threads while weights load, and is ready when both are done. One LLM serves one thread; calls of that
+thread may overlap (a stream read while another runs): each has an inbox, and whoever steps fills them all.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.fingerprint import fingerprint
@@ -35,6 +38,7 @@ from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
 
 MOST_WAITING = 2  # as_completed holds so many times max_num_seqs requests, so that a million stay where they are
 
@@ -71,9 +75,17 @@ class LLM:
         self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
         self._counter = CompileCounter()
         self.loaded = load(checkpoint, layout, store, on_progress)
-        self.engine = build_engine(self.loaded, config, self.tokenizer)
+        self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
+        self._inboxes: dict[int, deque[RequestOutput]] = {}  # by unfinished submission
         self._compiles_at_start = self._counter.count
         self.startup_s = time.perf_counter() - started
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; a fresh one with empty caches after one was broken off in the middle of a step."""
+        if self._engine is None:
+            self._engine = build_engine(self.loaded, self.config, self.tokenizer)
+        return self._engine
 
     # -- generation ----------------------------------------------------------------------------------
 
@@ -92,12 +104,17 @@ class LLM:
         """
         many = _as_list(prompts)
         params = self._params_for(many, sampling_params)
-        ids = self._add_all(many, params)
+        inbox: deque[RequestOutput] = deque()
         outputs: dict[int, RequestOutput] = {}
-        with progress_bar(len(many), shown=progress) as advance:
-            for output in self._run():
-                outputs[output.request_id] = output
-                advance(output)
+        try:
+            ids = self._add_all(many, params, inbox)
+            with progress_bar(len(many), shown=progress) as advance:
+                while len(outputs) < len(ids):
+                    output = self._receive(inbox)
+                    outputs[output.request_id] = output
+                    advance(output)
+        finally:
+            self._end(inbox)
         return [outputs[i] for i in ids]
 
     def chat(
@@ -116,13 +133,16 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
-        submission = self._add(prompt, sampling_params or SamplingParams(), streams=True)
+        inbox: deque[RequestOutput] = deque()
         try:
-            for output in self._run():
-                if output.request_id == submission:
-                    yield output
+            self._add(prompt, sampling_params or SamplingParams(), inbox, streams=True)
+            finished = False
+            while not finished:
+                output = self._receive(inbox)
+                finished = output.finished
+                yield output
         finally:
-            self.engine.abort(submission)
+            self._end(inbox)
 
     def as_completed(
         self, requests: Iterable[tuple[Key, Prompt, SamplingParams]]
@@ -132,8 +152,8 @@ class LLM:
         `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
         """
         source = iter(requests)
+        inbox: deque[RequestOutput] = deque()
         keys: dict[int, Key] = {}
-        refused: list[tuple[Key, ValueError]] = []
         exhausted = False
         try:
             while not exhausted or keys:
@@ -144,16 +164,14 @@ class LLM:
                         break
                     key, prompt, params = item
                     try:
-                        keys[self._add(prompt, params, key=str(key))] = key
+                        keys[self._add(prompt, params, inbox, key=str(key))] = key
                     except ValueError as error:
-                        refused.append((key, error))
-                yield from refused
-                refused.clear()
-                for output in self.engine.step():
+                        yield key, error
+                if keys:
+                    output = self._receive(inbox)
                     yield keys.pop(output.request_id), output
         finally:
-            for submission in keys:
-                self.engine.abort(submission)
+            self._end(inbox)
 
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
         """The text that the checkpoint's chat template makes of messages."""
@@ -179,34 +197,76 @@ class LLM:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _run(self) -> Iterator[RequestOutput]:
-        """Steps until nothing is left; an interruption or an error ends everything that runs."""
-        try:
-            while self.engine.has_unfinished:
-                yield from self.engine.step()
-            self.engine.drain()
-        except BaseException:
-            self.engine.abort_all()
-            raise
-
-    def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[int]:
+    def _add_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], inbox: deque[RequestOutput]
+    ) -> list[int]:
         ids: list[int] = []
         for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             try:
-                ids.append(self._add(prompt, sampling, key=str(index)))
+                ids.append(self._add(prompt, sampling, inbox, key=str(index)))
             except ValueError as error:
-                for submission in ids:
-                    self.engine.abort(submission)
                 raise ValueError(f"prompt {index}: {error}") from error
         return ids
 
-    def _add(self, prompt: Prompt, sampling: SamplingParams, *, key: str = "", streams: bool = False) -> int:
+    def _add(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        inbox: deque[RequestOutput],
+        *,
+        key: str = "",
+        streams: bool = False,
+    ) -> int:
+        """Queues a prompt whose outputs go to `inbox`; the submission's id."""
         text = prompt if isinstance(prompt, str) else None
-        return self.engine.add(self._token_ids(prompt), sampling, prompt=text, key=key, streams=streams)
+        token_ids = self._token_ids(prompt)
+        try:
+            submission = self.engine.add(token_ids, sampling, prompt=text, key=key, streams=streams)
+        except ValueError:  # refused, with nothing left behind
+            raise
+        except BaseException:
+            self._discard_engine()
+            raise
+        self._inboxes[submission] = inbox
+        return submission
+
+    def _receive(self, inbox: deque[RequestOutput]) -> RequestOutput:
+        """The next output for `inbox`; steps until there is one."""
+        while not inbox:
+            if not self.engine.has_unfinished:
+                raise RuntimeError("the engine was broken off in another call; ask again")
+            for output in self._whole(self.engine.step):
+                get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
+                get(output.request_id).append(output)
+        return inbox.popleft()
+
+    def _end(self, inbox: deque[RequestOutput]) -> None:
+        """Ends what is unfinished of an inbox; waits for the device if nothing else runs."""
+        for submission in [i for i, box in self._inboxes.items() if box is inbox]:
+            del self._inboxes[submission]
+            self.engine.abort(submission)
+        if self._engine is not None and not self._engine.has_unfinished:
+            self._whole(self._engine.drain)
+
+    def _whole(self, call: Callable[[], T]) -> T:
+        """The result of a call into the engine. One that is broken off (Ctrl-C, an error) ends everything that runs."""
+        try:
+            return call()
+        except BaseException:
+            self._discard_engine()
+            raise
+
+    def _discard_engine(self) -> None:
+        """Drops the engine: its books may differ from the device, its pools may be donated and not returned."""
+        self.engine.close()
+        self._engine = None
+        self._inboxes.clear()
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             return self._encode(prompt, add_special_tokens=True)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+            raise ValueError(f"the prompt is {prompt!r}; it must be a string, a list of token ids, or chat messages")
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self._encode(self.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return prompt  # type: ignore[return-value]
@@ -314,7 +374,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Many prompts: a string, a list of ints and a list of messages are one."""
     if isinstance(prompts, str):
         return [prompts]
-    single = bool(len(prompts)) and isinstance(prompts[0], int | Mapping)
+    single = bool(len(prompts)) and isinstance(prompts[0], int | np.integer | Mapping)
     return [prompts] if single else list(prompts)  # type: ignore[list-item]
 
 

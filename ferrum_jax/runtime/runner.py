@@ -55,6 +55,11 @@ class Runner:
     def num_executables(self) -> int:
         return len(self._executables)
 
+    def close(self) -> None:
+        """Frees the pools, those too that a step broken off has donated and not returned."""
+        for pool in (*self._kv, self._slots):
+            pool.delete()
+
     def write_slot(self, slot: int, record: np.ndarray) -> None:
         """Puts the sampling record of a request that is about to run into its row slot."""
         self._slots = self._executables.write_slot(self._slots, np.int32(slot), record)

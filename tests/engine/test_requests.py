@@ -1,0 +1,441 @@
+"""What a user asks of an LLM and what comes back: parameters honoured, bad ones refused, nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import build_engine
+from ferrum_jax.runtime.runner import Runner
+from tests.support import SMALL, finish, run, small_llm
+
+pytestmark = pytest.mark.xdist_group("qwen3")
+VOCABULARY = 310
+END = 0  # one of the model's end tokens
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=11)
+PROMPT = [7, 100, 33, 250, 61]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return small_llm("qwen3")
+
+
+@pytest.fixture
+def engine(llm):
+    """A fresh engine of its own: empty pools and caches."""
+    return build_engine(llm.loaded, llm.config, llm.tokenizer)
+
+
+def prompt(length: int, seed: int = 3) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 250, length).tolist()
+
+
+def is_idle(llm) -> bool:
+    """Nothing runs, waits or holds a block."""
+    scheduler = llm.engine.scheduler
+    scheduler.check_invariants()
+    return not (llm.engine.has_unfinished or scheduler.has_unfinished or scheduler.metrics().live)
+
+
+def held_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+# -- refused -----------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "empty": ([], {}, r"the prompt is empty \(0 tokens\)"),
+    "empty text": ("", {}, r"the prompt is empty \(0 tokens\)"),
+    "too long": (PROMPT * 50, {"max_tokens": 7}, r"250 tokens and max_tokens is 7.*max_model_len, 256"),
+    "too long without a limit": (PROMPT * 52, {"max_tokens": None}, r"260 tokens.*max_model_len, 256"),
+    "id beyond the vocabulary": ([5, VOCABULARY], {}, r"the prompt holds token id 310.*0 to 309"),
+    "negative id": ([5, -1], {}, r"the prompt holds token id -1"),
+    "no id": ([5, "a"], {}, r"the prompt holds 'a', which is not a token id"),
+    "fraction": ([5, 1.0], {}, r"the prompt holds 1\.0, which is not a token id"),
+    "truth": ([5, True], {}, r"the prompt holds True, which is not a token id"),
+    "nothing": (None, {}, r"the prompt is None; it must be"),
+    "bytes": (b"abc", {}, r"the prompt is b'abc'; it must be"),
+    "bias beyond the vocabulary": (PROMPT, {"logit_bias": {VOCABULARY: 1.0}}, r"logit_bias holds token id 310"),
+    "stop beyond the vocabulary": (PROMPT, {"stop_token_ids": [VOCABULARY]}, r"stop_token_ids holds token id 310"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name_and_index_and_nothing_has_run(llm, case):
+    bad, params, message = REFUSED[case]
+    steps = llm.stats()["steps"]
+    with pytest.raises(ValueError, match=rf"^prompt 1: .*{message}"):
+        llm.generate([PROMPT, bad], [GREEDY, SamplingParams(**params)], progress=False)
+    assert is_idle(llm) and llm.stats()["steps"] == steps
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_larger_than_the_whole_pool_is_refused_at_once(llm, n):
+    engine = build_engine(llm.loaded, dataclasses.replace(SMALL, num_blocks=3), None)
+    with pytest.raises(ValueError, match=r"needs 4 blocks of 16 tokens and the whole pool has 3"):
+        engine.add(prompt(40), SamplingParams(max_tokens=10, n=n))
+    assert not engine.has_unfinished and not engine.scheduler.has_unfinished
+    engine.add(prompt(40), dataclasses.replace(GREEDY, n=n))
+    finish(engine)
+
+
+def test_stop_strings_without_a_tokenizer_are_refused(llm):
+    engine = build_engine(llm.loaded, llm.config, None)
+    with pytest.raises(ValueError, match=r"there is no tokenizer; use stop_token_ids"):
+        engine.add(PROMPT, SamplingParams(stop="a"))
+
+
+def test_parameters_must_be_one_or_one_for_each_prompt(llm):
+    with pytest.raises(ValueError, match=r"3 sampling_params for 2 prompts"):
+        llm.generate([PROMPT, PROMPT], [GREEDY] * 3)
+
+
+def test_truncation_keeps_the_last_tokens_of_a_prompt_that_is_too_long(llm):
+    long = prompt(300)
+    params = dataclasses.replace(GREEDY, truncate_prompt_tokens=20)
+    (output,) = llm.generate([long], params, progress=False)
+    assert output.prompt_token_ids == tuple(long[-20:])
+    assert output.token_ids == llm.generate([long[-20:]], GREEDY, progress=False)[0].token_ids
+
+
+def test_numpy_token_ids_are_token_ids(llm):
+    expected = llm.generate(PROMPT, GREEDY, progress=False)[0]
+    for same in (np.array(PROMPT), [np.array(PROMPT, np.uint16)], np.array([PROMPT])):
+        (output,) = llm.generate(same, GREEDY, progress=False)
+        assert output.token_ids == expected.token_ids
+        assert all(type(token) is int for token in output.prompt_token_ids)
+
+
+# -- ways to ask -------------------------------------------------------------------------------------------
+
+
+def test_as_completed_yields_the_error_of_a_refused_row_and_completes_the_others(llm):
+    rows = [("a", PROMPT, GREEDY), ("b", [], GREEDY), ("c", prompt(30), GREEDY), ("d", [VOCABULARY], GREEDY)]
+    results = dict(llm.as_completed(iter(rows)))
+    expected = llm.generate([PROMPT, prompt(30)], GREEDY, progress=False)
+    assert [results[key].token_ids for key in ("a", "c")] == [output.token_ids for output in expected]
+    assert "the prompt is empty" in str(results["b"]) and "token id 310" in str(results["d"])
+    assert is_idle(llm)
+
+
+def test_as_completed_reads_no_further_than_it_has_room(llm):
+    read = 0
+
+    def endless():
+        nonlocal read
+        while True:
+            read += 1
+            yield read, [6 + read % 200], GREEDY
+
+    results = llm.as_completed(endless())
+    next(results)
+    assert read <= 2 * SMALL.max_num_seqs + 1
+    results.close()
+    assert is_idle(llm)
+
+
+def test_as_completed_refuses_endless_bad_rows_one_by_one(llm):
+    results = llm.as_completed((row, [], GREEDY) for row in iter(int, 1))
+    assert [type(next(results)[1]) for _ in range(3)] == [ValueError] * 3
+
+
+def test_a_stream_grows_to_what_generate_gives(llm):
+    params = dataclasses.replace(GREEDY, max_tokens=30)
+    outputs = list(llm.stream("def logits", params))
+    (expected,) = llm.generate("def logits", params, progress=False)
+    assert [output.finished for output in outputs] == [False] * 29 + [True]
+    for before, after in itertools.pairwise(outputs):
+        assert after.text.startswith(before.text) and len(after.token_ids) == len(before.token_ids) + 1
+    assert (outputs[-1].text, outputs[-1].outputs) == (expected.text, expected.outputs)
+
+
+def test_a_stream_that_is_closed_early_releases_everything(llm):
+    stream = llm.stream(prompt(40), dataclasses.replace(GREEDY, max_tokens=100))
+    next(stream)
+    assert not is_idle(llm)
+    stream.close()
+    assert is_idle(llm)
+
+
+def test_calls_of_one_thread_may_overlap(llm):
+    texts = ["def a", "import b"]
+    expected = llm.generate(texts, DRAWN, progress=False)
+    pairs = []
+    for pair in zip(*(llm.stream(text, DRAWN) for text in texts), strict=True):
+        pairs.append(pair)
+        between = llm.generate(texts[0], DRAWN, progress=False)[0]
+    assert [o.outputs for o in (*pairs[-1], between)] == [expected[i].outputs for i in (0, 1, 0)]
+    assert is_idle(llm)
+
+
+@pytest.mark.parametrize("method", ["dispatch", "write_slot"])
+def test_an_interrupted_step_releases_everything_and_the_llm_serves_again(llm, monkeypatch, method):
+    expected = llm.generate([PROMPT, prompt(30)], GREEDY, progress=False)
+    held = held_bytes()
+    calls = 0
+    original = getattr(Runner, method)
+
+    def interrupted(runner, *arguments):
+        nonlocal calls
+        calls += 1
+        result = original(runner, *arguments)  # after it, so that the step runs and its result is lost
+        if calls == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Runner, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPT, prompt(30)], GREEDY, progress=False)
+    assert is_idle(llm) and held_bytes() < held + llm.stats()["kv_bytes"], "the pools are there once"
+    again = llm.generate([PROMPT, prompt(30)], GREEDY, progress=False)
+    assert [o.token_ids for o in again] == [o.token_ids for o in expected]
+
+
+def test_a_stream_whose_engine_was_broken_off_says_so(llm, monkeypatch):
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Runner, "dispatch", _interrupt)
+        llm.generate(PROMPT, GREEDY, progress=False)
+    with pytest.raises(RuntimeError, match="broken off in another call"):
+        list(stream)
+    assert is_idle(llm)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_aborted_request_gives_nothing_and_the_others_go_on(engine):
+    ids = [engine.add(p, GREEDY) for p in (PROMPT, prompt(30))]
+    engine.step()
+    engine.abort(ids[0])
+    engine.abort(ids[0])
+    outputs = finish(engine)
+    assert list(outputs) == [ids[1]] and len(outputs[ids[1]].token_ids) == 8
+
+
+def test_requests_start_by_priority_and_then_by_arrival(engine):
+    ids = [engine.add([20 + i], GREEDY, priority=p) for i, p in enumerate((1, 0, 1, 1, 0, -1))]
+    order = []
+    while engine.has_unfinished:
+        order += [output.request_id for output in engine.step()]
+    assert order == [ids[i] for i in (5, 1, 4, 0, 2, 3)], "four rows run at once; equal lengths end as they began"
+
+
+def test_chat_is_generate_on_the_rendered_template(llm):
+    conversation = [{"role": "user", "content": "def logits"}]
+    (output,) = llm.chat(conversation, GREEDY, progress=False)
+    text = llm.render_chat(conversation)
+    ids = llm.tokenizer.encode(text, add_special_tokens=False)
+    assert output.prompt_token_ids == tuple(ids)
+    assert output.token_ids == llm.generate([ids], GREEDY, progress=False)[0].token_ids
+    both = llm.chat([conversation, conversation[:1]], GREEDY, progress=False)
+    assert [o.token_ids for o in both] == [output.token_ids] * 2
+
+
+# -- draws -------------------------------------------------------------------------------------------------
+
+
+def test_choices_of_one_seed_differ_and_are_the_same_when_run_again(llm):
+    params = dataclasses.replace(DRAWN, n=2)
+    first, again = (run(llm, [PROMPT], params)[0] for _ in range(2))
+    assert [c.index for c in first.outputs] == [0, 1]
+    assert first.outputs[0].token_ids != first.outputs[1].token_ids
+    assert first.outputs == again.outputs
+
+
+def test_drawn_tokens_do_not_depend_on_companions_slot_or_restart(llm):
+    alone = run(llm, [PROMPT], DRAWN)[0].token_ids
+    others = [prompt(n, seed=n) for n in (1, 20, 9)]
+    crowd = run(llm, [*others, PROMPT], [dataclasses.replace(DRAWN, seed=s) for s in (1, 2, 3)] + [DRAWN])
+    assert crowd[3].token_ids == alone
+    rest = dataclasses.replace(DRAWN, max_tokens=5)
+    assert run(llm, [PROMPT + list(alone[:3])], rest)[0].token_ids == alone[3:]
+
+
+def test_equal_prompts_without_a_seed_are_drawn_apart_and_alike_in_every_run(llm):
+    params = dataclasses.replace(DRAWN, seed=None)
+    first, again = (run(llm, [PROMPT, PROMPT], params) for _ in range(2))
+    assert first[0].token_ids != first[1].token_ids
+    assert [o.token_ids for o in first] == [o.token_ids for o in again]
+
+
+# -- ends --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def free(llm):
+    """What the model says when nothing ends it: 40 greedy tokens."""
+    return run(llm, [PROMPT], dataclasses.replace(GREEDY, max_tokens=40))[0]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_no_text_is_beyond_a_stop_string(llm, free, include):
+    stop = next(free.text[i : i + 2] for i in range(5, 40) if free.text[i : i + 2].isascii())
+    end = free.text.index(stop)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, stop=[stop, "never"])
+    params = dataclasses.replace(params, include_stop_str_in_output=include)
+    (output,) = run(llm, [PROMPT], params)
+    assert output.text == free.text[: end + len(stop) * include]
+    assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    assert output.token_ids == free.token_ids[: len(output.token_ids)] and len(output.token_ids) < 40
+
+
+def test_a_stop_token_ends_a_request_and_is_no_text(llm, free):
+    stop = free.token_ids[6]
+    first = free.token_ids.index(stop)
+    params = dataclasses.replace(GREEDY, max_tokens=40, stop_token_ids=[stop])
+    (output,) = run(llm, [PROMPT], params)
+    assert output.token_ids == free.token_ids[: first + 1]
+    assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    assert output.text == llm.tokenizer.decode(output.token_ids[:-1])
+
+
+def test_an_end_token_ends_a_request_unless_it_is_ignored(llm):
+    params = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={END: 100.0})
+    (ended,) = run(llm, [PROMPT], params)
+    assert (ended.token_ids, ended.finish_reason, ended.text) == ((END,), "stop", "")
+    (ignored,) = run(llm, [PROMPT], dataclasses.replace(params, ignore_eos=True))
+    assert (ignored.token_ids, ignored.finish_reason) == ((END,) * 5, "length")
+
+
+def test_min_tokens_keeps_end_tokens_back(llm):
+    params = SamplingParams(max_tokens=9, min_tokens=4, temperature=0.0, logit_bias={END: 100.0})
+    (output,) = run(llm, [PROMPT], params)
+    assert len(output.token_ids) == 5 and output.token_ids[-1] == END and END not in output.token_ids[:-1]
+
+
+def test_without_max_tokens_a_request_runs_to_max_model_len(llm):
+    (output,) = run(llm, [prompt(240)], dataclasses.replace(GREEDY, max_tokens=None))
+    assert (len(output.token_ids), output.finish_reason) == (16, "length")
+
+
+def test_a_bias_forces_a_token(llm):
+    params = dataclasses.replace(DRAWN, logit_bias={123: 100.0})
+    assert run(llm, [PROMPT], params)[0].token_ids == (123,) * 8
+
+
+def test_every_sampling_parameter_changes_what_is_drawn(llm, free):
+    """A parameter that is accepted and ignored would give the tokens of the request without it."""
+    plain = dataclasses.replace(DRAWN, temperature=1.5, max_tokens=40)
+    asked = (
+        {"top_k": 2},
+        {"top_p": 0.3},
+        {"min_p": 0.5},
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 1.0},
+        {"seed": 12},
+        {"temperature": 0.2},
+    )
+    outputs = [run(llm, [PROMPT], dataclasses.replace(plain, **change))[0].token_ids for change in ({}, *asked)]
+    assert len(set(outputs)) == len(outputs)
+
+
+# -- log-probabilities -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 3, 20])
+def test_logprobs_hold_the_chosen_token_and_the_most_likely_ones(llm, count):
+    (output,) = run(llm, [PROMPT], dataclasses.replace(DRAWN, temperature=1.5, logprobs=count))
+    entries = output.outputs[0].logprobs
+    assert len(entries) == len(output.token_ids)
+    for token, entry in zip(output.token_ids, entries, strict=True):
+        tops = [p for t, p in entry.items() if t != token or p.rank <= count]
+        assert sorted(p.rank for p in tops) == list(range(1, count + 1)) and count <= len(entry) <= count + 1
+        assert [p.logprob for p in tops] == sorted((p.logprob for p in tops), reverse=True) or token in entry
+        assert entry[token].decoded_token == llm.tokenizer.decode([token], skip_special_tokens=False)
+    total = math.fsum(entry[token].logprob for token, entry in zip(output.token_ids, entries, strict=True))
+    assert output.outputs[0].cumulative_logprob == total < 0
+
+
+def test_without_being_asked_there_are_no_logprobs(llm):
+    choice = run(llm, [PROMPT], GREEDY)[0].outputs[0]
+    assert choice.logprobs is None and choice.cumulative_logprob is None
+
+
+def test_prompt_logprobs_are_the_logprobs_of_the_same_tokens(engine):
+    """150 tokens in chunks of 16, with their blocks in the cache already."""
+    head = prompt(140)
+    generated = dataclasses.replace(GREEDY, max_tokens=10, logprobs=3)
+    before = finish_one(engine, head, generated)
+    whole = [*head, *before.token_ids]
+    asked = finish_one(engine, whole, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3))
+    assert asked.num_cached_tokens == 0, "every token must be computed"
+    assert len(asked.prompt_logprobs) == 150 and asked.prompt_logprobs[0] is None
+    assert all(whole[i] in asked.prompt_logprobs[i] for i in range(1, 150))
+    for mine, theirs in zip(asked.prompt_logprobs[140:], before.outputs[0].logprobs, strict=True):
+        assert mine.keys() == theirs.keys()
+        for token, entry in mine.items():
+            assert entry.rank == theirs[token].rank and abs(entry.logprob - theirs[token].logprob) < 1e-5
+
+
+def test_a_request_with_prompt_logprobs_takes_no_hit_but_publishes(engine):
+    whole = prompt(150)
+    asked = finish_one(engine, whole, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
+    assert all(len(entry) == 1 for entry in asked.prompt_logprobs[1:])
+    assert finish_one(engine, whole, GREEDY).num_cached_tokens == 144
+
+
+def test_prompt_logprobs_come_once_for_all_choices(engine):
+    params = dataclasses.replace(DRAWN, n=2, prompt_logprobs=1)
+    output = finish_one(engine, prompt(40), params)
+    assert len(output.prompt_logprobs) == 40 and all(output.prompt_logprobs[1:])
+    assert output.outputs[0].token_ids != output.outputs[1].token_ids
+
+
+def finish_one(engine, prompt_token_ids, params):
+    submission = engine.add(prompt_token_ids, params)
+    return finish(engine)[submission]
+
+
+# -- what is counted ---------------------------------------------------------------------------------------
+
+
+def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
+    monkeypatch.setattr(llm, "_engine", build_engine(llm.loaded, llm.config, llm.tokenizer))
+    params = dataclasses.replace(GREEDY, max_tokens=4)
+    for _ in range(2):
+        llm.generate([prompt(40)], params, progress=False)
+    stats = json.loads(json.dumps(llm.stats()))
+    # 40 tokens are chunks of 16, 16, 8; then 3 decodes; one block of 16 is 3 layers x 16 x 10 heads x 16 x 4 bytes
+    block_bytes = 3 * 16 * 10 * 16 * 4
+    expected = {
+        "enabled": True,
+        "block_size": 16,
+        "kv_dtype": "float32",
+        "lookups": 2,
+        "hits": 1,
+        "misses": 1,
+        "hit_tokens": 32,
+        "missed_tokens": 48,
+        "saved_prefill_tokens": 32,
+        "hit_blocks": 2,
+        "published_blocks": 2,
+        "evictions": 0,
+        "revivals": 2,
+        "refusals": 0,
+        "preemptions": 0,
+        "live": 0,
+        "cached": 2,
+        "clean": 78,
+        "entries": 2,
+        "bytes": 2 * block_bytes,
+        "steps": 6 + 4,
+        "computed_tokens": 43 + 11,
+        "padded_tokens": 3 * 16 + 3 + 16 + 3,
+        "executables": 5,
+        "kv_bytes": 81 * block_bytes,
+        "num_blocks": 80,
+    }
+    assert {name: stats[name] for name in expected} == expected
