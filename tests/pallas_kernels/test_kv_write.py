@@ -21,7 +21,7 @@ def test_real_tokens_are_written_and_every_other_block_keeps_its_bits(case: Case
     np.testing.assert_array_equal(got[1:], expected[1:])  # block 0 takes the padding
 
 
-@pytest.mark.parametrize("tokens", [16, 256])
+@pytest.mark.parametrize("tokens", [1, 16, 256])
 def test_a_donated_pool_is_written_in_place(tokens: int) -> None:
     case = Case(name="", num_tokens=tokens, num_real=tokens, num_blocks=101, num_kv_heads=8, head_dim=128)
     arguments = make_arguments(case)
