@@ -25,8 +25,8 @@ class Case:
 
 
 CASES = (
-    Case(name="single", num_tokens=1, num_real=1),
     Case(name="decode", num_tokens=4, num_real=3),
+    Case(name="single", num_tokens=1, num_real=1),
     Case(name="prefill", num_tokens=96, num_real=90),
     Case(name="one_head_wide", num_tokens=16, num_real=16, num_kv_heads=1, head_dim=256, block_size=8),
     Case(name="big_blocks", num_tokens=64, num_real=1, block_size=64),
