@@ -59,7 +59,8 @@ def make_step(
         hidden = model(token_ids, tokens.positions, context)  # [T, D]
         asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
         prompt = sampling.prompt_logprobs(hidden, model.logits, slots, tokens.slots, tokens.positions, asked)
-        slots, rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
+        rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
+        slots = _append(slots, rows, prompt, inputs)
         return tuple(pools), slots, rows, prompt
 
     return step
@@ -121,8 +122,8 @@ def _sample_rows(
     tokens: _Tokens,
     bucket: Bucket,
     options: StepOptions,
-) -> tuple[jax.Array, jax.Array]:
-    """Samples tile by tile of the rows that exist; writes the tokens into their slots. Returns (slots, [R, words])."""
+) -> jax.Array:
+    """[R, words]: samples tile by tile of the rows that exist."""
     R = bucket.num_rows
     tile = INVARIANT_ROWS if options.invariant else R if bucket.decode_only else min(R, LOGIT_TILE)
     last = jnp.maximum(tokens.offsets + inputs.counts - 1, 0)  # [R] flat index of each row's last token
@@ -143,5 +144,15 @@ def _sample_rows(
         words = one_tile(jnp.int32(0), words)
     else:
         words = jax.lax.fori_loop(0, -(-inputs.num_rows // tile), one_tile, words)
-    slots = sampling.append_tokens(slots, row_slots, positions, words[:, 0], active)
-    return slots, words[:R]
+    return words[:R]
+
+
+def _append(slots: jax.Array, rows: jax.Array, prompt: jax.Array, inputs: StepInputs) -> jax.Array:
+    """The slots with each sampled token at the position it takes, where the next step reads it.
+
+    XLA writes in place only what is written after every read, and it orders by data alone: so the position
+    depends on `prompt`, whose computation reads slots too. Token ids are never negative.
+    """
+    after_prompt = jnp.minimum(jnp.min(prompt[:, 0]), 0)
+    positions = inputs.starts + inputs.counts + after_prompt
+    return sampling.append_tokens(slots, inputs.slots, positions, rows[:, 0], inputs.samples > 0)
