@@ -1,0 +1,57 @@
+"""Blocks are counted from bytes: as asked, else as many as fit, never more than all rows could hold."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from ferrum_jax.cache.budget import ACCELERATOR_SHARE, CPU_SHARE, Ledger, choose_num_blocks, free_bytes
+
+LIMITS = {"block_bytes": 1000, "block_size": 16, "max_model_len": 100, "max_num_seqs": 4}  # 7 blocks a row
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "kv_memory_bytes", "expected"),
+    [
+        (5, 10**9, 5),
+        (500, 0, 500),
+        (None, 10**9, 28),
+        (None, 10_999, 9),
+        (None, 29_000, 28),
+        (None, 28_999, 27),
+        (None, 2000, 1),
+    ],
+)
+def test_blocks_that_fit_beside_the_null_block_up_to_what_all_rows_need(num_blocks, kv_memory_bytes, expected):
+    assert choose_num_blocks(num_blocks=num_blocks, kv_memory_bytes=kv_memory_bytes, **LIMITS) == expected
+
+
+def test_too_little_memory_for_one_block_is_an_error_with_the_repair():
+    with pytest.raises(ValueError, match=r"kv_memory_bytes is 1999; one block of 16 tokens takes 1000 bytes.*raise"):
+        choose_num_blocks(num_blocks=None, kv_memory_bytes=1999, **LIMITS)
+
+
+def test_an_accelerator_gives_most_of_what_is_free_after_the_weights():
+    device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000, "bytes_in_use": 100})
+    assert free_bytes(device, 300) == int(600 * ACCELERATOR_SHARE)
+
+
+def test_an_accelerator_that_does_not_say_its_memory_asks_for_kv_memory_bytes():
+    device = types.SimpleNamespace(platform="tpu", memory_stats=lambda: None)
+    with pytest.raises(ValueError, match="set kv_memory_bytes"):
+        free_bytes(device, 0)
+
+
+def test_the_cpu_gives_a_quarter_of_what_is_free_and_never_less_than_nothing():
+    device = types.SimpleNamespace(platform="cpu")
+    assert CPU_SHARE == 4
+    assert free_bytes(device, 2**60) == 0
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) * 1024
+    assert 0 < free_bytes(device, 0) <= total // 4
+
+
+def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
+    ledger = Ledger(weights_bytes=1, slots_bytes=2, block_bytes=1000, num_blocks=9, block_size=16)
+    assert (ledger.kv_bytes, ledger.kv_tokens) == (10_000, 144)

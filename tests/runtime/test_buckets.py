@@ -1,0 +1,77 @@
+"""The ladder: every step has a bucket, the smallest that holds it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_jax.runtime.buckets import INVARIANT_ROWS, make_ladder
+
+fixed = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+@st.composite
+def limits(draw) -> dict[str, int]:
+    """Limits of an engine, and a step within them."""
+    seqs = draw(st.integers(1, 300))
+    return {"max_num_seqs": seqs, "max_num_batched_tokens": draw(st.integers(seqs, 3000))}
+
+
+@fixed
+@given(limits(), st.booleans(), st.data())
+def test_a_step_within_the_limits_gets_the_smallest_bucket_that_holds_it(limits, invariant, data):
+    ladder = make_ladder(**limits, table_width=8, invariant=invariant)
+    rows = data.draw(st.integers(1, limits["max_num_seqs"]))
+    tokens = data.draw(st.one_of(st.just(rows), st.integers(rows, limits["max_num_batched_tokens"])))
+    found = ladder.find(num_tokens=tokens, num_rows=rows)
+    holding = [
+        b
+        for b in ladder.buckets
+        if b.num_tokens >= tokens and b.num_rows >= rows and (tokens == rows or not b.decode_only)
+    ]
+    assert found in holding and found.num_tokens == min(b.num_tokens for b in holding)
+    assert not found.decode_only or tokens == rows, "decode buckets are for one token a row"
+
+
+@fixed
+@given(limits(), st.booleans())
+def test_buckets_are_all_different_and_at_most_double_from_one_to_the_next(limits, invariant):
+    ladder = make_ladder(**limits, table_width=8, invariant=invariant)
+    assert len(set(ladder.buckets)) == len(ladder.buckets)
+    for decode in (True, False):
+        sizes = [b.num_tokens for b in ladder.buckets if b.decode_only is decode]
+        assert sizes == sorted(sizes) and all(b <= 2 * a for a, b in itertools.pairwise(sizes))
+
+
+@fixed
+@given(limits())
+def test_invariant_buckets_hold_at_least_64_tokens_and_rows_and_are_never_for_decodes_alone(limits):
+    ladder = make_ladder(**limits, table_width=8, invariant=True)
+    assert INVARIANT_ROWS == 64
+    assert all(b.num_tokens >= 64 and b.num_rows >= 64 and not b.decode_only for b in ladder.buckets)
+
+
+@fixed
+@given(limits())
+def test_a_decode_bucket_has_as_many_tokens_as_rows_and_a_mixed_one_room_for_every_row(limits):
+    for bucket in make_ladder(**limits, table_width=8, invariant=False).buckets:
+        assert bucket.num_rows == (bucket.num_tokens if bucket.decode_only else limits["max_num_seqs"])
+
+
+def test_the_ladder_of_four_rows_and_sixteen_tokens():
+    ladder = make_ladder(max_num_seqs=4, max_num_batched_tokens=16, table_width=8, invariant=False)
+    assert [str(b) for b in ladder.buckets] == [
+        "decode T=1 R=1 M=8",
+        "decode T=2 R=2 M=8",
+        "decode T=4 R=4 M=8",
+        "mixed T=16 R=4 M=8",
+    ]
+
+
+def test_a_step_beyond_the_limits_is_a_broken_invariant():
+    ladder = make_ladder(max_num_seqs=4, max_num_batched_tokens=16, table_width=8, invariant=False)
+    with pytest.raises(AssertionError, match="no bucket holds 17 tokens in 2 rows"):
+        ladder.find(num_tokens=17, num_rows=2)
