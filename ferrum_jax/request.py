@@ -125,6 +125,8 @@ _FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 
 
 def _check_number(field: str, value: object, low: float, high: float, what: str) -> None:
+    if isinstance(value, int) and abs(value) > _MOST:
+        raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
         raise ValueError(f"{field} is {value!r}; it must be {what}")
 

@@ -86,6 +86,11 @@ def test_more_least_tokens_than_most_are_refused_naming_both():
         SamplingParams(min_tokens=5, max_tokens=4)
 
 
+def test_a_number_beyond_every_float_is_not_spelled_out():
+    with pytest.raises(ValueError, match=r"temperature is a whole number of 16610 bits, too large; it must be 0"):
+        SamplingParams(temperature=10**5000)
+
+
 def test_one_stop_string_is_a_list_of_one():
     assert SamplingParams(stop="ab").stop == ("ab",)
 

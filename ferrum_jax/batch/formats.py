@@ -71,7 +71,7 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
         params = SamplingParams.from_dict(values)
         prompt = messages_of(body["messages"]) if is_chat else prompt_of(body["prompt"])
         returns_token_ids = flag(body, "return_token_ids", default=not is_chat and isinstance(prompt, list))
-    except (ValueError, OverflowError) as error:  # overflow: a whole number beyond every float
+    except ValueError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message)
     return Row(
