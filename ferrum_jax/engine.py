@@ -114,7 +114,7 @@ class Engine:
             prompt_token_ids=tuple(token_ids),
             sampling=sampling,
             streams=streams,
-            prompt_logprobs=None if sampling.prompt_logprobs is None else [None] * len(token_ids),
+            prompt_logprobs=None if sampling.prompt_logprobs is None else [None for _ in token_ids],
         )
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, key)
         for choice in range(sampling.n):

@@ -126,7 +126,8 @@ class LLM:
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """The answer to each conversation, through the checkpoint's own chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
         texts = [self.render_chat(c, **template_arguments) for c in conversations]
         prompts = [self._encode(text, add_special_tokens=False) for text in texts]
         return self.generate(prompts, sampling_params, progress=progress)

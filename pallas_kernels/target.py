@@ -32,7 +32,7 @@ class Target:
         return _TARGETS[name]
 
     @classmethod
-    def of_device(cls, device: jax.Device) -> Target:
+    def of_device(cls, device: jax.Device) -> Target:  # pyright: ignore[reportInvalidTypeForm]
         """The target of a live device, or of one of a topology description.
 
         Raises ValueError where its kind is not in the table.

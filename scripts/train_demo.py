@@ -18,10 +18,10 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import optax.contrib
@@ -88,7 +88,7 @@ def token_losses(logits: jax.Array, ids: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
-def muon_axes(weights: Weights) -> dict[str, optax.contrib.MuonDimensionNumbers | None]:
+def muon_axes(weights: Any) -> Any:
     """For each matrix [..., out, in] of attention and experts, which axes Muon orthogonalises; None for the rest."""
     axes = {name: (w.ndim - 1, w.ndim - 2) if "_proj" in name else None for name, w in weights.items()}
     return {name: a and optax.contrib.MuonDimensionNumbers(*a) for name, a in axes.items()}
@@ -123,7 +123,7 @@ def train_step(
     (_, loss), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
     updates, state = optimise.update(gradient, state, weights)
     updates = jax.tree.map(lambda u: u * rate, updates)
-    return optax.apply_updates(weights, updates), state, loss
+    return cast(Weights, optax.apply_updates(weights, updates)), state, loss
 
 
 def bits_per_byte(
@@ -145,7 +145,7 @@ def bits_per_byte(
 
 def save_state(path: pathlib.Path, step: int, trees: tuple[Weights, optax.OptState]) -> None:
     """Writes the step and every leaf, whole or not at all."""
-    leaves = {f"{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(trees))}
+    leaves: dict[str, Any] = {f"{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(trees))}
     partial = path.with_suffix(".partial.npz")
     np.savez(partial, step=step, **leaves)
     os.replace(partial, path)
@@ -164,13 +164,13 @@ def load_state(path: pathlib.Path, trees: tuple[Weights, optax.OptState]) -> tup
 
 def rounded(weights: Weights) -> Weights:
     """The weights as bfloat16 keeps them."""
-    return {name: np.asarray(w).astype(ml_dtypes.bfloat16) for name, w in weights.items()}
+    return {name: jnp.asarray(w, jnp.bfloat16) for name, w in weights.items()}
 
 
 def hugging_face_tensors(weights: Weights) -> dict[str, np.ndarray]:
     """The tensors of Qwen3MoeForCausalLM: one of each expert's projections at a time, the router as mlp.gate."""
     tensors = {}
-    for name, array in rounded(weights).items():
+    for name, array in jax.tree.map(np.asarray, rounded(weights)).items():
         layer, _, projection = name.partition(".mlp.")
         if not projection:
             tensors[f"model.{name}" if name != "embed_tokens" else "model.embed_tokens.weight"] = array

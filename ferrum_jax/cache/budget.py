@@ -56,7 +56,7 @@ def choose_num_blocks(
     return min(fits, most)
 
 
-def free_bytes(device: jax.Device, weights_bytes: int) -> int:
+def free_bytes(device: jax.Device, weights_bytes: int) -> int:  # pyright: ignore[reportInvalidTypeForm]
     """Bytes for the KV pool where the user names none, once the weights are there."""
     if device.platform == "cpu":
         return max(_free_host_bytes() - weights_bytes, 0) // CPU_SHARE

@@ -8,6 +8,7 @@ pool across a step: donation would silently turn into a copy of the whole pool.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ from ferrum_jax.spec import ModelSpec
 class Pools:
     """All pools of an engine; on the device, or their shapes for compiling."""
 
-    kv: tuple[jax.Array, ...]  # per layer [P, C, 2K, H]
-    slots: jax.Array  # [S, W + max_model_len] int32
+    kv: tuple[Any, ...]  # per layer [P, C, 2K, H]
+    slots: Any  # [S, W + max_model_len] int32
 
 
 def block_bytes(spec: ModelSpec, *, block_size: int, dtype: jnp.dtype) -> int:

@@ -34,7 +34,7 @@ class CompileCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **_: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILE_EVENT:
             self.count += 1
 

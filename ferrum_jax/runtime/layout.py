@@ -35,7 +35,7 @@ class Layout:
     ledger: Ledger
 
 
-def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout:
+def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout:  # pyright: ignore[reportInvalidTypeForm]
     """The layout of an engine. Raises ValueError with every reason why it cannot run here."""
     on_cpu = device.platform == "cpu"
     dtype = jnp.dtype(("float32" if on_cpu else spec.dtype) if config.dtype == "auto" else config.dtype)

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jaxlib
 from jax.experimental import serialize_executable
 
 TRACED = (  # the code from which a step is traced: all that runtime/ imports
@@ -116,7 +115,7 @@ def _environment() -> str:
     return repr(
         (
             jax.__version__,
-            jaxlib.__version__,
+            importlib.metadata.version("jaxlib"),
             importlib.metadata.version("flax"),
             device.platform,
             device.device_kind,
