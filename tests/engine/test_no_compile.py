@@ -26,7 +26,6 @@ KINDS = (
 )
 
 
-@pytest.mark.xdist_group("qwen3")
 def test_a_ragged_workload_of_all_kinds_compiles_nothing():
     llm = small_llm("qwen3")
     before = llm.stats()["compiles_after_ready"]  # counts what the process compiles: other tests of it do

@@ -16,7 +16,6 @@ from ferrum_jax.llm import build_engine
 from ferrum_jax.runtime.runner import Runner
 from tests.support import SMALL, finish, run, small_llm
 
-pytestmark = pytest.mark.xdist_group("qwen3")
 VOCABULARY = 310
 END = 0  # one of the model's end tokens
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -12,8 +12,6 @@ from ferrum_jax.runtime.runner import InFlight
 from ferrum_jax.sampling import RESULT_WORDS
 from tests.support import SMALL, small_llm
 
-pytestmark = pytest.mark.xdist_group("qwen3")
-
 
 @pytest.fixture(scope="module")
 def loaded():
