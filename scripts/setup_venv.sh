@@ -8,11 +8,15 @@ venv=${VENV:-$root/.venv}
     echo "ferrum_jax needs Python 3.11 or newer; $PYTHON is $("$PYTHON" --version 2>&1). Set PYTHON=/path/to/python3.11" >&2
     exit 1
 }
-stamp="$EXTRAS $("$PYTHON" --version) $(cat pyproject.toml constraints.txt | cksum)"
-if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
+stamp="$("$PYTHON" --version) $(cat pyproject.toml constraints.txt | cksum)"
+if [ "$(head -n 1 "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
     echo "setting up $(basename "$venv") (a minute, once) ..."
+    rm -rf "$venv"
     "$PYTHON" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${EXTRAS:+[$EXTRAS]}"
     echo "$stamp" >"$venv/.stamp"
+fi
+if ! grep -q "^installed .*$EXTRAS" "$venv/.stamp"; then # with no extras asked for, any installation will do
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${EXTRAS:+[$EXTRAS]}"
+    echo "installed $EXTRAS" >>"$venv/.stamp"
 fi
 export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"

@@ -57,13 +57,13 @@ def choose_num_blocks(
 
 
 def free_bytes(device: jax.Device, weights_bytes: int) -> int:  # pyright: ignore[reportInvalidTypeForm]
-    """Bytes for the KV pool where the user names none, once the weights are there."""
+    """Bytes for the KV pool where the user names none, once the weights are there; a coarse number (see below)."""
     if device.platform == "cpu":
-        return max(_free_host_bytes() - weights_bytes, 0) // CPU_SHARE
+        return _coarse(max(_free_host_bytes() - weights_bytes, 0) // CPU_SHARE)
     stats = device.memory_stats()
     if not stats:
         raise ValueError(f"{device} does not say how much memory it has; set kv_memory_bytes")
-    return int((stats["bytes_limit"] - stats["bytes_in_use"] - weights_bytes) * ACCELERATOR_SHARE)
+    return _coarse(int((stats["bytes_limit"] - stats["bytes_in_use"] - weights_bytes) * ACCELERATOR_SHARE))
 
 
 def _free_host_bytes() -> int:
@@ -73,3 +73,12 @@ def _free_host_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     raise ValueError("the host does not say how much memory is free; set kv_memory_bytes")
+
+
+def _coarse(count: int) -> int:
+    """The largest number of three significant bits within count.
+
+    Free memory differs a little at each start, and every pool size wants executables of its own.
+    """
+    shift = max(count.bit_length() - 3, 0)
+    return count >> shift << shift

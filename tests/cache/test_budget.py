@@ -34,7 +34,18 @@ def test_too_little_memory_for_one_block_is_an_error_with_the_repair():
 
 def test_an_accelerator_gives_most_of_what_is_free_after_the_weights():
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000, "bytes_in_use": 100})
-    assert free_bytes(device, 300) == int(600 * ACCELERATOR_SHARE)
+    assert int(600 * ACCELERATOR_SHARE) == 510
+    assert free_bytes(device, 300) == 448  # 111 in binary and zeros
+
+
+def test_free_memory_that_differs_a_little_gives_pools_of_one_size():
+    devices = [
+        types.SimpleNamespace(
+            platform="gpu", memory_stats=lambda used=used: {"bytes_limit": 10**9, "bytes_in_use": used}
+        )
+        for used in range(10_000_000, 80_000_000, 10_000_000)
+    ]
+    assert len({free_bytes(device, 0) for device in devices}) == 1
 
 
 def test_an_accelerator_that_does_not_say_its_memory_asks_for_kv_memory_bytes():
