@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.flags import add_engine_flags, add_sampling_flags, engine_config, sampling_params
+from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import RequestOutput
 
 if TYPE_CHECKING:
-    from ferrum_jax.llm import LLM, Prompt
+    from ferrum_jax.llm import LLM
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 

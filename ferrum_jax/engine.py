@@ -20,6 +20,7 @@ import numpy as np
 
 from ferrum_jax import sampling as device_sampling
 from ferrum_jax.plan import ShardPlan
+from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput, SamplingParams
 from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -102,12 +103,16 @@ class Engine:
         key: str = "",
         priority: int = 0,
         streams: bool = False,
+        cache_salt: str = "",
+        media: Sequence[MediaSpan] = (),
     ) -> int:
         """Queues a submission and returns its id. `key` tells equal prompts apart where no seed is given.
 
+        cache_salt, media: see `ferrum_jax.prompt`; spans count tokens of the prompt as it is given.
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
         token_ids = self._check(list(prompt_token_ids), sampling)
+        spans = _check_media(media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
         submission = _Submission(
             id=next(self._ids),
             prompt=prompt,
@@ -118,7 +123,9 @@ class Engine:
         )
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, key)
         for choice in range(sampling.n):
-            submission.choices.append(self._make_choice(submission, token_ids, choice, seed, priority))
+            made = self._make_choice(submission, token_ids, choice, seed, priority)
+            made.request.cache_salt, made.request.media = cache_salt.encode(), spans
+            submission.choices.append(made)
         added: list[_Choice] = []
         try:
             for choice in submission.choices:
@@ -315,12 +322,14 @@ class Engine:
 
     def _output(self, submission: _Submission, *, finished: bool) -> RequestOutput:
         entries = submission.prompt_logprobs if finished else None
+        first = submission.choices[0].request
         return RequestOutput(
             request_id=submission.id,
             prompt=submission.prompt,
             prompt_token_ids=submission.prompt_token_ids,
             outputs=tuple(self._completion(choice) for choice in submission.choices),
-            num_cached_tokens=submission.choices[0].request.num_cached_tokens,
+            num_cached_tokens=first.num_cached_tokens,
+            num_cached_media=sum(span.end <= first.num_cached_tokens for span in first.media),
             prompt_logprobs=None if entries is None else tuple(e and self._with_text(e) for e in entries),
             finished=finished,
         )
@@ -362,6 +371,20 @@ class Engine:
             t: dataclasses.replace(p, decoded_token=self.tokenizer.decode([t], skip_special_tokens=False))
             for t, p in entry.items()
         }
+
+
+def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:
+    """The spans of a prompt of `num_tokens`, counted after its first `num_cut` are cut off.
+
+    Raises ValueError for a span that does not fit.
+    """
+    for span in media:
+        what = f"the {span.kind} at tokens {span.start} to {span.end - 1}"
+        if span.end > num_tokens:
+            raise ValueError(f"{what} ends beyond the prompt of {num_tokens} tokens")
+        if span.start < num_cut < span.end:
+            raise ValueError(f"truncate_prompt_tokens cuts {what} in two; leave it whole or out")
+    return tuple(dataclasses.replace(span, start=span.start - num_cut) for span in media if span.start >= num_cut)
 
 
 def _collect_prompt_logprobs(dispatched: _Dispatched) -> None:

@@ -24,6 +24,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
 from ferrum_jax.progress import progress_bar
+from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
 from ferrum_jax.request import RequestOutput, SamplingParams
 from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all
 from ferrum_jax.runtime.layout import Layout, lay_out
@@ -35,8 +36,6 @@ from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
 Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
 
@@ -98,11 +97,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
-        prompts: one or many; a string, token ids, or chat messages. sampling_params: one for all, or one each.
+        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each.
         progress: a bar on the terminal; None shows one only where there is a terminal.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        many = _as_list(prompts)
+        many: list[Any] = [prompts] if single(prompts) else list(prompts)
         params = self._params_for(many, sampling_params)
         inbox: deque[RequestOutput] = deque()
         outputs: dict[int, RequestOutput] = {}
@@ -126,8 +125,7 @@ class LLM:
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """The answer to each conversation, through the checkpoint's own chat template."""
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
+        conversations: Sequence[Any] = [messages] if single(messages) else messages
         texts = [self.render_chat(c, **template_arguments) for c in conversations]
         prompts = [self._encode(text, add_special_tokens=False) for text in texts]
         return self.generate(prompts, sampling_params, progress=progress)
@@ -219,10 +217,19 @@ class LLM:
         streams: bool = False,
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id."""
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = self._token_ids(prompt)
+        parts = take_apart(prompt)
+        text = parts.content if isinstance(parts.content, str) else None
+        token_ids = self._token_ids(parts.content)
         try:
-            submission = self.engine.add(token_ids, sampling, prompt=text, key=key, streams=streams)
+            submission = self.engine.add(
+                token_ids,
+                sampling,
+                prompt=text,
+                key=key,
+                streams=streams,
+                cache_salt=parts.cache_salt,
+                media=parts.media,
+            )
         except ValueError:  # refused, with nothing left behind
             raise
         except BaseException:
@@ -263,7 +270,7 @@ class LLM:
         self._engine = None
         self._inboxes.clear()
 
-    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+    def _token_ids(self, prompt: Content) -> Sequence[int]:
         if isinstance(prompt, str):
             return self._encode(prompt, add_special_tokens=True)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
@@ -369,14 +376,6 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         max_model_len=layout.max_model_len,
         seed=config.seed,
     )
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Many prompts: a string, a list of ints and a list of messages are one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    single = bool(len(prompts)) and isinstance(prompts[0], int | np.integer | Mapping)
-    return [prompts] if single else list(prompts)  # type: ignore[list-item]
 
 
 def _end_ids(spec: ModelSpec, generation_config: Mapping[str, Any]) -> frozenset[int]:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.prompt import MediaSpan
+
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
@@ -167,6 +169,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int  # prompt tokens whose KV came from the prefix cache (first choice)
+    num_cached_media: int = 0  # media items that lie wholly within them
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
     finished: bool = True
 
@@ -200,7 +203,9 @@ class Request:
     priority: int = 0  # lower runs first
     choice: int = 0
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
+    adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
+    media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids
     # progress, written by the scheduler only
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the first admission

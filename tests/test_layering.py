@@ -14,7 +14,7 @@ from ferrum_jax.runtime.store import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "spec", "request", "plan", "ints", "metrics")
+NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics")
 NOUN_MODULES = tuple(f"ferrum_jax.{noun}" for noun in NOUNS)
 HEAVY = ("jax", "flax", "orbax", "safetensors", "tokenizers", "jinja2", "rich")
 

@@ -14,7 +14,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.batch.parameters import Prompt, flag, messages_of, prompt_of, sampling_values, token_ids_of
+from ferrum_jax.batch.parameters import flag, messages_of, prompt_of, sampling_values, token_ids_of, with_salt
+from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
@@ -69,8 +70,9 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
         values = sampling_values(body, is_chat=is_chat)
         values.setdefault("seed", _row_seed(seed, digest))
         params = SamplingParams.from_dict(values)
-        prompt = messages_of(body["messages"]) if is_chat else prompt_of(body["prompt"])
-        returns_token_ids = flag(body, "return_token_ids", default=not is_chat and isinstance(prompt, list))
+        content = messages_of(body["messages"]) if is_chat else prompt_of(body["prompt"])
+        returns_token_ids = flag(body, "return_token_ids", default=not is_chat and isinstance(content, list))
+        prompt = with_salt(content, body.get("cache_salt"))
     except ValueError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message)

@@ -23,8 +23,8 @@ from rich.console import Console
 from ferrum_jax.batch.display import Display, Tally, summary_table
 from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
 from ferrum_jax.batch.journal import Finished, Journal
-from ferrum_jax.batch.parameters import Prompt
 from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
+from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import RequestOutput, SamplingParams
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_INTERRUPTED = 0, 1, 130

@@ -13,13 +13,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.request import SamplingParams
-
-Prompt = str | list[int] | list[dict[str, str]]
 
 _SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 _LABELS = frozenset({"model", "user", "metadata"})  # say who asks; by definition without effect on the answer
-_KNOWN = _SAMPLING_FIELDS | _LABELS | {"return_token_ids"}
+_KNOWN = _SAMPLING_FIELDS | _LABELS | {"return_token_ids", "cache_salt"}
 _KNOWN_COMPLETION = _KNOWN | {"prompt"}
 _KNOWN_CHAT = _KNOWN | {"messages", "max_completion_tokens", "top_logprobs"}
 
@@ -116,6 +115,17 @@ def _logit_bias(bias: object) -> dict[int, float]:
             raise ValueError(f"logit_bias has token {int(key)} twice; give it once")
         found[int(key)] = value
     return found
+
+
+def with_salt(content: str | list[int] | list[dict[str, str]], cache_salt: object) -> Prompt:
+    """The prompt of a body that may name a cache_salt."""
+    if cache_salt is None:
+        return content
+    is_text = isinstance(content, str)
+    name = "prompt" if is_text else "messages" if isinstance(content[0], dict) else "prompt_token_ids"
+    prompt = {name: content, "cache_salt": cache_salt}
+    take_apart(prompt)
+    return prompt
 
 
 def prompt_of(prompt: object) -> str | list[int]:

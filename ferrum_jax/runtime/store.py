@@ -30,6 +30,7 @@ TRACED = (  # the code from which a step is traced: all that runtime/ imports
     "ferrum_jax/layers",
     "ferrum_jax/models",
     "ferrum_jax/plan.py",
+    "ferrum_jax/prompt.py",
     "ferrum_jax/request.py",
     "ferrum_jax/runtime",
     "ferrum_jax/sampling",

@@ -175,11 +175,17 @@ class CacheManager:
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         if len(request.keys) < num_blocks:
-            root = b"" if request.keys else self._root(request.cache_salt)
-            extend_keys(request.keys, root, request.token_ids, num_blocks, self.block_size)
+            root = b"" if request.keys else self._root(request)
+            extend_keys(request.keys, root, request.token_ids, num_blocks, self.block_size, request.media)
 
-    def _root(self, salt: bytes) -> bytes:
-        return root_key(fingerprint=self._fingerprint, kv_dtype=self._kv_dtype, block_size=self.block_size, salt=salt)
+    def _root(self, request: Request) -> bytes:
+        return root_key(
+            fingerprint=self._fingerprint,
+            kv_dtype=self._kv_dtype,
+            block_size=self.block_size,
+            adapter=request.adapter,
+            salt=request.cache_salt,
+        )
 
     # -- what a step and a reader see ------------------------------------------------------------------
 

@@ -4,14 +4,17 @@
     key[i] = blake2b-128(key[i - 1] or root, the C token ids of block i, extra keys of block i)
 
 A key therefore names a block's content and all that stands before it. Only full blocks have keys. Extra
-keys carry content that token ids do not show (digests of images and their spans).
+keys carry content that token ids do not show: of each media span that touches the block its kind, its digest, its
+start relative to the block and its length.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from ferrum_jax.prompt import MediaSpan
 
 KEY_BYTES = 16
 
@@ -30,12 +33,12 @@ def extend_keys(
     token_ids: Sequence[int],
     num_blocks: int,
     block_size: int,
-    extra_keys: Mapping[int, Sequence[bytes]] | None = None,
+    media: Sequence[MediaSpan] = (),
 ) -> None:
     """Append to `keys`, the chain so far, those of the following blocks until there are `num_blocks`.
 
     token_ids: of the whole sequence, each an int32; block i holds [i * block_size, (i + 1) * block_size).
-    extra_keys: for a block's index, in their order, what else its content is.
+    media: spans of the same sequence; their order does not matter.
     """
     first = len(keys)
     if first >= num_blocks:
@@ -45,16 +48,26 @@ def extend_keys(
     data = struct.pack(f"<{end - start}i", *token_ids[start:end])
     size = 4 * block_size
     key = keys[-1] if keys else root
-    if not extra_keys:
+    media = [span for span in media if span.end > start]
+    if not media:
         for offset in range(0, len(data), size):
             key = blake2b(key + data[offset : offset + size], digest_size=KEY_BYTES).digest()
             keys.append(key)
         return
     for index in range(first, num_blocks):
         offset = (index - first) * size
-        extra = _joined(extra_keys.get(index, ()))
-        key = blake2b(key + data[offset : offset + size] + extra, digest_size=KEY_BYTES).digest()
+        content = key + data[offset : offset + size] + _extra_keys(media, index * block_size, block_size)
+        key = blake2b(content, digest_size=KEY_BYTES).digest()
         keys.append(key)
+
+
+def _extra_keys(media: Sequence[MediaSpan], start: int, block_size: int) -> bytes:
+    """What the spans add to the key of the block at position `start`; nothing where none touches it."""
+    parts: list[bytes] = []
+    touching = [span for span in media if span.start < start + block_size and span.end > start]
+    for span in sorted(touching, key=lambda span: (span.start, span.length, span.kind, span.digest)):
+        parts += (span.kind.encode(), span.digest, struct.pack("<qq", span.start - start, span.length))
+    return _joined(parts)
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

@@ -255,3 +255,11 @@ def test_the_demos_prompts_are_good_rows_that_show_every_kind_of_request():
     assert {row.params.temperature == 0 for row in good} == {True, False}
     assert any(row.params.n > 1 for row in good) and any(row.params.stop for row in good)
     assert sum(str(row.prompt).startswith(str(good[0].prompt)[:900]) for row in good) >= 16
+
+
+def test_a_cache_salt_goes_with_the_prompt_in_both_forms():
+    for line in (short(cache_salt="a"), openai(cache_salt="a")):
+        assert row(line).prompt == {"prompt": "def f():", "cache_salt": "a"}
+    assert row(chat(cache_salt="a")).prompt["messages"] == row(chat()).prompt
+    assert row(short(cache_salt=None)).prompt == "def f():"
+    assert "cache_salt is 5; it must be a string that is not empty" in error(short(cache_salt=5))

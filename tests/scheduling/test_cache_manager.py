@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
 
@@ -218,10 +219,43 @@ def test_trimming_returns_tail_blocks_and_never_cuts_a_published_one() -> None:
     manager.check_invariants()
 
 
-def test_keys_of_one_salt_never_hit_under_another() -> None:
+@pytest.mark.parametrize(
+    ("manager", "request_"),
+    [
+        ({"fingerprint": b"other"}, {}),
+        ({"kv_dtype": "int8"}, {}),
+        ({"block_size": 2}, {}),
+        ({}, {"adapter": "a"}),
+        ({}, {"cache_salt": b"a"}),
+        ({}, {"media": (MediaSpan(kind="image", digest=b"a", start=3, length=1),)}),
+    ],
+    ids=("model", "kv_dtype", "block_size", "adapter", "salt", "media"),
+)
+def test_nothing_hits_across_model_dtype_block_size_adapter_salt_or_media(manager, request_) -> None:
+    wishes = {"fingerprint": b"model", "kv_dtype": "float32", "block_size": 4}
+
+    def hit(manager, request) -> int | None:
+        """Tokens hit among the blocks that the first one left, as if a file had brought them to the other."""
+        mine = CacheManager(pool_sizes=(17,), max_num_seqs=4, max_model_len=40, **wishes)
+        _run(mine, 12)
+        other = CacheManager(pool_sizes=(17,), max_num_seqs=4, max_model_len=40, **(wishes | manager))
+        other.pools = mine.pools
+        return other.admit(_request(13, **request), 2)
+
+    assert hit({}, {}) == 12
+    assert hit(manager, request_) == 0
+
+
+def test_a_media_mismatch_reuses_only_what_lies_before_it() -> None:
+    def span(digest: bytes) -> MediaSpan:
+        return MediaSpan(kind="image", digest=digest, start=6, length=5)
+
     manager = _manager()
-    _run(manager, 12)
-    assert manager.admit(_request(12, cache_salt=b"tenant"), 2) == 0
+    first = _request(20, media=(span(b"cat"),))
+    manager.admit(first, 1)
+    manager.publish(first, 1, 20)
+    assert manager.admit(_request(20, media=(span(b"dog"),)), 2) == 4
+    assert manager.admit(_request(20, media=(span(b"cat"),)), 3) == 16
 
 
 def test_counters_are_exact() -> None:

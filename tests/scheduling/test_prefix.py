@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
+from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.scheduling.prefix import extend_keys, root_key
 
 _ROOT = {"fingerprint": b"model", "kv_dtype": "float32", "block_size": 4}
 _TOKENS = [5, 3, 70000, 1, 0, 2, 9, 4, 8, 8, 8, 8, 1]
 
 
-def _keys(tokens: list[int], num_blocks: int = 3, extra=None, **root) -> list[bytes]:
+def _keys(tokens: list[int], num_blocks: int = 3, media=(), **root) -> list[bytes]:
     keys: list[bytes] = []
-    extend_keys(keys, root_key(**(_ROOT | root)), tokens, num_blocks, 4, extra)
+    extend_keys(keys, root_key(**(_ROOT | root)), tokens, num_blocks, 4, media)
     return keys
 
 
@@ -75,12 +76,45 @@ def test_model_dtype_block_size_adapter_and_salt_each_separate() -> None:
     assert len({_keys(_TOKENS, salt=salt)[0] for salt in (b"", b"x", b"y")}) == 3
 
 
-def test_extra_keys_their_number_and_their_block_each_change_the_key_from_there_on() -> None:
+def _span(start: int, length: int, digest: bytes = b"cat", kind: str = "image") -> MediaSpan:
+    return MediaSpan(kind=kind, digest=digest, start=start, length=length)
+
+
+def test_media_digest_kind_span_and_place_each_change_the_keys_from_the_first_block_they_touch() -> None:
     plain = _keys(_TOKENS)
     variants = [
-        _keys(_TOKENS, extra=extra)
-        for extra in ({1: (b"image",)}, {1: (b"imag", b"e")}, {1: (b"image", b"")}, {1: (b"video",)}, {2: (b"image",)})
+        _keys(_TOKENS, media=[span])
+        for span in (
+            _span(5, 2),
+            _span(5, 2, b"dog"),
+            _span(5, 2, kind="audio"),
+            _span(5, 3),
+            _span(6, 2),
+            _span(5, 6),
+        )
     ]
-    assert all(keys[0] == plain[0] for keys in variants)
-    assert len({keys[2] for keys in [plain, *variants]}) == 6
-    assert variants[4][1] == plain[1] and len({keys[1] for keys in [plain, *variants[:4]]}) == 5
+    assert all(keys[0] == plain[0] for keys in variants), "the text before is the same"
+    assert all(len({keys[i] for keys in [plain, *variants]}) == 7 for i in (1, 2))
+
+
+def test_the_same_media_at_the_same_place_gives_the_same_keys_in_any_order_and_number() -> None:
+    spans = [_span(i % 12, 1 + i % 5, bytes([i + 1])) for i in range(100)]
+    keys = _keys(_TOKENS, media=spans)
+    assert keys == _keys(_TOKENS, media=spans[::-1])
+    assert all(_keys(_TOKENS, media=spans[:i] + spans[i + 1 :])[2] != keys[2] for i in range(100))
+
+
+def test_keys_with_media_grown_token_by_token_equal_keys_made_at_once() -> None:
+    spans = [_span(2, 4), _span(8, 5, b"dog")]
+    grown: list[bytes] = []
+    for length in range(len(_TOKENS) + 1):
+        extend_keys(grown, root_key(**_ROOT), _TOKENS[:length], length // 4, 4, spans)
+    assert grown == _keys(_TOKENS, media=spans)
+
+
+def test_media_behind_a_block_or_before_it_do_not_touch_its_own_content() -> None:
+    assert _keys(_TOKENS, media=[_span(12, 1)]) == _keys(_TOKENS)
+    first = _keys(_TOKENS, media=[_span(0, 4)])
+    extend = [first[0]]
+    extend_keys(extend, b"", _TOKENS, 3, 4)
+    assert extend == first

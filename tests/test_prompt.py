@@ -1,0 +1,58 @@
+"""Prompts: every form is taken, and what is not understood is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrum_jax.prompt import MediaSpan, single, take_apart
+
+SPAN = MediaSpan(kind="image", digest=b"cat", start=1, length=2)
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("content", ["text", [1, 2], MESSAGES])
+def test_content_stands_alone_or_under_its_name(content):
+    name = {"text": "prompt", 1: "prompt_token_ids"}.get(content if isinstance(content, str) else 1, "")
+    name = "messages" if content is MESSAGES else name
+    assert take_apart(content).content == take_apart({name: content}).content == content
+    parts = take_apart({name: content, "cache_salt": "a", "media": [SPAN]})
+    assert (parts.cache_salt, parts.media) == ("a", (SPAN,))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt": "a", "salt": "b"}, r"unknown fields \['salt'\]; known are prompt, .*cache_salt"),
+        ({"cache_salt": "b"}, "the prompt has no content"),
+        ({"prompt": "a", "messages": MESSAGES}, "the prompt has prompt and messages; give exactly one"),
+        ({"prompt": [1]}, r"prompt is \[1\]; text goes into prompt"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'; text goes into prompt"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt is ''; it must be a string that is not empty"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt is 5"),
+        ({"prompt": "a", "media": [b"cat"]}, r"media is \[b'cat'\]; it must be a list of MediaSpan"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(prompt, message):
+    with pytest.raises(ValueError, match=message):
+        take_apart(prompt)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("kind", "", "kind is ''"),
+        ("digest", "cat", "digest is 'cat'; it must be bytes"),
+        ("start", -1, "start is -1; it must be a whole number, 0 or more"),
+        ("length", 0, "length is 0; it must be a whole number, 1 or more"),
+        ("length", True, "length is True"),
+    ],
+)
+def test_a_span_that_means_nothing_is_refused(field, value, message):
+    fields = {"kind": "image", "digest": b"cat", "start": 1, "length": 2} | {field: value}
+    with pytest.raises(ValueError, match=message):
+        MediaSpan(**fields)
+
+
+def test_one_prompt_is_told_from_many():
+    assert all(single(p) for p in ("a", [1, 2], MESSAGES, {"prompt": "a"}))
+    assert not any(single(p) for p in (["a"], [[1, 2]], [MESSAGES], [{"prompt": "a"}, {"prompt": "b"}], []))
