@@ -13,7 +13,7 @@ step that uses it is in flight, is read or written under its new meaning by late
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -85,6 +85,14 @@ class CacheManager:
             self._count_lookup(num_hits, num_tokens, first=request.num_preemptions == 0)
         return num_hits * self.block_size
 
+    def shares(self, request: Request, filling: Set[bytes]) -> bool:
+        """Whether the request would compute a block whose key is among `filling`, and might hit it a step later."""
+        if not filling or not request.takes_hits:
+            return False
+        limit = (len(request.token_ids) - 1) // self.block_size
+        self._extend_keys(request, limit)
+        return not filling.isdisjoint(request.keys[:limit])
+
     def _longest_hit(self, request: Request) -> list[list[int]]:
         """Per group the ids of the longest run of leading blocks that every group has."""
         limit = (len(request.token_ids) - 1) // self.block_size
@@ -148,6 +156,15 @@ class CacheManager:
         if not self.enabled:
             return np.zeros(0, np.int64)
         return np.flatnonzero((self.num_published[slots] + 1) * self.block_size <= num_tokens)
+
+    def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> list[bytes]:
+        """The keys that publishing the first `num_tokens` would add to the cache."""
+        if not self.enabled:
+            return []
+        end = num_tokens // self.block_size
+        self._extend_keys(request, end)
+        keys = request.keys[int(self.num_published[slot]) : end]
+        return [key for key in keys if not all(pool.find(key) for pool in self.pools)]
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.

@@ -138,7 +138,7 @@ class Scheduler:
         chunks = self._plan_prefills(budget)
         admitted = []
         if self._cache.counters.preemptions == preemptions:  # what was freed is for decodes
-            admitted = self._admit(budget - sum(count for _, count in chunks))
+            admitted = self._admit(chunks, budget - sum(count for _, count in chunks))
             chunks += admitted
         if not requests and not chunks:
             return None
@@ -195,18 +195,36 @@ class Scheduler:
             budget -= count
         return chunks
 
-    def _admit(self, budget: int) -> list[tuple[Request, int]]:
-        """Waiting requests that become rows now, with their first chunks; none overtakes the first that must wait."""
-        chunks = []
-        while budget and self._waiting and self._rows.slots.num_free:
+    def _admit(self, chunks: list[tuple[Request, int]], budget: int) -> list[tuple[Request, int]]:
+        """Waiting requests that become rows now, with their first chunks; none overtakes the first that lacks blocks.
+
+        One that shares a block which this step fills, be it for one of `chunks`, stays for the next step, where it
+        hits that block; others pass it, but for the row slot that it would have taken.
+        """
+        admitted: list[tuple[Request, int]] = []
+        sharing: list[Request] = []
+        filling: set[bytes] = set()
+        for request, count in chunks if self._waiting else ():
+            filling.update(self._keys_to_publish(request, count))
+        while budget and self._waiting and self._rows.slots.num_free > len(sharing):
             request = self._waiting.first()
             assert request.id not in self._awaited, f"request {request.id} would run without its token in flight"
+            if self._cache.shares(request, filling):
+                self._waiting.remove(request.id)
+                sharing.append(request)
+                continue
             if not self._admit_one(request):
                 break
             count = min(len(request.token_ids) - request.num_computed, budget)
-            chunks.append((request, count))
+            filling.update(self._keys_to_publish(request, count))
+            admitted.append((request, count))
             budget -= count
-        return chunks
+        for request in sharing:
+            self._waiting.push(request)
+        return admitted
+
+    def _keys_to_publish(self, request: Request, count: int) -> list[bytes]:
+        return self._cache.keys_to_publish(request, request.slot, request.num_computed + count)
 
     def _admit_one(self, request: Request) -> bool:
         (slot,) = self._rows.slots.take(1)

@@ -313,13 +313,94 @@ def test_a_request_admitted_for_the_next_step_hits_the_prompt_blocks_of_the_one_
     engine.drain()
 
 
-def test_equal_prompts_of_one_step_end_up_on_the_same_blocks() -> None:
+def test_equal_prompts_that_arrive_together_prefill_once_and_end_up_on_the_same_blocks() -> None:
     engine = Engine(max_num_batched_tokens=64)
-    rows = [engine.add(_prompt(12), 8) for _ in range(3)]
+    rows = [engine.add(_prompt(13), 8) for _ in range(3)]
+    engine.step()
+    assert engine.device.num_computed == 13 and engine.scheduler.num_waiting == 2
     engine.step()
     table = engine.cache.tables[0]
     assert all(np.array_equal(table[rows[0].slot, :3], table[row.slot, :3]) for row in rows[1:])
-    assert engine.scheduler.metrics().twins_merged == 6
+    assert [row.num_cached_tokens for row in rows] == [0, 12, 12]
+    assert engine.scheduler.metrics().twins_merged == 0
+    engine.drain()
+
+
+def test_a_follower_waits_for_the_blocks_it_shares_not_for_the_request() -> None:
+    engine = Engine(max_num_batched_tokens=8)
+    engine.add([*_prompt(16), *_prompt(6, 1)], 2)
+    follower = engine.add([*_prompt(16), *_prompt(3, 2)], 2)
+    for _ in range(3):
+        assert not follower.slot, "its blocks are not there"
+        engine.step()
+    assert [row[1:] for row in _rows(engine.plans[2])] == [(16, 6, 1), (16, 2, 0)], "beside the leader's last chunk"
+    engine.drain()
+
+
+def test_others_pass_a_request_that_waits_for_blocks() -> None:
+    engine = Engine(max_num_batched_tokens=16, max_num_seqs=4)
+    engine.add(_prompt(24), 2)
+    follower = engine.add(_prompt(24), 2)
+    engine.step()
+    other = engine.add(_prompt(3, 1), 2)
+    engine.step()
+    assert other.slot and not follower.slot, "the leader's last 8 tokens leave room for others"
+    engine.drain()
+    assert follower.num_cached_tokens == 20
+
+
+def test_requests_that_wait_for_blocks_keep_no_more_row_slots_than_they_will_take() -> None:
+    engine = Engine(max_num_batched_tokens=32, max_num_seqs=3)
+    equal = [engine.add(_prompt(13), 2) for _ in range(4)]
+    other = engine.add(_prompt(5, 1), 2)
+    engine.step()
+    assert [request.slot for request in [*equal, other]] == [1, 0, 0, 0, 0]
+    engine.step()
+    assert [bool(request.slot) for request in [*equal, other]] == [True, True, True, False, False]
+    engine.drain()
+    assert sorted(request.num_cached_tokens for request in equal) == [0, 12, 12, 12]
+
+
+def test_when_the_leader_leaves_a_follower_takes_over_from_the_blocks_that_are_there() -> None:
+    engine = Engine(max_num_batched_tokens=8)
+    leader, follower, last = (engine.add(_prompt(24), 2) for _ in range(3))
+    engine.step()
+    engine.scheduler.abort(leader.id)
+    engine.step()
+    assert follower.num_cached_tokens == 8 and not last.slot
+    engine.drain()
+    assert last.num_cached_tokens == 20 and engine.device.num_computed == 8 + 16 + 4 + 2
+
+
+def test_when_the_leader_is_preempted_it_goes_on_from_its_own_blocks_and_its_followers_after_it() -> None:
+    engine = Engine(num_blocks=14, max_num_batched_tokens=8)
+    engine.add(_prompt(7, 1), 12)  # its growth takes the leader's blocks
+    engine.step()
+    leader, follower = (engine.add(_prompt(44), 2) for _ in range(2))
+    while not leader.num_preemptions:
+        engine.step()
+    assert not follower.slot
+    engine.drain()
+    assert follower.num_cached_tokens == 40
+
+
+def test_a_request_whose_prompt_is_computed_again_and_again_delays_nobody() -> None:
+    """Blocks that are published already are hit at once, whoever computes them once more."""
+    engine = Engine(max_num_batched_tokens=64, max_num_seqs=4)
+    engine.add(_prompt(13), 1)
+    engine.drain()
+    engine.add(_prompt(13), 4, takes_hits=False)
+    follower = engine.add(_prompt(13), 4)
+    engine.step()
+    assert follower.slot and follower.num_cached_tokens == 12
+    engine.drain()
+
+
+def test_without_the_cache_nobody_waits_for_blocks() -> None:
+    engine = Engine(max_num_batched_tokens=64, enabled=False)
+    rows = [engine.add(_prompt(12), 3) for _ in range(3)]
+    engine.step()
+    assert all(row.slot for row in rows) and engine.device.num_computed == 36
     engine.drain()
 
 
