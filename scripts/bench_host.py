@@ -4,7 +4,7 @@
 
 A decode step is schedule + pack + commit (end and stop checks, publishing, table growth). Every block of
 the pool is cached when it starts, so each block that a row grows by evicts one: the steady state of a
-server. Beside it: hashing and looking up a prompt of 32,768 tokens, and ids through an `IdPool`.
+server. Beside it: hashing and looking up a prompt of 32,768 tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -118,34 +117,12 @@ def time_long_prompt(seed: int) -> tuple[float, float]:
     return seconds[0], seconds[1]
 
 
-def ids_per_second(num_ids: int, publishes: bool) -> float:
-    """Ids acquired, published or not, and released in calls of 16, from a pool whose ids are all cached."""
-    pool = IdPool(num_ids + 1)
-    fill_with_cached_ids(pool)
-    calls = 20_000
-    keys = [(1 << 64 | i).to_bytes(16, "little") for i in range(16 * calls if publishes else 0)]
-    t0 = time.perf_counter()
-    for call in range(calls):
-        ids = pool.acquire(16) or []
-        if publishes:
-            for id, key in zip(ids, keys[16 * call : 16 * call + 16], strict=True):
-                pool.publish(id, key)
-        pool.release(ids)
-    seconds = time.perf_counter() - t0
-    pool.check_invariants({})
-    return 16 * calls / seconds
-
-
-def _best(repeats: int, measure: Callable[[int], float]) -> float:
-    return max(measure(seed) for seed in range(repeats))
-
-
 def _spread_us(seconds: list[float]) -> dict[str, float]:
     tenths = statistics.quantiles(seconds, n=10)
     return {name: round(1e6 * value, 1) for name, value in zip(("p10", "p50", "p90"), tenths[::4], strict=True)}
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
     folder = pathlib.Path(__file__).parent
     return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -169,15 +146,11 @@ def main() -> None:
         "decode_step_us": decode,
         "admit_32k_miss_ms": round(1e3 * statistics.median(miss for miss, _ in admissions), 2),
         "admit_32k_hit_ms": round(1e3 * statistics.median(hit for _, hit in admissions), 2),
-        "ids_per_s": {n: round(_best(arguments.repeats, lambda _, n=n: ids_per_second(n, False))) for n in decode},
-        "published_ids_per_s": {
-            n: round(_best(arguments.repeats, lambda _, n=n: ids_per_second(n, True))) for n in decode
-        },
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "git_sha": _git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain")),
+        "git_sha": git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(git("status", "--porcelain")),
     }
     json.dump(result, sys.stdout)
     print()

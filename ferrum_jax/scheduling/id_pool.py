@@ -97,20 +97,25 @@ class IdPool:
         end = min(self._fresh + n - len(ids), self.num_ids)
         ids.extend(range(self._fresh, end))
         self._fresh = end
-        while len(ids) < n:
-            ids.append(self._evict())
+        if len(ids) < n:
+            self._evict(n - len(ids), ids)
         return ids
 
-    def _evict(self) -> int:
-        """The least recently used cached id, without its key."""
-        id = self._next[0]
-        self._unlink(id)
-        key = self._key_of[id]
-        assert key is not None, f"cached id {id} has no key"
-        del self._id_of[key]
-        self._key_of[id] = None
-        self.evictions += 1
-        return id
+    def _evict(self, n: int, ids: list[int]) -> None:
+        """Append the n least recently used cached ids, without their keys; the ring is cut once."""
+        following, key_of, id_of = self._next, self._key_of, self._id_of
+        id = following[0]
+        for _ in range(n):
+            key = key_of[id]
+            assert key is not None, f"cached id {id} has no key"
+            del id_of[key]
+            key_of[id] = None
+            ids.append(id)
+            id = following[id]
+        following[0] = id
+        self._prev[id] = 0
+        self.num_cached -= n
+        self.evictions += n
 
     def _unlink(self, id: int) -> None:
         before, after = self._prev[id], self._next[id]

@@ -1,7 +1,7 @@
 """Keys of KV blocks: a chain of digests, equal in every process and after every restart.
 
     root   = blake2b-128(model fingerprint, adapter, KV dtype, block size, salt)
-    key[i] = blake2b-128(key[i - 1] or root, the C token ids of block i, extra keys of block i)
+    key[i] = blake2b-128(the C token ids of block i, extra keys of block i; salted with key[i - 1] or root)
 
 A key therefore names a block's content and all that stands before it. Only full blocks have keys. Extra
 keys carry content that token ids do not show: of each media span that touches the block its kind, its digest, its
@@ -45,19 +45,18 @@ def extend_keys(
         return
     start, end = first * block_size, num_blocks * block_size
     assert end <= len(token_ids), f"{num_blocks} blocks of {block_size} exceed {len(token_ids)} tokens"
-    data = struct.pack(f"<{end - start}i", *token_ids[start:end])
-    size = 4 * block_size
+    # a Struct's own pack, for struct.pack would copy the arguments once more
+    blocks = struct.iter_unpack(f"{4 * block_size}s", struct.Struct(f"<{end - start}i").pack(*token_ids[start:end]))
     key = keys[-1] if keys else root
     media = [span for span in media if span.end > start]
     if not media:
-        for offset in range(0, len(data), size):
-            key = blake2b(key + data[offset : offset + size], digest_size=KEY_BYTES).digest()
+        for (block,) in blocks:
+            key = blake2b(block, digest_size=KEY_BYTES, salt=key).digest()
             keys.append(key)
         return
-    for index in range(first, num_blocks):
-        offset = (index - first) * size
-        content = key + data[offset : offset + size] + _extra_keys(media, index * block_size, block_size)
-        key = blake2b(content, digest_size=KEY_BYTES).digest()
+    for index, (block,) in enumerate(blocks, first):
+        content = block + _extra_keys(media, index * block_size, block_size)
+        key = blake2b(content, digest_size=KEY_BYTES, salt=key).digest()
         keys.append(key)
 
 
