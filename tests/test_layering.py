@@ -25,7 +25,7 @@ MAY_IMPORT = {
     **dict.fromkeys(NOUN_MODULES, NOUN_MODULES),
     "ferrum_jax.scheduling": NOUN_MODULES,
     "ferrum_jax.text": NOUN_MODULES,
-    "ferrum_jax.cache": NOUN_MODULES,
+    "ferrum_jax.cache": (*NOUN_MODULES, "pallas_kernels"),
     "ferrum_jax.sampling": NOUN_MODULES,
     "ferrum_jax.layers": (*NOUN_MODULES, "pallas_kernels"),
     "ferrum_jax.models": (*NOUN_MODULES, "ferrum_jax.layers", "checkpoints.rules"),

@@ -44,7 +44,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
     graph, targets = registry.unbind(registry.abstract_model(spec, dtype))
     weights_bytes = sum(t.size * t.dtype.itemsize for t in targets.values())
     block_size = config.block_size or CPU_BLOCK_SIZE
-    per_block = block_bytes(spec, block_size=block_size, dtype=dtype)
+    per_block = block_bytes(spec, block_size=block_size, kv_dtype=dtype, implementation=config.implementation)
     num_blocks = choose_num_blocks(
         num_blocks=config.num_blocks,
         kv_memory_bytes=config.kv_memory_bytes or free_bytes(device, weights_bytes),
@@ -58,7 +58,8 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
         spec,
         num_blocks=num_blocks + 1,
         block_size=block_size,
-        dtype=dtype,
+        kv_dtype=dtype,
+        implementation=config.implementation,
         num_slots=config.max_num_seqs + 1,
         record_words=record_words,
     )

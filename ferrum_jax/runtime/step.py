@@ -16,17 +16,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax import sampling
+from ferrum_jax.cache.pools import join_layers, split_layers
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
 from ferrum_jax.runtime.inputs import StepInputs, unpack
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "implementation"))
-_write = jax.jit(kv_write, static_argnames=("implementation",))
 _sample = jax.jit(sampling.sample)
 
 LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
@@ -61,16 +61,15 @@ def make_step(
         prompt = sampling.prompt_logprobs(hidden, model.logits, slots, tokens.slots, tokens.positions, asked)
         rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
         slots = _append(slots, rows, prompt, inputs)
-        return tuple(pools), slots, rows, prompt
+        return join_layers(pools), slots, rows, prompt
 
     return step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Tokens:
-    """Where each flat token of the step belongs; padding tokens have row R - 1 or beyond, slot 0, position 0."""
+    """Where each flat token of the step belongs; padding tokens have slot 0, position 0."""
 
-    row_ids: jax.Array  # [T] int32; num_rows or more for padding
     slots: jax.Array  # [T] int32
     positions: jax.Array  # [T] int32
     offsets: jax.Array  # [R] int32, first flat token of each row
@@ -81,34 +80,35 @@ def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
     ends = jnp.cumsum(inputs.counts)
     offsets = ends - inputs.counts
     t = jnp.arange(num_tokens, dtype=jnp.int32)
-    row_ids = jnp.searchsorted(ends, t, side="right").astype(jnp.int32)
+    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(offsets) - 1)
     real = t < ends[-1]
-    rows = jnp.minimum(row_ids, len(offsets) - 1)
     positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
     slots = jnp.where(real, inputs.slots[rows], 0)
-    return _Tokens(row_ids=jnp.where(real, row_ids, len(offsets)), slots=slots, positions=positions, offsets=offsets)
+    return _Tokens(slots=slots, positions=positions, offsets=offsets)
 
 
 def _forward_context(
     kv: tuple[jax.Array, ...], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
-) -> tuple[ForwardContext, list[jax.Array]]:
+) -> tuple[ForwardContext, list[KVPool]]:
     """The context that a model's layers call, and the list in which it leaves each layer's pool."""
-    table = inputs.block_tables[0]
     C = options.block_size
-    rows = jnp.minimum(tokens.row_ids, bucket.num_rows - 1)
-    real = tokens.row_ids < bucket.num_rows
-    block_ids = jnp.where(real, table[rows, tokens.positions // C], 0)
-    block_offsets = tokens.positions % C
-    batch = RaggedBatch(block_tables=table, starts=inputs.starts, counts=inputs.counts, query_offsets=tokens.offsets)
+    batch = RaggedBatch(
+        block_tables=inputs.block_tables[0],
+        starts=inputs.starts,
+        counts=inputs.counts,
+        query_offsets=tokens.offsets,
+    )
     config = AttentionConfig.choose(
         num_tokens=bucket.num_tokens, block_size=C, decode_only=bucket.decode_only, invariant=options.invariant
     )
-    schedule = make_schedule(batch, num_tokens=bucket.num_tokens, block_size=C, config=config)
-    pools = list(kv)
+    schedule = make_schedule(
+        batch, num_tokens=bucket.num_tokens, block_size=C, config=config, implementation=options.implementation
+    )
+    pools = split_layers(kv, options.spec)
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-        pools[layer] = _write(pools[layer], k, v, block_ids, block_offsets, implementation=options.implementation)
-        return _attend(q, pools[layer], schedule, scale=scale, implementation=options.implementation)
+        out, pools[layer] = _attend(q, k, v, pools[layer], schedule, scale=scale, implementation=options.implementation)
+        return out
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
     return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation), pools

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import xla
 from pallas_kernels.shapes import check_shapes
 
@@ -11,24 +12,22 @@ __all__ = ["kv_write"]
 
 
 def kv_write(
-    pool: jax.Array,
+    pool: KVPool,
     k: jax.Array,
     v: jax.Array,
     block_ids: jax.Array,
     offsets: jax.Array,
     *,
     implementation: str = "xla",
-) -> jax.Array:  # [P, C, 2K, H]
+) -> KVPool:
     """The pool with token t's K and V at [block_ids[t], offsets[t]]; in place where the pool is donated.
 
-    pool: [P, C, 2K, H], K of head k at 2k and V at 2k + 1. k, v: [T, K, H], cast to the pool's dtype.
-    block_ids, offsets: [T] int32, inside the pool; padding tokens name block 0. Where tokens name one place,
-    as padding does, one of them is kept. Raises ValueError for shapes that do not fit and for an unknown
-    implementation.
+    k, v: [T, K, H], kept as `kv_pool.encode` says. block_ids, offsets: [T] int32, inside the pool; padding tokens
+    name block 0. Where tokens name one place, as padding does, one of them is kept. Raises ValueError for shapes
+    that do not fit and for an unknown implementation.
     """
-    sizes = check_shapes(("T K H", k), ("T K H", v), ("P C 2K H", pool), ("T", block_ids), ("T", offsets))
-    if sizes["2K"] != 2 * sizes["K"]:
-        raise ValueError(f"pool has {sizes['2K']} vectors a token; for {sizes['K']} heads it must have twice as many")
+    sizes = check_shapes(("T K H", k), ("T K H", v), ("T", block_ids), ("T", offsets), H=pool.head_dim)
+    check_pool(pool, sizes["K"], implementation)
     if implementation == "xla":
         return xla.kv_write(pool, k, v, block_ids, offsets)
     raise ValueError(f"implementation is {implementation!r}; kv_write has only 'xla'")

@@ -10,15 +10,44 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.kv_pool import KVPool, encode
 
-def kv_write(pool: jax.Array, k: jax.Array, v: jax.Array, block_ids: jax.Array, offsets: jax.Array) -> jax.Array:
+
+def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, block_ids: jax.Array, offsets: jax.Array) -> KVPool:
     """See the package's kv_write."""
+    (k, k_scales), (v, v_scales) = (encode(x, pool.values.dtype) for x in (k, v))
+    values, scales = _write_values(pool.values, k, v, block_ids, offsets), pool.scales
+    if scales is not None:
+        scales = _write_scales(scales, k_scales, v_scales, block_ids, offsets)
+    return KVPool(values=values, scales=scales, head_dim=pool.head_dim)
+
+
+def _write_values(
+    pool: jax.Array,  # [P, C, 2K, H]
+    k: jax.Array,  # [T, K, H]
+    v: jax.Array,
+    block_ids: jax.Array,  # [T]
+    offsets: jax.Array,
+) -> jax.Array:
     P, C, pairs, H = pool.shape
     if len(block_ids) == 1:
-        token = jnp.stack([k, v], axis=2).reshape(1, 1, pairs, H).astype(pool.dtype)
+        token = jnp.stack([k, v], axis=2).reshape(1, 1, pairs, H)
         return jax.lax.dynamic_update_slice(pool, token, (block_ids[0], offsets[0], 0, 0))
     tokens = block_ids * C + offsets
     heads = pool.reshape(P * C, pairs // 2, 2, H)
     for part, values in enumerate((k, v)):
-        heads = heads.at[tokens, :, part].set(values.astype(pool.dtype), mode="promise_in_bounds")
+        heads = heads.at[tokens, :, part].set(values, mode="promise_in_bounds")
     return heads.reshape(pool.shape)
+
+
+def _write_scales(
+    pool: jax.Array,  # [P, 2K, C]
+    k: jax.Array,  # [T, K]
+    v: jax.Array,
+    block_ids: jax.Array,  # [T]
+    offsets: jax.Array,
+) -> jax.Array:
+    token = jnp.stack([k, v], axis=2).reshape(len(k), pool.shape[1])  # [T, 2K]
+    if len(block_ids) == 1:
+        return jax.lax.dynamic_update_slice(pool, token[:, :, None], (block_ids[0], 0, offsets[0]))
+    return pool.at[block_ids, :, offsets].set(token, mode="promise_in_bounds")

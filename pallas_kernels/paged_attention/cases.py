@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
 from pallas_kernels.paged_attention.schedule import RaggedBatch
 
 
@@ -28,7 +29,9 @@ class Case:
     window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    causal: bool = True
     dtype: str = "float32"
+    kv_dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,9 @@ class Arguments:
     """What paged_attention takes."""
 
     q: jax.Array  # [T, N, H]
-    pool: jax.Array  # [P, C, 2K, H]
+    k: jax.Array  # [T, K, H]
+    v: jax.Array  # [T, K, H]
+    pool: KVPool  # with what came before the step
     batch: RaggedBatch
     sinks: jax.Array | None  # [N]
 
@@ -54,12 +59,21 @@ CASES = (
     Case(name="mixed_soft_cap", rows=_MIXED, num_tokens=128, num_rows=8, num_heads=16, soft_cap=2.0),
     Case(name="mixed_invariant", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True),
     Case(name="mixed_invariant_window", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True, window=20),
-    Case(name="mixed_bfloat16", rows=_MIXED, num_tokens=128, num_rows=8, dtype="bfloat16"),
+    Case(name="mixed_bfloat16", rows=_MIXED, num_tokens=128, num_rows=8, dtype="bfloat16", kv_dtype="bfloat16"),
+    Case(name="mixed_int8", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="int8"),
+    Case(name="mixed_int8_window", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="int8", window=20),
+    Case(name="mixed_fp8_e4m3", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="fp8_e4m3"),
+    Case(name="mixed_fp8_e5m2", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="fp8_e5m2"),
+    Case(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, num_rows=8, causal=False),
+    Case(name="encoder_chunks", rows=_MIXED, num_tokens=128, num_rows=8, causal=False),
 )
 
 
-def make_arguments(case: Case, seed: int = 0) -> Arguments:
-    """Random queries, and a pool in which everything that no row owns is NaN, the null block first of all."""
+def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Arguments:
+    """Random queries, keys and values; everything in the pool that is not a row's earlier context is NaN.
+
+    The null block first of all, and the places of the step's own tokens. In an int8 pool it is the scales.
+    """
     rng = np.random.default_rng(seed)
     R, C, K, H = case.num_rows, case.block_size, case.num_kv_heads, case.head_dim
     starts, counts = np.zeros((2, R), np.int32)
@@ -69,11 +83,11 @@ def make_arguments(case: Case, seed: int = 0) -> Arguments:
     widths = -(-contexts // C)
     tables = np.zeros((R, max(1, widths.max())), np.int32)
     ids = 2 + rng.permutation(widths.sum())  # block 1 belongs to nobody
-    pool = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
+    context = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
     for r, end in enumerate(np.cumsum(widths)):
         tables[r, : widths[r]] = ids[end - widths[r] : end]
-        for position in range(_oldest(case, starts[r]), contexts[r]):
-            pool[tables[r, position // C], position % C] = rng.standard_normal((2 * K, H))
+        for position in range(_oldest(case, starts[r]), starts[r]):
+            context[tables[r, position // C], position % C] = rng.standard_normal((2 * K, H))
         tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
     batch = RaggedBatch(
         block_tables=jnp.asarray(tables),
@@ -83,7 +97,30 @@ def make_arguments(case: Case, seed: int = 0) -> Arguments:
     )
     sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
     q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, H)), case.dtype)
-    return Arguments(q=q, pool=jnp.asarray(pool, case.dtype), batch=batch, sinks=sinks)
+    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
+    pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
+    return Arguments(q=q, k=k, v=v, pool=pool, batch=batch, sinks=sinks)
+
+
+def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVPool:
+    """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads."""
+    P, C, pairs, H = context.shape
+    shape = pool_shape(
+        num_blocks=P,
+        block_size=C,
+        num_kv_heads=pairs // 2,
+        head_dim=H,
+        dtype=dtype,
+        implementation=implementation,
+    )
+    values, scales = encode(jnp.asarray(context), dtype)
+    if shape.is_packed:
+        values = values.reshape(shape.values.shape)
+    lanes = shape.values.shape[3] - values.shape[3]
+    values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes)))
+    if scales is not None:
+        scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
+    return KVPool(values=values, scales=scales, head_dim=H)
 
 
 def _oldest(case: Case, start: int) -> int:

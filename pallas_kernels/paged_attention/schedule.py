@@ -21,7 +21,7 @@ from pallas_kernels.ragged import Tiles, cut, static
 class RaggedBatch:
     """The rows of a step. Tokens of a row are neighbours, rows stand in order; padding rows have count 0.
 
-    Row r computes positions starts[r] .. starts[r] + counts[r] - 1, whose K and V are already in the pool.
+    Row r computes positions starts[r] .. starts[r] + counts[r] - 1; what came before them is in the pool.
     """
 
     block_tables: jax.Array  # [R, M] int32
@@ -37,7 +37,7 @@ class QueryTiles:
 
     tiles: Tiles  # runs are rows, items are flat tokens
     low: jax.Array  # [tiles] int32, position of the tile's first query
-    high: jax.Array  # [tiles] int32, position of its last query
+    high: jax.Array  # [tiles] int32, last position that one of its queries sees
     first_kv: jax.Array  # [tiles] int32, KV tiles first .. end - 1 hold what these queries attend to
     end_kv: jax.Array  # [tiles] int32
 
@@ -48,45 +48,86 @@ class Schedule:
     """What paged_attention needs to know of a step, for all layers of one window."""
 
     block_tables: jax.Array  # [R, M] int32
+    write_blocks: jax.Array  # [T] int32, where each token's K and V go; padding tokens go to block 0
+    write_offsets: jax.Array  # [T] int32
     passes: tuple[QueryTiles, ...]  # one after the other
     num_tokens: int = static()
     block_size: int = static()
     tile_kv: int = static()
     window: int | None = static()
+    causal: bool = static()
 
 
 def make_schedule(
-    batch: RaggedBatch, *, num_tokens: int, block_size: int, config: AttentionConfig, window: int | None = None
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    block_size: int,
+    config: AttentionConfig,
+    window: int | None = None,
+    causal: bool = True,
+    implementation: str = "xla",
 ) -> Schedule:
-    """The query tiles of a step of `num_tokens` flat tokens, and the KV tiles that each visits.
+    """Where a step of `num_tokens` flat tokens writes, its query tiles, and the KV tiles that each visits.
 
-    window: a token at position p attends to positions p - window + 1 .. p; None is all up to p.
-    Raises ValueError where the tiles do not fit the step or the blocks.
+    window: a token at position p attends to positions p - window + 1 .. p; None is all up to p. causal: False for
+    encoders, where each token of a row attends to all of the row's positions, 0 .. start + count - 1.
+    Raises ValueError where the tiles do not fit the step or the blocks, for a window that is not causal, and for
+    an unknown implementation.
     """
+    if implementation != "xla":
+        raise ValueError(f"implementation is {implementation!r}; paged_attention has only 'xla'")
     if config.tile_kv % block_size:
         raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {block_size}")
+    if window is not None and not causal:
+        raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
     if config.decode_tile_q is None:
         parts = [(batch.counts, config.tile_q)]
     else:
         parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q)]
         if config.has_prefill:
             parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q))
+    write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return Schedule(
         block_tables=batch.block_tables,
-        passes=tuple(_tile_queries(batch, counts, tile, num_tokens, config.tile_kv, window) for counts, tile in parts),
+        write_blocks=write_blocks,
+        write_offsets=write_offsets,
+        passes=tuple(
+            _tile_queries(batch, counts, tile, num_tokens, config.tile_kv, window, causal) for counts, tile in parts
+        ),
         num_tokens=num_tokens,
         block_size=block_size,
         tile_kv=config.tile_kv,
         window=window,
+        causal=causal,
     )
 
 
+def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:
+    """Block and offset, [T] int32 each, at which each token's K and V are written; block 0 for padding tokens."""
+    t = jnp.arange(num_tokens, dtype=jnp.int32)
+    ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
+    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(ends) - 1)
+    done = t - batch.query_offsets[rows]
+    real = (done >= 0) & (done < batch.counts[rows])
+    positions = jnp.where(real, batch.starts[rows] + done, 0)
+    return jnp.where(real, batch.block_tables[rows, positions // block_size], 0), positions % block_size
+
+
 def _tile_queries(
-    batch: RaggedBatch, counts: jax.Array, tile_q: int, num_tokens: int, tile_kv: int, window: int | None
+    batch: RaggedBatch,
+    counts: jax.Array,
+    tile_q: int,
+    num_tokens: int,
+    tile_kv: int,
+    window: int | None,
+    causal: bool,
 ) -> QueryTiles:
     """Cuts `counts` queries of each row into tiles of tile_q, rows in order."""
     tiles = cut(counts, batch.query_offsets, tile=tile_q, num_items=num_tokens)
     low = batch.starts[tiles.runs] + tiles.done
     high = low + tiles.end_lanes - tiles.first_lanes - 1
+    if not causal:
+        high = (batch.starts + batch.counts)[tiles.runs] - 1
     oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
     return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest // tile_kv, end_kv=high // tile_kv + 1)

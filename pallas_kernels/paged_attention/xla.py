@@ -1,8 +1,8 @@
 """Paged attention in plain XLA: one query tile after the other, each over the KV tiles of its own context.
 
 K and V of a tile are gathered to [K, tile_kv, H], the layout in which the dots read them without a further
-copy; a pool is never copied. Softmax is online and in float32, merged in ascending position. A KV tile in
-which a query sees nothing leaves that query's state as it is, to the bit.
+copy; a pool is never copied, nor held in another dtype. Softmax is online and in float32, merged in ascending
+position. A KV tile in which a query sees nothing leaves that query's state as it is, to the bit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
@@ -25,26 +26,26 @@ class _Tile:
 
     table: jax.Array  # [M] int32, the row's blocks
     low: jax.Array  # position of the first query
-    high: jax.Array  # position of the last query
+    high: jax.Array  # last position that a query sees
     positions: jax.Array  # [tile_q] int32 of the lanes
     queries: jax.Array  # [K, tile_q * G, H] float32, scaled
 
 
-def paged_attention(
+def attention(
     q: jax.Array,  # [T, N, H]
-    pool: jax.Array,  # [P, C, 2K, H]
+    pool: KVPool,  # with the step's K and V
     schedule: Schedule,
     *,
     scale: float,
     soft_cap: float | None,
     sinks: jax.Array | None,  # [N]
 ) -> jax.Array:  # [T, N, H]
-    """See the package's paged_attention."""
+    """The attention of the package's paged_attention, once K and V are written."""
     out = jnp.zeros_like(q)
     for queries in schedule.passes:
 
         def one_tile(i: jax.Array, out: jax.Array, queries: QueryTiles = queries) -> jax.Array:
-            tile = _load_tile(q, schedule, queries, i, pool.shape[2] // 2, scale)
+            tile = _load_tile(q, schedule, queries, i, pool.num_kv_heads, scale)
             attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], soft_cap, sinks)
             return queries.tiles.store(out, _tokens_first(attended, queries.tiles.tile).astype(out.dtype), i)
 
@@ -74,7 +75,7 @@ def _tokens_first(attended: jax.Array, tile_q: int) -> jax.Array:  # [K, tile_q 
 
 def _attend(
     tile: _Tile,
-    pool: jax.Array,
+    pool: KVPool,
     schedule: Schedule,
     first_kv: jax.Array,
     end_kv: jax.Array,
@@ -110,26 +111,38 @@ def _attend(
 
 
 def _load_kv(
-    tile: _Tile, pool: jax.Array, schedule: Schedule, j: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H] float32; visible: [1, Q, tile_kv]
+    tile: _Tile, pool: KVPool, schedule: Schedule, j: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H] float32; visible: [1, Q or 1, tile_kv]
     """KV tile j of the row. Values that no query of the tile may see are zero, for they may be NaN in the pool."""
-    P, C, pairs, H = pool.shape
-    K, tile_kv = pairs // 2, schedule.tile_kv
+    C, tile_kv = pool.block_size, schedule.tile_kv
     block = j * (tile_kv // C) + jnp.arange(tile_kv // C)
     ids = tile.table.at[block].get(mode="clip")  # a tile may reach beyond the table; those positions are hidden
-    tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, tile_kv)
-    heads = jnp.arange(K)[:, None]
-    flat = pool.reshape(P * C, K, 2, H)
-    k = flat.at[tokens, heads, 0].get(mode="promise_in_bounds").astype(jnp.float32)
-    v = flat.at[tokens, heads, 1].get(mode="promise_in_bounds").astype(jnp.float32)
+    k, v = _gather(pool, ids)
     at = j * tile_kv + jnp.arange(tile_kv)
-    visible = at <= tile.positions[:, None]
-    readable = at <= tile.high
+    visible = readable = at <= tile.high
+    if schedule.causal:
+        visible = at <= tile.positions[:, None]
     if schedule.window is not None:
         visible &= at > tile.positions[:, None] - schedule.window
         readable &= at > tile.low - schedule.window
-    visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
-    return k, jnp.where(readable[:, None], v, 0.0), visible[None]
+    if schedule.causal:
+        visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
+    return k, jnp.where(readable[:, None], v, 0.0), jnp.atleast_2d(visible)[None]
+
+
+def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # ids: [n]; k, v: [K, n * C, H] float32
+    """K and V of blocks, token after token."""
+    P, C, pairs, H = pool.values.shape
+    K, n = pairs // 2, len(ids)
+    tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, n * C)
+    heads = jnp.arange(K)[:, None]
+    flat = pool.values.reshape(P * C, K, 2, H)
+    k, v = (flat.at[tokens, heads, i].get(mode="promise_in_bounds").astype(jnp.float32) for i in range(2))
+    if pool.scales is None:
+        return k, v
+    scales = pool.scales.at[ids].get(mode="promise_in_bounds").reshape(n, K, 2, C).transpose(2, 1, 0, 3)
+    k_scales, v_scales = scales.reshape(2, K, n * C, 1)
+    return k * k_scales, v * v_scales
 
 
 def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, tile_kv, H] -> [K, Q, tile_kv]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.oracles import kv_pool
+
 
 def paged_attention(
     q: np.ndarray,  # [T, N, H]
-    pool: np.ndarray,  # [P, C, 2K, H]
+    k: np.ndarray,  # [T, K, H]
+    v: np.ndarray,  # [T, K, H]
+    values: np.ndarray,  # [P, C, 2K, H]
+    scales: np.ndarray | None,  # [P, 2K, C]
     block_tables: np.ndarray,  # [R, M]
     starts: np.ndarray,  # [R]
     counts: np.ndarray,  # [R]
@@ -16,17 +21,21 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,  # [N]
+    causal: bool = True,
 ) -> np.ndarray:  # [T, N, H] float64, zero for padding tokens
-    """softmax(scale * q k^T) v over the positions that each query may see, which are the only ones read."""
-    q, pool = q.astype(np.float64), pool.astype(np.float64)
-    out = np.zeros_like(q)
+    """Writes k and v; then softmax(scale * q k^T) v over the positions that each query may see, no others read."""
+    C = values.shape[1]
+    rows = list(zip(block_tables, starts, counts, strict=True))
+    places = [(table[p // C], p % C) for table, start, count in rows for p in range(start, start + count)]
+    pool = kv_pool.decode(*kv_pool.write(values, scales, k, v, places))
+    out = np.zeros(q.shape)
     token = 0
-    for table, start, count in zip(block_tables, starts, counts, strict=True):
+    for table, start, count in rows:
         for position in range(start, start + count):
             oldest = 0 if window is None else max(0, position - window + 1)
-            seen = np.arange(oldest, position + 1)
-            kv = pool[table[seen // pool.shape[1]], seen % pool.shape[1]]  # [S, 2K, H]
-            out[token] = _attend(q[token], kv[:, 0::2], kv[:, 1::2], scale, soft_cap, sinks)
+            seen = np.arange(oldest, position + 1 if causal else start + count)
+            kv = pool[table[seen // C], seen % C]  # [S, 2K, H]
+            out[token] = _attend(q[token].astype(np.float64), kv[:, 0::2], kv[:, 1::2], scale, soft_cap, sinks)
             token += 1
     return out
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Arguments, Case, make_arguments
 from tests.oracles import attention as oracle
@@ -19,41 +20,41 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 @functools.partial(jax.jit, static_argnames=("case",))
-def _attend(q, pool, batch, sinks, *, case: Case):
+def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
+    q, k, v, pool, batch, sinks = arguments
     config = AttentionConfig.choose(
         num_tokens=case.num_tokens, block_size=case.block_size, decode_only=case.decode_only, invariant=case.invariant
     )
     schedule = make_schedule(
-        batch, num_tokens=case.num_tokens, block_size=case.block_size, config=config, window=case.window
-    )
-    return paged_attention(
-        q,
-        pool,
-        schedule,
-        scale=case.head_dim**-0.5,
+        batch,
+        num_tokens=case.num_tokens,
+        block_size=case.block_size,
+        config=config,
         window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=sinks,
-        implementation="xla",
+        causal=case.causal,
     )
+    scale = case.head_dim**-0.5
+    return paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=case.soft_cap, sinks=sinks)
 
 
 def _run(case: Case, arguments: Arguments) -> np.ndarray:
-    return np.asarray(_attend(arguments.q, arguments.pool, arguments.batch, arguments.sinks, case=case))
+    a = arguments
+    return np.asarray(_attend((a.q, a.k, a.v, a.pool, a.batch, a.sinks), case=case)[0])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_equals_the_float64_oracle_and_never_reads_what_is_not_the_rows_own(case: Case) -> None:
     arguments = make_arguments(case)
-    batch = arguments.batch
+    a, batch = arguments, arguments.batch
+    arrays = (a.q, a.k, a.v, a.pool.values, a.pool.scales, batch.block_tables, batch.starts, batch.counts, a.sinks)
+    *arrays, sinks = (None if x is None else np.asarray(x) for x in arrays)
     expected = oracle.paged_attention(
-        np.asarray(arguments.q),
-        np.asarray(arguments.pool),
-        *(np.asarray(a) for a in (batch.block_tables, batch.starts, batch.counts)),
+        *arrays,
         scale=case.head_dim**-0.5,
         window=case.window,
         soft_cap=case.soft_cap,
-        sinks=None if arguments.sinks is None else np.asarray(arguments.sinks),
+        sinks=sinks,
+        causal=case.causal,
     )
     got = _run(case, arguments)
     assert got.dtype == arguments.q.dtype
@@ -75,32 +76,37 @@ def test_a_step_without_rows_gives_zeros() -> None:
     assert not _run(case, dataclasses.replace(arguments, batch=empty)).any()
 
 
-def _shapes(rows: int, tokens: int, context: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Arguments of Qwen3-0.6B's heads in float32: q, pool, block tables, three vectors of rows."""
+def _shapes(rows: int, tokens: int, context: int, kv_dtype: str) -> tuple:
+    """Arguments of Qwen3-0.6B's heads in float32: q, k, v, pool, batch."""
     C, width = 16, context // 16
     ints = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    return (
-        jax.ShapeDtypeStruct((tokens, 16, 128), jnp.float32),
-        jax.ShapeDtypeStruct((rows * width + 1, C, 16, 128), jnp.float32),
-        jax.ShapeDtypeStruct((rows, width), jnp.int32),
-        ints,
-        ints,
-        ints,
+    tables = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+    pool = pool_shape(
+        num_blocks=rows * width + 1,
+        block_size=C,
+        num_kv_heads=8,
+        head_dim=128,
+        dtype=KV_DTYPES[kv_dtype],
+        implementation="xla",
     )
+    heads = jax.ShapeDtypeStruct((tokens, 8, 128), jnp.float32)
+    batch = RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints)
+    return jax.ShapeDtypeStruct((tokens, 16, 128), jnp.float32), heads, heads, pool, batch
 
 
 @functools.cache
-def _compile(rows: int, tokens: int, context: int, *, invariant: bool = False) -> jax.stages.Compiled:
+def _compile(
+    rows: int, tokens: int, context: int, *, invariant: bool = False, kv_dtype: str = "float32"
+) -> jax.stages.Compiled:
     config = AttentionConfig.choose(
         num_tokens=tokens, block_size=16, decode_only=rows == tokens and not invariant, invariant=invariant
     )
 
-    def layer(q, pool, tables, starts, counts, offsets):
-        batch = RaggedBatch(block_tables=tables, starts=starts, counts=counts, query_offsets=offsets)
+    def layer(q, k, v, pool, batch):
         schedule = make_schedule(batch, num_tokens=tokens, block_size=16, config=config)
-        return paged_attention(q, pool, schedule, scale=128**-0.5)
+        return paged_attention(q, k, v, pool, schedule, scale=128**-0.5)
 
-    return jax.jit(layer).lower(*_shapes(rows, tokens, context)).compile()
+    return jax.jit(layer, donate_argnums=3).lower(*_shapes(rows, tokens, context, kv_dtype)).compile()
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -114,29 +120,37 @@ def test_scratch_does_not_grow_with_the_table() -> None:
     assert large - small <= 2**20
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 @pytest.mark.parametrize(("rows", "tokens"), [(16, 16), (64, 2048)])
-def test_no_operation_copies_the_pool(rows: int, tokens: int) -> None:
+def test_a_donated_pool_is_never_copied(rows: int, tokens: int, kv_dtype: str) -> None:
+    compiled = _compile(rows, tokens, 8192, kv_dtype=kv_dtype)
+    memory = compiled.memory_analysis()
+    pool = jax.tree.leaves(_shapes(rows, tokens, 8192, kv_dtype)[3])
+    assert memory.alias_size_in_bytes == sum(a.size * a.dtype.itemsize for a in pool)
+    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes // 4
     blocks = rows * 8192 // 16 + 1
-    lines = _compile(rows, tokens, 8192).as_text().splitlines()
-    produced = [line for line in lines if f"f32[{blocks}," in line.split(" = ")[-1].split("(")[0]]
-    assert any(" parameter(" in line for line in produced)
-    moves_nothing = ("parameter", "bitcast", "get-tuple-element", "while", "tuple")
-    assert [line for line in produced if not any(f" {op}(" in line for op in moves_nothing)] == []
+    sizes = (f"[{blocks},", f"[{blocks * 16},")
+    copies = [x for x in compiled.as_text().splitlines() if " copy(" in x and any(size in x for size in sizes)]
+    assert copies == []
 
 
-def test_an_unknown_implementation_and_another_window_are_errors() -> None:
+def test_what_does_not_fit_is_an_error_that_names_it() -> None:
     case = BY_NAME["mixed_mha"]
-    arguments = make_arguments(case)
+    a = make_arguments(case)
     config = AttentionConfig.choose(num_tokens=126, block_size=16, decode_only=False, invariant=False)
-    schedule = jax.eval_shape(
-        functools.partial(make_schedule, num_tokens=126, block_size=16, config=config), arguments.batch
-    )
-    with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
-        paged_attention(arguments.q, arguments.pool, schedule, scale=1.0, implementation="mosaic_tpu")
-    with pytest.raises(ValueError, match="window is 8"):
-        paged_attention(arguments.q, arguments.pool, schedule, scale=1.0, window=8)
+    make = functools.partial(make_schedule, num_tokens=126, block_size=16, config=config)
+    schedule = make(a.batch)
+    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
+        paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=1.0, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
+        make(a.batch, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match="window is 8 and causal is False"):
+        make(a.batch, window=8, causal=False)
     with pytest.raises(ValueError, match="axis T"):
-        paged_attention(arguments.q[:5], arguments.pool, schedule, scale=1.0)
+        paged_attention(a.q[:5], a.k[:5], a.v[:5], a.pool, schedule, scale=1.0)
+    with pytest.raises(ValueError, match="blocks of 32 tokens; the pool's have 16"):
+        other = dataclasses.replace(schedule, block_size=32)
+        paged_attention(a.q, a.k, a.v, a.pool, other, scale=1.0)
 
 
 def test_invariant_tiles_refuse_a_small_bucket() -> None:

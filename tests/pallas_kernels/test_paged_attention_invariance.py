@@ -9,26 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+from pallas_kernels.paged_attention.cases import make_pool
 
 C = 16
 LENGTHS = (150, 67, 1)  # tokens of each sequence
 
 
 @functools.partial(jax.jit, static_argnames=("window",))
-def _attend(q: jax.Array, pool: jax.Array, batch: RaggedBatch, window: int | None) -> jax.Array:
+def _attend(
+    q: jax.Array, kv: jax.Array, pool: KVPool, batch: RaggedBatch, window: int | None
+) -> tuple[jax.Array, KVPool]:
     T = q.shape[0]
     config = AttentionConfig.choose(num_tokens=T, block_size=C, decode_only=False, invariant=True)
     schedule = make_schedule(batch, num_tokens=T, block_size=C, config=config, window=window)
-    return paged_attention(q, pool, schedule, scale=q.shape[2] ** -0.5, window=window)
+    return paged_attention(q, kv[:, 0::2], kv[:, 1::2], pool, schedule, scale=q.shape[2] ** -0.5)
 
 
 class Sequences:
     """Random queries, keys and values of a few sequences, to be run in any composition of rows and bucket."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, kv_dtype: str) -> None:
         rng = np.random.default_rng(0)
-        self.window = window
+        self.window, self.kv_dtype = window, kv_dtype
         self.q = [rng.standard_normal((n, num_heads, head_dim)).astype(np.float32) for n in LENGTHS]
         self.kv = [rng.standard_normal((n, 2 * num_kv_heads, head_dim)).astype(np.float32) for n in LENGTHS]
 
@@ -36,29 +40,40 @@ class Sequences:
         """Outputs of each (sequence, start, count), run together in a bucket (T, R, M) with blocks laid out by seed."""
         T, R, M = bucket
         ids = 1 + np.random.default_rng(seed).permutation(30).reshape(3, 10)
-        pool = np.full((31, C, *self.kv[0].shape[1:]), np.nan, np.float32)
-        tables, q = np.zeros((R, M), np.int32), np.zeros((T, *self.q[0].shape[1:]), np.float32)
+        context = np.full((31, C, *self.kv[0].shape[1:]), np.nan, np.float32)
+        tables = np.zeros((R, M), np.int32)
+        q, kv = (np.zeros((T, *a[0].shape[1:]), np.float32) for a in (self.q, self.kv))
         starts, counts, offsets = np.zeros((3, R), np.int32)
         token = 0
         for r, (sequence, start, count) in enumerate(rows):
             tables[r, :10] = ids[r]
-            seen = np.arange(start + count)
-            pool[tables[r, seen // C], seen % C] = self.kv[sequence][: start + count]
+            seen = np.arange(start)
+            context[tables[r, seen // C], seen % C] = self.kv[sequence][:start]
             q[token : token + count] = self.q[sequence][start : start + count]
+            kv[token : token + count] = self.kv[sequence][start : start + count]
             starts[r], counts[r], offsets[r] = start, count, token
             token += count
         tables, starts, counts, offsets = map(jnp.asarray, (tables, starts, counts, offsets))
         batch = RaggedBatch(block_tables=tables, starts=starts, counts=counts, query_offsets=offsets)
-        out = np.asarray(_attend(jnp.asarray(q), jnp.asarray(pool), batch, self.window))
+        pool = make_pool(context, KV_DTYPES[self.kv_dtype], "xla")
+        out = np.asarray(_attend(jnp.asarray(q), jnp.asarray(kv), pool, batch, self.window)[0])
         ends = np.cumsum([count for _, _, count in rows])
         return np.split(out[: ends[-1]], ends[:-1])
 
 
-@pytest.mark.parametrize(("heads", "window"), [((4, 2, 16), None), ((16, 8, 128), None), ((8, 1, 32), 20)])
+@pytest.mark.parametrize(
+    ("heads", "window", "kv_dtype"),
+    [
+        ((4, 2, 16), None, "float32"),
+        ((16, 8, 128), None, "float32"),
+        ((8, 1, 32), 20, "float32"),
+        ((4, 2, 16), None, "int8"),
+    ],
+)
 def test_bits_are_the_same_for_every_chunking_companion_order_and_bucket(
-    heads: tuple[int, int, int], window: int | None
+    heads: tuple[int, int, int], window: int | None, kv_dtype: str
 ) -> None:
-    sequences = Sequences(*heads, window)
+    sequences = Sequences(*heads, window, kv_dtype)
     whole = sequences.run([(0, 0, 150), (1, 0, 67), (2, 0, 1)], (256, 64, 10))
     reordered = sequences.run([(2, 0, 1), (1, 0, 67), (0, 0, 150)], (256, 64, 10), seed=1)
     for alone, other in zip(whole, reversed(reordered), strict=True):
