@@ -16,13 +16,22 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """One device. flops: dense bfloat16 multiply-adds counted as two, per second (float32 on the CPU)."""
+    """One device. flops: dense bfloat16 multiply-adds counted as two, per second (float32 on the CPU).
+
+    vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
+    lay them out; None elsewhere. has_fp8: the matrix unit multiplies float8; elsewhere float8 is only a format to
+    store in.
+    """
 
     platform: str  # "cpu", "tpu", "gpu"
     generation: str
     memory_bytes: int
     bandwidth_bytes_per_s: float
     flops_per_s: float
+    vmem_bytes: int | None
+    smem_bytes: int | None
+    clock_hz: float | None
+    has_fp8: bool
 
     @classmethod
     def named(cls, name: str) -> Target:
@@ -57,26 +66,44 @@ class Target:
         return size
 
 
-def _target(platform: str, generation: str, memory_gib: int, gb_per_s: float, tflops: float) -> Target:
+def _target(
+    platform: str,
+    generation: str,
+    memory_gib: int,
+    gb_per_s: float,
+    tflops: float,
+    *,
+    vmem_mib: int | None = None,
+    flops_per_cycle: int = 0,
+    has_fp8: bool = False,
+) -> Target:
     return Target(
         platform=platform,
         generation=generation,
         memory_bytes=memory_gib * 2**30,
         bandwidth_bytes_per_s=gb_per_s * 1e9,
         flops_per_s=tflops * 1e12,
+        vmem_bytes=None if vmem_mib is None else vmem_mib * 2**20,
+        smem_bytes=None if platform != "tpu" else _SMEM_BYTES,
+        clock_hz=None if not flops_per_cycle else round(tflops * 1e12 / flops_per_cycle, -7),
+        has_fp8=has_fp8,
     )
 
 
 # Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
+# VMEM, SMEM and float8 of TPUs: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes.
+# No vendor states a TPU's clock: it is the peak over the power of two of flops a cycle that gives a round figure.
+_SMEM_BYTES = 2**20
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
-    "tpu:v5e": _target("tpu", "v5e", 16, 819, 197),
-    "tpu:v5p": _target("tpu", "v5p", 95, 2765, 459),
-    "tpu:v6e": _target("tpu", "v6e", 32, 1640, 918),
-    "tpu:v7x": _target("tpu", "v7x", 96, 3690, 1153),  # one of a chip's two cores
+    "tpu:v5e": _target("tpu", "v5e", 16, 819, 197, vmem_mib=128, flops_per_cycle=2**17),
+    "tpu:v5p": _target("tpu", "v5p", 95, 2765, 459, vmem_mib=64, flops_per_cycle=2**18),  # two cores as one
+    "tpu:v6e": _target("tpu", "v6e", 32, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, has_fp8=True),
+    # one of a chip's two cores
+    "tpu:v7x": _target("tpu", "v7x", 96, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, has_fp8=True),
     "gpu:a100": _target("gpu", "a100", 80, 2039, 312),
-    "gpu:h100": _target("gpu", "h100", 80, 3350, 989),
-    "gpu:h200": _target("gpu", "h200", 141, 4800, 989),
+    "gpu:h100": _target("gpu", "h100", 80, 3350, 989, has_fp8=True),
+    "gpu:h200": _target("gpu", "h200", 141, 4800, 989, has_fp8=True),
 }
 _KINDS = (
     ("v5 lite", "tpu:v5e"),

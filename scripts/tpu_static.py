@@ -6,7 +6,7 @@
 
 Counting, the regions L0, W0, ... and their counts are explained in `tpu_bundles`. With two kernels in fn, a count's
 name is "kernel/L0". describe() shows the tree of regions; an error does where a loop's count is missing.
-Give pools of at least 1 GiB, else XLA puts them in VMEM. Clocks are what peak flops over flops a cycle gives.
+Give pools of at least 1 GiB, else XLA puts them in VMEM.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ import numpy as np  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
+from pallas_kernels.target import Target  # noqa: E402
 from scripts import tpu_bundles  # noqa: E402
 from scripts.tpu_bundles import Schedule  # noqa: E402
 
 _TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "TPU7x:2x2x1"}
-CLOCK_HZ = {"v5e": 1.50e9, "v5p": 1.75e9, "v6e": 1.75e9, "v7x": 2.20e9}
-HBM_BYTES_PER_S = {"v5e": 819e9, "v5p": 2765e9, "v6e": 1640e9, "v7x": 3690e9}
 GENERATIONS = tuple(_TOPOLOGIES)
 _ALLOCATION = re.compile(r"space=(vmem|smem), size = 0x([0-9a-f]+).*?, scoped")
 
@@ -77,6 +76,10 @@ class StaticResult:
     hlo: str
 
     @property
+    def target(self) -> Target:
+        return Target.named(f"tpu:{self.generation}")
+
+    @property
     def cycles(self) -> float:
         return sum(kernel.cycles for kernel in self.kernels)
 
@@ -86,11 +89,13 @@ class StaticResult:
 
     @property
     def seconds(self) -> float:
-        return self.cycles / CLOCK_HZ[self.generation]
+        clock_hz = self.target.clock_hz
+        assert clock_hz is not None, self.generation
+        return self.cycles / clock_hz
 
     def bandwidth_share(self, num_bytes: float) -> float:
         """The share of HBM bandwidth that a launch moving num_bytes reaches if waits are hidden; at most 1."""
-        return min(1.0, num_bytes / HBM_BYTES_PER_S[self.generation] / self.seconds)
+        return min(1.0, num_bytes / self.target.bandwidth_bytes_per_s / self.seconds)
 
     def describe(self) -> str:
         """Kernels, regions and the operations around them, for reading."""

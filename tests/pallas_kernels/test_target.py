@@ -31,3 +31,21 @@ def test_an_unknown_target_is_an_error_that_lists_the_known_ones() -> None:
 )
 def test_a_block_holds_32_kb_between_16_and_128_tokens(target: str, bytes_per_token: int, tokens: int) -> None:
     assert Target.named(target).block_size(bytes_per_token) == tokens
+
+
+@pytest.mark.parametrize(
+    ("generation", "vmem_mib", "clock_ghz", "has_fp8"),
+    [("v5e", 128, 1.50, False), ("v5p", 64, 1.75, False), ("v6e", 128, 1.75, True), ("v7x", 64, 2.20, True)],
+)
+def test_a_tpu_states_its_on_chip_memories_and_clock(
+    generation: str, vmem_mib: int, clock_ghz: float, has_fp8: bool
+) -> None:
+    target = Target.named(f"tpu:{generation}")
+    assert (target.vmem_bytes, target.smem_bytes) == (vmem_mib * 2**20, 2**20)
+    assert (target.clock_hz, target.has_fp8) == (clock_ghz * 1e9, has_fp8)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu:h200"])
+def test_what_is_no_tpu_states_no_on_chip_memories(name: str) -> None:
+    target = Target.named(name)
+    assert (target.vmem_bytes, target.smem_bytes, target.clock_hz) == (None, None, None)
