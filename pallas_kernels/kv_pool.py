@@ -6,7 +6,9 @@
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
 
 What lies in unowned blocks may be anything, NaN too. int8 values have a float32 scale per token and head for K
-and one for V: value = int8 * scale. fp8 has none: values beyond its range become its largest.
+and one for V: value = int8 * scale. fp8 has none: values beyond its range become its largest. In the logical form
+floats of 8 and 16 bits are kept as unsigned integers with their bits, because XLA:CPU writes a token to an array
+of such floats by converting all of it to float32 and back.
 """
 
 from __future__ import annotations
@@ -39,6 +41,13 @@ class KVPool:
     values: Any  # [P, C, 2K, Hp], or packed [P, C, K, 2H]
     scales: Any  # [P, 2K, C] float32, K of head k at 2k and V at 2k + 1; None where values are not int8
     head_dim: int = static()  # H
+    # where values are integers with the bits of floats: the dtype of these
+    bits_of: jnp.dtype | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """What values are: float32, bfloat16, int8 or an fp8."""
+        return self.bits_of or self.values.dtype
 
     @property
     def is_packed(self) -> bool:
@@ -61,17 +70,41 @@ def pool_shape(
 
     Raises ValueError for a head dim that the implementation does not have.
     """
-    vectors, lanes = 2 * num_kv_heads, head_dim
+    vectors, lanes, bits_of = 2 * num_kv_heads, head_dim, None
+    kept = dtype = jnp.dtype(dtype)
     if implementation == "mosaic_tpu":
         if head_dim not in _TPU_LANES:
             raise ValueError(f"head_dim is {head_dim}; mosaic_tpu has {sorted(_TPU_LANES)}")
         lanes = _TPU_LANES[head_dim]
         vectors = num_kv_heads if head_dim == _PACKED_HEAD_DIM else vectors
-    elif implementation != "xla":
+    elif implementation == "xla":
+        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+            kept, bits_of = jnp.dtype(f"uint{8 * dtype.itemsize}"), dtype
+    else:
         raise ValueError(f"implementation is {implementation!r}; pools have 'xla' and 'mosaic_tpu'")
-    values = jax.ShapeDtypeStruct((num_blocks, block_size, vectors, lanes), dtype)
+    values = jax.ShapeDtypeStruct((num_blocks, block_size, vectors, lanes), kept)
     scales = jax.ShapeDtypeStruct((num_blocks, 2 * num_kv_heads, block_size), jnp.float32)
-    return KVPool(values=values, scales=scales if values.dtype == jnp.int8 else None, head_dim=head_dim)
+    return KVPool(values=values, scales=scales if dtype == jnp.int8 else None, head_dim=head_dim, bits_of=bits_of)
+
+
+def make_pool(shape: KVPool, *, fill: float) -> KVPool:
+    """A pool of this shape in which everything reads as `fill`; of int8, whose values are 0, the scales do."""
+    if shape.dtype == jnp.int8:
+        values = jnp.zeros(shape.values.shape, jnp.int8)
+    else:
+        values = as_bits(jnp.full(shape.values.shape, fill, shape.dtype), shape)
+    scales = None if shape.scales is None else jnp.full(shape.scales.shape, fill, jnp.float32)
+    return dataclasses.replace(shape, values=values, scales=scales)
+
+
+def as_bits(values: jax.Array, pool: KVPool) -> jax.Array:
+    """Values as the pool's array holds them."""
+    return values if pool.bits_of is None else jax.lax.bitcast_convert_type(values, pool.values.dtype)
+
+
+def from_bits(values: jax.Array, pool: KVPool) -> jax.Array:
+    """What the pool's array holds, as values."""
+    return values if pool.bits_of is None else jax.lax.bitcast_convert_type(values, pool.bits_of)
 
 
 def check_pool(pool: KVPool, num_kv_heads: int, implementation: str) -> None:
@@ -82,20 +115,20 @@ def check_pool(pool: KVPool, num_kv_heads: int, implementation: str) -> None:
         block_size=C,
         num_kv_heads=num_kv_heads,
         head_dim=pool.head_dim,
-        dtype=pool.values.dtype,
+        dtype=pool.dtype,
         implementation=implementation,
     )
     for name, array, form in (("values", pool.values, expected.values), ("scales", pool.scales, expected.scales)):
-        shape, wanted = (None if a is None else a.shape for a in (array, form))
-        if shape != wanted:
+        is_, must_be = (None if a is None else f"{a.dtype.name}{list(a.shape)}" for a in (array, form))
+        if is_ != must_be:
             raise ValueError(
-                f"pool.{name} has shape {shape}; for {num_kv_heads} KV heads, head_dim {pool.head_dim}, "
-                f"{pool.values.dtype.name} and {implementation!r} it must be {wanted}"
+                f"pool.{name} is {is_}; for {num_kv_heads} KV heads, head_dim {pool.head_dim}, {pool.dtype.name} and "
+                f"{implementation!r} it must be {must_be}"
             )
 
 
 def encode(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
-    """Vectors [..., H] as a pool of `dtype` keeps them, and their scales [...] where it is int8.
+    """Vectors [..., H] in the dtype that a pool keeps, and their scales [...] where it is int8.
 
     int8: symmetric, scale = max |x| / 127, so that the largest element is exact up to rounding; a zero vector has
     scale 0. Other dtypes: the nearest value, the largest finite one where x lies beyond.

@@ -74,8 +74,8 @@ def compile_all(
 
     def step(bucket: Bucket) -> Executable:
         blob = jax.ShapeDtypeStruct((blob_size(bucket, len(options.spec.cache_groups)),), jnp.int32)
-        function = jax.jit(make_step(graph, names, bucket, options), donate_argnums=(1, 2))
-        return get(str(bucket), lambda: function.lower(weights, pools.kv, pools.slots, blob).compile())
+        function = jax.jit(make_step(graph, names, bucket, pools, options), donate_argnums=(1, 2))
+        return get(str(bucket), lambda: function.lower(weights, pools.flat_kv(), pools.slots, blob).compile())
 
     def write_slot() -> Executable:
         record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)

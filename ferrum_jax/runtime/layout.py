@@ -10,7 +10,7 @@ from flax import nnx
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.budget import Ledger, choose_num_blocks, free_bytes
-from ferrum_jax.cache.pools import Pools, block_bytes, pool_shapes
+from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.models import registry
@@ -54,21 +54,20 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
         max_num_seqs=config.max_num_seqs,
     )
     record_words = sampling.RECORD_WORDS + max_model_len
-    pools = pool_shapes(
+    kv = kv_shapes(
         spec,
         num_blocks=num_blocks + 1,
         block_size=block_size,
         kv_dtype=dtype,
         implementation=config.implementation,
-        num_slots=config.max_num_seqs + 1,
-        record_words=record_words,
     )
+    slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
     return Layout(
         dtype=dtype,
         max_model_len=max_model_len,
         graph=graph,
         targets=targets,
-        pools=pools,
+        pools=Pools(kv=kv, slots=slots),
         ladder=make_ladder(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

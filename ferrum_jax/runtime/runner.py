@@ -43,7 +43,7 @@ class Runner:
         self, *, weights: tuple[jax.Array, ...], pools: Pools, executables: Executables, ladder: Ladder
     ) -> None:
         self._weights = weights
-        self._kv = pools.kv
+        self._kv = pools.flat_kv()
         self._slots = pools.slots
         self._executables = executables
         self._ladder = ladder

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.pools import join_layers, split_layers
+from ferrum_jax.cache.pools import Pools
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
@@ -44,9 +44,13 @@ class StepOptions:
 
 
 def make_step(
-    graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, options: StepOptions
+    graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, pools: Pools, options: StepOptions
 ) -> Callable[..., tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array]]:
-    """The step of a bucket; weights are in the order of `names`, kv and slots are to be donated."""
+    """The step of a bucket; weights are in the order of `names`, kv and slots are to be donated.
+
+    kv: the arrays of `pools.kv`, whose tree alone is read here.
+    """
+    tree = jax.tree.structure(pools.kv)
 
     def step(
         weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, blob: jax.Array
@@ -55,13 +59,14 @@ def make_step(
         inputs = unpack(blob, bucket, len(options.spec.cache_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
-        context, pools = _forward_context(kv, inputs, tokens, bucket, options)
+        layers = list(jax.tree.unflatten(tree, kv))
+        context = _forward_context(layers, inputs, tokens, bucket, options)
         hidden = model(token_ids, tokens.positions, context)  # [T, D]
         asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
         prompt = sampling.prompt_logprobs(hidden, model.logits, slots, tokens.slots, tokens.positions, asked)
         rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
         slots = _append(slots, rows, prompt, inputs)
-        return join_layers(pools), slots, rows, prompt
+        return tuple(jax.tree.leaves(layers)), slots, rows, prompt
 
     return step
 
@@ -88,9 +93,9 @@ def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
 
 
 def _forward_context(
-    kv: tuple[jax.Array, ...], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
-) -> tuple[ForwardContext, list[KVPool]]:
-    """The context that a model's layers call, and the list in which it leaves each layer's pool."""
+    layers: list[KVPool], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
+) -> ForwardContext:
+    """The context that a model's layers call; it leaves each layer's pool in `layers`."""
     C = options.block_size
     batch = RaggedBatch(
         block_tables=inputs.block_tables[0],
@@ -104,14 +109,15 @@ def _forward_context(
     schedule = make_schedule(
         batch, num_tokens=bucket.num_tokens, block_size=C, config=config, implementation=options.implementation
     )
-    pools = split_layers(kv, options.spec)
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-        out, pools[layer] = _attend(q, k, v, pools[layer], schedule, scale=scale, implementation=options.implementation)
+        out, layers[layer] = _attend(
+            q, k, v, layers[layer], schedule, scale=scale, implementation=options.implementation
+        )
         return out
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
-    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation), pools
+    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation)
 
 
 def _sample_rows(

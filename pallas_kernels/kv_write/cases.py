@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, pool_shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,16 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[KVPool, jax.Array, jax.Ar
     K, H, C = case.num_kv_heads, case.head_dim, case.block_size
     places = np.zeros(case.num_tokens, np.int64)
     places[: case.num_real] = C + rng.permutation((case.num_blocks - 1) * C)[: case.num_real]
-    values = jnp.asarray(rng.standard_normal((case.num_blocks, C, 2 * K, H)) * 8, KV_DTYPES[case.kv_dtype])
-    scales = jnp.asarray(rng.standard_normal((case.num_blocks, 2 * K, C)), jnp.float32)
-    pool = KVPool(values=values, scales=scales if case.kv_dtype == "int8" else None, head_dim=H)
+    shape = pool_shape(
+        num_blocks=case.num_blocks,
+        block_size=C,
+        num_kv_heads=K,
+        head_dim=H,
+        dtype=KV_DTYPES[case.kv_dtype],
+        implementation="xla",
+    )
+    values = as_bits(jnp.asarray(rng.standard_normal(shape.values.shape) * 8, shape.dtype), shape)
+    scales = None if shape.scales is None else jnp.asarray(rng.standard_normal(shape.scales.shape), jnp.float32)
+    pool = dataclasses.replace(shape, values=values, scales=scales)
     k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
     return pool, k, v, jnp.asarray(places // C, jnp.int32), jnp.asarray(places % C, jnp.int32)

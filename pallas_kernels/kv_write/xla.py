@@ -7,19 +7,22 @@ two scatters of one index, and then copies the whole pool for each.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.kv_pool import KVPool, encode
+from pallas_kernels.kv_pool import KVPool, as_bits, encode
 
 
 def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, block_ids: jax.Array, offsets: jax.Array) -> KVPool:
     """See the package's kv_write."""
-    (k, k_scales), (v, v_scales) = (encode(x, pool.values.dtype) for x in (k, v))
-    values, scales = _write_values(pool.values, k, v, block_ids, offsets), pool.scales
-    if scales is not None:
-        scales = _write_scales(scales, k_scales, v_scales, block_ids, offsets)
-    return KVPool(values=values, scales=scales, head_dim=pool.head_dim)
+    (k, k_scales), (v, v_scales) = (encode(x, pool.dtype) for x in (k, v))
+    values = _write_values(pool.values, as_bits(k, pool), as_bits(v, pool), block_ids, offsets)
+    scales = pool.scales
+    if k_scales is not None and v_scales is not None:
+        scales = _write_scales(pool.scales, k_scales, v_scales, block_ids, offsets)
+    return dataclasses.replace(pool, values=values, scales=scales)
 
 
 def _write_values(

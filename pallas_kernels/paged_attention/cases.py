@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
 from pallas_kernels.paged_attention.schedule import RaggedBatch
 
 
@@ -117,10 +117,10 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVP
     if shape.is_packed:
         values = values.reshape(shape.values.shape)
     lanes = shape.values.shape[3] - values.shape[3]
-    values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes)))
+    values = as_bits(jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))), shape)
     if scales is not None:
         scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
-    return KVPool(values=values, scales=scales, head_dim=H)
+    return dataclasses.replace(shape, values=values, scales=scales)
 
 
 def _oldest(case: Case, start: int) -> int:

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
@@ -137,7 +137,8 @@ def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # ids
     tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, n * C)
     heads = jnp.arange(K)[:, None]
     flat = pool.values.reshape(P * C, K, 2, H)
-    k, v = (flat.at[tokens, heads, i].get(mode="promise_in_bounds").astype(jnp.float32) for i in range(2))
+    k, v = (flat.at[tokens, heads, i].get(mode="promise_in_bounds") for i in range(2))
+    k, v = (from_bits(x, pool).astype(jnp.float32) for x in (k, v))
     if pool.scales is None:
         return k, v
     scales = pool.scales.at[ids].get(mode="promise_in_bounds").reshape(n, K, 2, C).transpose(2, 1, 0, 3)

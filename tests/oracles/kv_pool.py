@@ -5,7 +5,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from pallas_kernels.kv_pool import KVPool
+
 _FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # the largest finite values
+
+
+def arrays(pool: KVPool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Values in their own dtype, and scales, of a pool in the logical form."""
+    values = np.asarray(pool.values).view(pool.dtype)
+    return values, None if pool.scales is None else np.asarray(pool.scales)
 
 
 def encode(x: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:

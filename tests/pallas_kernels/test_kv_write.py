@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.kv_write.cases import CASES, Case, make_arguments
 from tests.oracles import kv_pool as oracle
@@ -17,15 +18,16 @@ from tests.oracles import kv_pool as oracle
 def test_real_tokens_are_written_and_every_other_block_keeps_its_bits(case: Case) -> None:
     pool, k, v, block_ids, offsets = make_arguments(case)
     places = list(zip(block_ids.tolist(), offsets.tolist(), strict=True))[: case.num_real]
-    values, scales, k_, v_ = (None if a is None else np.asarray(a) for a in (pool.values, pool.scales, k, v))
-    expected, expected_scales = oracle.write(values, scales, k_, v_, places)
+    expected, expected_scales = oracle.write(*oracle.arrays(pool), np.asarray(k), np.asarray(v), places)
     got = jax.jit(kv_write, static_argnames="implementation")(pool, k, v, block_ids, offsets)
-    np.testing.assert_array_equal(np.asarray(got.values)[1:], expected[1:])  # block 0 takes the padding
+    assert jax.tree.structure(got) == jax.tree.structure(pool)
+    values, scales = oracle.arrays(got)
+    np.testing.assert_array_equal(values[1:].view("uint8"), expected[1:].view("uint8"))  # block 0 takes the padding
     if expected_scales is not None:
-        np.testing.assert_array_equal(np.asarray(got.scales)[1:], expected_scales[1:])
+        np.testing.assert_array_equal(scales[1:], expected_scales[1:])
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("tokens", [1, 16, 256])
 def test_a_donated_pool_is_written_in_place(tokens: int, kv_dtype: str) -> None:
     case = Case(
@@ -38,16 +40,17 @@ def test_a_donated_pool_is_written_in_place(tokens: int, kv_dtype: str) -> None:
     assert memory.alias_size_in_bytes == pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes
     shapes = ("[101,", f"[{101 * 16},")
-    copies = [x for x in compiled.as_text().splitlines() if " copy(" in x and any(shape in x for shape in shapes)]
-    assert copies == []
+    moving = (" copy(", " convert(", " bitcast-convert(")  # in any of them the whole pool would move
+    lines = [x for x in compiled.as_text().splitlines() if any(op in x for op in moving)]
+    assert [x for x in lines if any(shape in x for shape in shapes)] == []
 
 
 def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> None:
     pool, k, v, block_ids, offsets = make_arguments(CASES[0])
     narrow = dataclasses.replace(pool, values=pool.values[:, :, :3])
-    with pytest.raises(ValueError, match=r"pool.values has shape \(12, 16, 3, 16\); for 2 KV heads"):
+    with pytest.raises(ValueError, match=r"pool.values is float32\[12, 16, 3, 16\]; for 2 KV heads"):
         kv_write(narrow, k, v, block_ids, offsets)
-    with pytest.raises(ValueError, match=r"pool.scales has shape None; .* must be \(12, 4, 16\)"):
+    with pytest.raises(ValueError, match=r"pool.scales is None; .* must be float32\[12, 4, 16\]"):
         kv_write(dataclasses.replace(pool, values=pool.values.astype("int8")), k, v, block_ids, offsets)
     with pytest.raises(ValueError, match="axis T"):
         kv_write(pool, k, v, block_ids[:2], offsets)
