@@ -1,4 +1,4 @@
-"""The `ferrum-jax` command: generate, batch, bench, convert.
+"""The `ferrum-jax` command: generate, batch, bench, convert, cache.
 
 Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
@@ -114,6 +114,22 @@ def _bench(args: argparse.Namespace) -> int:
 
         print(json.dumps({"model": os.path.basename(os.path.abspath(args.model)), **measure(llm, args.workload)}))
     return 0
+
+
+def _cache_simulate(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ferrum_jax.what_if import simulate
+
+    simulate(args.trace, args.blocks, args.plot, Console())
+    return 0
+
+
+def _block_counts(text: str) -> list[int]:
+    sizes = [int(size) if size.isdecimal() else 0 for size in text.split(",")]
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of pool sizes, as in 1024,2048,4096")
+    return sizes
 
 
 def _main_dtype(folder: Path) -> str:
@@ -257,14 +273,39 @@ def _parser() -> argparse.ArgumentParser:
         choices=("float32", "bfloat16", "float16"),
         help="dtype of the weights (default: the checkpoint's own)",
     )
+    _add_cache(commands.add_parser("cache", help="study the prefix cache", allow_abbrev=False))
     return parser
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """The commands of `ferrum-jax cache`."""
+    commands = parser.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
+    simulate = _command(
+        commands,
+        "cache simulate",
+        _cache_simulate,
+        "replay a trace at other pool sizes, without the model, and print what the cache would have done",
+        "--trace FILE",
+    )
+    simulate.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE", help="written by generate or batch with --trace"
+    )
+    simulate.add_argument(
+        "--blocks",
+        type=_block_counts,
+        metavar="N,...",
+        help="pool sizes in blocks (default: from a quarter to four times the traced one)",
+    )
+    simulate.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw hit rate over pool size (needs matplotlib)"
+    )
 
 
 def _command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, needed: str
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
-        name,
+        name.split()[-1],
         help=text,
         description=text[0].upper() + text[1:] + ".",
         usage=f"ferrum-jax {name} {needed} [options]",

@@ -19,6 +19,7 @@ class EngineConfig:
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
     implementation: of the kernels; only "xla" so far. mesh: only "tp=1" so far.
+    trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.
     seed: from which a request without a seed gets one, with its content and its index.
 
@@ -37,6 +38,7 @@ class EngineConfig:
     implementation: str = "xla"
     mesh: str = "tp=1"
     seed: int = 0
+    trace: str | None = None
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.trace import TracedChoice, TracedRequest, TraceWriter
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -51,6 +52,7 @@ class _Submission:
     choices: list[_Choice] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_left: int = 0
+    arrival: int = 0  # calls of `Engine.step` before it
 
 
 class _Dispatched(NamedTuple):
@@ -73,6 +75,7 @@ class Engine:
         end_ids: frozenset[int],
         max_model_len: int,
         seed: int,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -87,6 +90,8 @@ class Engine:
         self._by_slot: dict[int, _Choice] = {}
         self._num_prompt_logprobs = 0
         self._in_flight: deque[_Dispatched] = deque()
+        self._trace = trace
+        self._num_calls = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -136,6 +141,7 @@ class Engine:
                 self.scheduler.abort(choice.request.id)
             raise
         submission.num_left = sampling.n
+        submission.arrival = self._num_calls
         self._submissions[submission.id] = submission
         self._num_prompt_logprobs += submission.prompt_logprobs is not None
         self._choices.update((choice.request.id, choice) for choice in submission.choices)
@@ -229,6 +235,7 @@ class Engine:
         for choice in submission.choices:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
+        self._trace_end(submission)
 
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
@@ -243,6 +250,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, commits the one before it. Returns what finished, and what streams moved."""
+        self._num_calls += 1
         plan = self.scheduler.schedule()
         if plan is not None:
             for _, slot, request_id in plan.admitted:
@@ -314,7 +322,27 @@ class Engine:
         submission.num_left -= 1
         if submission.num_left == 0:
             self._forget(submission)
+            self._trace_end(submission)
             outputs.append(self._output(submission, finished=True))
+
+    def _trace_end(self, submission: _Submission) -> None:
+        if self._trace is None:
+            return
+        requests = [choice.request for choice in submission.choices]
+        first, sampling = requests[0], submission.sampling
+        self._trace.write(
+            TracedRequest(
+                id=submission.id,
+                arrival=submission.arrival,
+                prompt_token_ids=list(submission.prompt_token_ids),
+                max_tokens=first.max_total_tokens - first.num_prompt_tokens,
+                choices=[_traced_choice(request) for request in requests],
+                priority=first.priority,
+                prompt_logprobs=sampling.prompt_logprobs is not None,
+                cache_salt=first.cache_salt.decode(),
+                media=first.media,
+            )
+        )
 
     def _forget(self, submission: _Submission) -> None:
         del self._submissions[submission.id]
@@ -371,6 +399,14 @@ class Engine:
             t: dataclasses.replace(p, decoded_token=self.tokenizer.decode([t], skip_special_tokens=False))
             for t, p in entry.items()
         }
+
+
+def _traced_choice(request: Request) -> TracedChoice:
+    return TracedChoice(
+        token_ids=request.token_ids[request.num_prompt_tokens :],
+        finish_reason=request.finish_reason or "abort",
+        stop_reason=request.stop_reason,
+    )
 
 
 def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:

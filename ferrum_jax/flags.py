@@ -24,6 +24,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
     "implementation": (str, "implementation of the kernels; only xla so far"),
     "mesh": (str, "devices by axis; only tp=1, one device, so far"),
+    "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
     "seed": (int, "seed from which requests without one get theirs"),
 }
 _SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {

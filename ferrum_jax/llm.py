@@ -35,6 +35,7 @@ from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.trace import TraceHeader, TraceWriter
 
 Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
@@ -375,6 +376,18 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         end_ids=loaded.end_ids,
         max_model_len=layout.max_model_len,
         seed=config.seed,
+        trace=None if config.trace is None else TraceWriter(config.trace, _trace_header(cache, config, layout)),
+    )
+
+
+def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> TraceHeader:
+    return TraceHeader(
+        block_size=layout.ledger.block_size,
+        block_bytes=layout.ledger.block_bytes,
+        num_blocks=cache.pools[0].num_ids - 1,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=layout.max_model_len,
     )
 
 

@@ -14,9 +14,10 @@ from ferrum_jax.runtime.store import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics")
+NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics", "trace")
 NOUN_MODULES = tuple(f"ferrum_jax.{noun}" for noun in NOUNS)
-HEAVY = ("jax", "flax", "orbax", "safetensors", "tokenizers", "jinja2", "rich")
+HEAVY = ("matplotlib", "jax", "flax", "orbax", "safetensors", "tokenizers", "jinja2", "rich")
+SHOWS = ("ferrum_jax.batch.job", "ferrum_jax.what_if")  # what they write on the terminal is rich's
 
 # What modules below a name may import of the project; a name stands for all below it. Their own package is free.
 MAY_IMPORT = {
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.progress": NOUN_MODULES,
     "ferrum_jax.flags": NOUN_MODULES,
+    "ferrum_jax.what_if": (*NOUN_MODULES, "ferrum_jax.scheduling"),
     "ferrum_jax.engine": (
         *NOUN_MODULES,
         "ferrum_jax.scheduling",
@@ -71,6 +73,7 @@ MAY_USE = {
     "ferrum_jax.text": ("tokenizers", "jinja2"),
     "ferrum_jax.flags": (),
     "ferrum_jax.batch": ("rich",),
+    "ferrum_jax.what_if": ("rich", "matplotlib"),
     "ferrum_jax.cache": ("jax",),
     "ferrum_jax.sampling": ("jax", "numpy"),
 }
@@ -166,11 +169,18 @@ def test_all_code_that_a_step_is_traced_from_decides_the_name_of_its_executable(
 
 
 @pytest.mark.parametrize(
-    "module", ["ferrum_jax", "ferrum_jax.batch.job", "ferrum_jax.scheduling.scheduler", "ferrum_jax.__main__"]
+    "module",
+    [
+        "ferrum_jax",
+        "ferrum_jax.batch.job",
+        "ferrum_jax.scheduling.scheduler",
+        "ferrum_jax.what_if",
+        "ferrum_jax.__main__",
+    ],
 )
 def test_light_parts_do_not_load_heavy_libraries(module):
     program = f"import sys, {module}; print(*[name for name in sys.modules if '.' not in name])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert module.split(".")[0] in loaded
-    assert not loaded & {name for name in HEAVY if name != "rich" or "batch" not in module}
+    assert not loaded & {name for name in HEAVY if name != "rich" or module not in SHOWS}

@@ -1,0 +1,230 @@
+"""What-if: a trace run again through the real scheduler and cache manager, with no model and other pool sizes.
+
+Every request arrives at the step at which it arrived and gets the tokens that it got, so at the size of the
+pool that wrote the trace the counters are those of the engine. At another size, requests wait, are
+preempted and hit as they would there; arrivals do not wait for answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.prefix import extend_keys, root_key
+from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.trace import Segment, TracedChoice, TracedRequest
+
+_COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "evictions", "refusals", "preemptions")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a pool of `num_blocks` makes of a trace. refusals: admissions put off; too_large: requests never served."""
+
+    num_blocks: int
+    steps: int
+    lookups: int
+    hit_tokens: int
+    missed_tokens: int
+    evictions: int
+    refusals: int
+    preemptions: int
+    too_large: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens as a share of all tokens looked up, 0 to 1."""
+        return self.hit_tokens / max(self.hit_tokens + self.missed_tokens, 1)
+
+
+def replay(
+    segments: Sequence[Segment], num_blocks: int, on_step: Callable[[Scheduler], None] = lambda scheduler: None
+) -> Outcome:
+    """The outcome of all segments, each with empty caches at its start. on_step is called after every step."""
+    totals: Counter[str] = Counter()
+    for segment in segments:
+        run = _Replay(segment, num_blocks)
+        run.to_the_end(on_step)
+        metrics = run.scheduler.metrics()
+        totals.update({name: getattr(metrics, name) for name in _COUNTERS})
+        totals.update(steps=run.num_steps, too_large=run.num_too_large)
+    return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in (*_COUNTERS, "steps", "too_large")})
+
+
+class _Choice(NamedTuple):
+    num_prompt_tokens: int
+    choice: TracedChoice
+
+
+class _InFlight(NamedTuple):
+    plan: StepPlan
+    tokens: np.ndarray  # [rows] int32
+
+
+class _Replay:
+    """One segment: the engine's loop with recorded tokens in place of a device."""
+
+    def __init__(self, segment: Segment, num_blocks: int) -> None:
+        header = segment.header
+        cache = CacheManager(
+            pool_sizes=(num_blocks + 1,),
+            block_size=header.block_size,
+            max_num_seqs=header.max_num_seqs,
+            max_model_len=header.max_model_len,
+        )
+        self.scheduler = Scheduler(
+            cache=cache,
+            max_num_seqs=header.max_num_seqs,
+            max_num_batched_tokens=header.max_num_batched_tokens,
+            max_model_len=header.max_model_len,
+        )
+        self.num_steps = 0
+        self.num_too_large = 0
+        self._arriving = deque(segment.requests)
+        self._ids = iter(range(1, 1 << 62))
+        self._choices: dict[int, _Choice] = {}  # by id of unfinished requests
+        self._by_slot: dict[int, _Choice] = {}
+        self._in_flight: deque[_InFlight] = deque()
+
+    def to_the_end(self, on_step: Callable[[Scheduler], None]) -> None:
+        now = 0
+        while self._arriving or self.scheduler.has_unfinished or self._in_flight:
+            if not self.scheduler.has_unfinished:
+                while self._in_flight:  # what nobody waits for any more
+                    self._commit(*self._in_flight.popleft())
+                if not self._arriving:
+                    break
+                now = max(now, self._arriving[0].arrival)
+            while self._arriving and self._arriving[0].arrival <= now:
+                self._add(self._arriving.popleft())
+            self._step()
+            on_step(self.scheduler)
+            now += 1
+
+    def _add(self, traced: TracedRequest) -> None:
+        requests = [self._request(traced, index) for index in range(len(traced.choices))]
+        try:
+            for request, choice in zip(requests, traced.choices, strict=True):
+                self.scheduler.add(request)
+                self._choices[request.id] = _Choice(len(traced.prompt_token_ids), choice)
+        except ValueError:  # larger than the whole pool
+            self.num_too_large += 1
+
+    def _request(self, traced: TracedRequest, index: int) -> Request:
+        prompt, choice = traced.prompt_token_ids, traced.choices[index]
+        by_token = isinstance(choice.stop_reason, int)
+        return Request(
+            id=next(self._ids),
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=len(prompt) + traced.max_tokens,
+            min_tokens=len(choice.token_ids) - 1 if by_token else 0,
+            stop_ids=frozenset(choice.token_ids[-1:]) if by_token else frozenset(),
+            priority=traced.priority,
+            choice=index,
+            takes_hits=index > 0 or not traced.prompt_logprobs,
+            cache_salt=traced.cache_salt.encode(),
+            media=traced.media,
+        )
+
+    def _step(self) -> None:
+        """As `Engine.step`: dispatch the next step, commit the one before it."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.num_steps += 1
+            for _, slot, request_id in plan.admitted:
+                self._by_slot[slot] = self._choices[request_id]
+            self._in_flight.append(_InFlight(plan, self._tokens(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) > 1):
+            self._commit(*self._in_flight.popleft())
+
+    def _tokens(self, plan: StepPlan) -> np.ndarray:
+        """[rows] int32: the recorded token of each row that samples; 0 for a row that ended before it."""
+        shard = plan.shards[0]
+        tokens = np.zeros(shard.num_rows, np.int32)
+        positions = (shard.starts + shard.counts).tolist()
+        for row in np.flatnonzero(shard.samples).tolist():
+            num_prompt_tokens, choice = self._by_slot[int(shard.slots[row])]
+            index = positions[row] - num_prompt_tokens
+            if index < len(choice.token_ids):
+                tokens[row] = choice.token_ids[index]
+        return tokens
+
+    def _commit(self, plan: StepPlan, tokens: np.ndarray) -> None:
+        for request, _ in self.scheduler.commit(plan, tokens):
+            choice = self._choices[request.id].choice
+            if request.finish_reason is None and len(request.token_ids) - request.num_prompt_tokens >= len(
+                choice.token_ids
+            ):
+                self.scheduler.finish(request, choice.finish_reason, choice.stop_reason)
+            if request.finish_reason is not None:
+                del self._choices[request.id]
+
+
+def reuse_distances(segments: Sequence[Segment]) -> Counter[int | None]:
+    """For each block that a prompt looks up, how many other blocks were used since it was used last; None: never.
+
+    A pool that evicts by least recent use and holds more blocks than the distance would have it.
+    """
+    distances: Counter[int | None] = Counter()
+    for segment in segments:
+        uses = list(_uses(segment))
+        since = _NewestUses(len(uses))
+        last: dict[bytes, int] = {}
+        for time, (key, is_lookup) in enumerate(uses):
+            before = last.get(key)
+            if is_lookup:
+                distances[None if before is None else since.count(before)] += 1
+            since.replace(before, time)
+            last[key] = time
+    return distances
+
+
+def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
+    """The keys of all full blocks in the order of their use, and whether each is one that a prompt looks up."""
+    size = segment.header.block_size
+    for request in segment.requests:
+        root = root_key(fingerprint=b"", kv_dtype="", block_size=size, salt=request.cache_salt.encode())
+        for choice in request.choices:
+            ids = request.prompt_token_ids + choice.token_ids[:-1]  # the last token is never computed
+            keys: list[bytes] = []
+            extend_keys(keys, root, ids, len(ids) // size, size, request.media)
+            limit = (len(request.prompt_token_ids) - 1) // size
+            yield from ((key, index < limit) for index, key in enumerate(keys))
+
+
+class _NewestUses:
+    """Times at which a key was used last, counted by a Fenwick tree: O(log n) each."""
+
+    def __init__(self, size: int) -> None:
+        self._tree = [0] * (size + 1)
+        self._num_keys = 0
+
+    def count(self, time: int) -> int:
+        """How many keys were used after `time`."""
+        before, index = 0, time + 1
+        while index:
+            before += self._tree[index]
+            index &= index - 1
+        return self._num_keys - before
+
+    def replace(self, before: int | None, time: int) -> None:
+        """A key that was used last at `before` is used at `time`."""
+        self._add(time, 1)
+        if before is None:
+            self._num_keys += 1
+        else:
+            self._add(before, -1)
+
+    def _add(self, time: int, value: int) -> None:
+        index = time + 1
+        while index < len(self._tree):
+            self._tree[index] += value
+            index += index & -index

@@ -1,0 +1,100 @@
+"""A trace that an engine writes: replayed at the same pool size it gives the engine's own counters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import build_engine
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.scheduling.replay import replay
+from ferrum_jax.trace import read_trace
+from tests.support import small_llm
+
+PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "evictions", "refusals", "preemptions")
+
+
+@pytest.fixture
+def llm():
+    return small_llm("qwen3")
+
+
+def make_engine(llm, path, **overrides):
+    return build_engine(llm.loaded, dataclasses.replace(llm.config, trace=str(path), **overrides), llm.tokenizer)
+
+
+def serve(engine, seed: int) -> None:
+    """Forty requests of every kind arrive while others run; some are aborted."""
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(6, 250, 60).tolist() for _ in range(3)]
+    span = MediaSpan(kind="image", digest=b"cat", start=5, length=9)
+    added = []
+    for index in range(40):
+        ids = stems[rng.integers(3)][: rng.integers(20, 60)] + rng.integers(6, 250, rng.integers(1, 20)).tolist()
+        changes = (
+            {},
+            {"n": 3},
+            {"stop_token_ids": tuple(range(6, 22))},
+            {"stop": ("e", "a")},
+            {"prompt_logprobs": 0},
+            {"max_tokens": 60},
+        )[rng.integers(6)]
+        params = dataclasses.replace(PARAMS, **changes)
+        media = (span,) if rng.integers(4) == 0 else ()
+        salt = "a" if rng.integers(4) == 0 else ""
+        added.append(engine.add(ids, params, key=str(index), cache_salt=salt, media=media))
+        for _ in range(rng.integers(0, 12)):
+            engine.step()
+            engine.scheduler.check_invariants()
+        if not engine.has_unfinished:
+            engine.drain()
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+
+
+def totals(*engines) -> dict[str, int]:
+    found = [engine.scheduler.metrics().snapshot() | {"steps": engine.runner.num_steps} for engine in engines]
+    return {name: sum(metrics[name] for metrics in found) for name in (*COUNTERS, "steps")}
+
+
+@pytest.mark.parametrize("num_blocks", [14, 80])
+def test_a_replay_at_the_same_size_gives_the_counters_of_the_engine(llm, tmp_path, num_blocks):
+    engine = make_engine(llm, tmp_path / "trace.jsonl", num_blocks=num_blocks)
+    serve(engine, seed=num_blocks)
+    outcome = replay(
+        read_trace(tmp_path / "trace.jsonl"), num_blocks, on_step=lambda scheduler: scheduler.check_invariants()
+    )
+    expected = totals(engine)
+    assert {name: getattr(outcome, name) for name in expected} == expected
+    assert outcome.hit_rate > 0.2 and outcome.too_large == 0
+    assert outcome.evictions > 0 and (outcome.preemptions > 0) == (num_blocks == 14)
+
+
+def test_an_engine_that_is_started_again_adds_a_segment_with_empty_caches(llm, tmp_path):
+    engines = []
+    for seed in range(2):
+        engines.append(make_engine(llm, tmp_path / "trace.jsonl", num_blocks=30))
+        serve(engines[-1], seed)
+        engines[-1].close()
+    segments = read_trace(tmp_path / "trace.jsonl")
+    assert [len(segment.requests) for segment in segments] == [40, 40]
+    outcome, expected = replay(segments, 30), totals(*engines)
+    assert {name: getattr(outcome, name) for name in expected} == expected
+
+
+def test_an_aborted_submission_is_in_the_trace_with_what_it_had(llm, tmp_path):
+    engine = make_engine(llm, tmp_path / "trace.jsonl")
+    submission = engine.add([7] * 40, PARAMS)
+    for _ in range(6):
+        engine.step()
+    engine.abort(submission)
+    engine.drain()
+    line = json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[1])
+    assert [c["finish_reason"] for c in line["choices"]] == ["abort"] and len(line["choices"][0]["token_ids"]) == 3
+    assert replay(read_trace(tmp_path / "trace.jsonl"), 80).lookups == 1
