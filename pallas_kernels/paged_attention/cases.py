@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,11 @@ from pallas_kernels.paged_attention.schedule import RaggedBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """rows: (start, count) of each; the rest of a bucket of num_tokens tokens and num_rows rows is padding."""
+    """rows: (start, count) of each; the rest of a bucket of num_tokens tokens and num_rows rows is padding.
+
+    tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
+    have, which are compiled for targets from shapes. invariant: only "xla" has such tiles.
+    """
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -22,7 +28,7 @@ class Case:
     num_rows: int
     num_heads: int = 4
     num_kv_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 128
     block_size: int = 16
     decode_only: bool = False
     invariant: bool = False
@@ -30,43 +36,125 @@ class Case:
     soft_cap: float | None = None
     has_sinks: bool = False
     causal: bool = True
-    dtype: str = "float32"
-    kv_dtype: str = "float32"
+    scale: float | None = None
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    tiny: bool = False
+
+    @property
+    def softmax_scale(self) -> float:
+        """scale, by default 1 / sqrt(H)."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def max_blocks(self) -> int:
+        """Width of the block tables, that of the longest row."""
+        return max(1, *(-(-(start + count) // self.block_size) for start, count in self.rows))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What paged_attention takes."""
+    """What paged_attention takes, arrays or their shapes."""
 
-    q: jax.Array  # [T, N, H]
-    k: jax.Array  # [T, K, H]
-    v: jax.Array  # [T, K, H]
+    q: Any  # [T, N, H]
+    k: Any  # [T, K, H]
+    v: Any  # [T, K, H]
     pool: KVPool  # with what came before the step
     batch: RaggedBatch
-    sinks: jax.Array | None  # [N]
+    sinks: Any  # [N] or None
 
 
-_MIXED = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
-CASES = (
-    Case(name="decode_gqa", rows=((5, 1), (130, 1), (63, 1), (64, 1)), num_tokens=4, num_rows=4, decode_only=True),
-    Case(name="one_token_context", rows=((0, 1),), num_tokens=1, num_rows=1, decode_only=True),
-    Case(name="mixed_mqa", rows=_MIXED, num_tokens=128, num_rows=8, num_kv_heads=1),
-    Case(name="mixed_mha", rows=_MIXED, num_tokens=126, num_rows=6, num_kv_heads=4),
-    Case(name="mixed_wide_heads", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=256, block_size=8),
-    Case(name="mixed_big_blocks", rows=_MIXED, num_tokens=128, num_rows=8, head_dim=64, block_size=64),
-    Case(name="mixed_window", rows=_MIXED, num_tokens=128, num_rows=8, window=20),
-    Case(name="mixed_window_sinks", rows=_MIXED, num_tokens=128, num_rows=8, window=64, has_sinks=True),
-    Case(name="mixed_soft_cap", rows=_MIXED, num_tokens=128, num_rows=8, num_heads=16, soft_cap=2.0),
-    Case(name="mixed_invariant", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True),
-    Case(name="mixed_invariant_window", rows=_MIXED, num_tokens=128, num_rows=64, invariant=True, window=20),
-    Case(name="mixed_bfloat16", rows=_MIXED, num_tokens=128, num_rows=8, dtype="bfloat16", kv_dtype="bfloat16"),
-    Case(name="mixed_int8", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="int8"),
-    Case(name="mixed_int8_window", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="int8", window=20),
-    Case(name="mixed_fp8_e4m3", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="fp8_e4m3"),
-    Case(name="mixed_fp8_e5m2", rows=_MIXED, num_tokens=128, num_rows=8, kv_dtype="fp8_e5m2"),
-    Case(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, num_rows=8, causal=False),
-    Case(name="encoder_chunks", rows=_MIXED, num_tokens=128, num_rows=8, causal=False),
+class _Heads(TypedDict, total=False):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+_DECODE = ((5, 1), (130, 1), (63, 1), (64, 1))
+_MIXED = ((40, 1), (0, 1), (129, 1), (0, 21), (33, 5))
+_LONG = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
+_tiny_decode = functools.partial(Case, rows=_DECODE, num_tokens=4, num_rows=4, decode_only=True, tiny=True)
+_tiny_mixed = functools.partial(Case, rows=_MIXED, num_tokens=32, num_rows=8, tiny=True)
+_F32 = {"dtype": "float32", "kv_dtype": "float32"}
+TINY_CASES = (
+    _tiny_decode(name="decode_gqa"),
+    _tiny_decode(name="decode_one_token", rows=((0, 1),), num_tokens=1, num_rows=1, **_F32),
+    _tiny_decode(name="decode_mqa_padding", num_kv_heads=1, block_size=32, num_tokens=8, num_rows=8),
+    _tiny_decode(name="decode_mha_h64", num_kv_heads=4, head_dim=64, **_F32),
+    _tiny_decode(name="decode_h96_window_sinks", head_dim=96, window=20, has_sinks=True),
+    _tiny_decode(name="decode_h192_soft_cap", head_dim=192, block_size=64, soft_cap=2.0),
+    _tiny_decode(name="decode_h256_scale", head_dim=256, block_size=128, scale=0.2),
+    _tiny_decode(name="decode_big_blocks", rows=((5, 1), (300, 1)), num_tokens=2, num_rows=2, block_size=256),
+    _tiny_decode(name="decode_int8", kv_dtype="int8"),
+    _tiny_decode(name="decode_fp8_e4m3_window", kv_dtype="fp8_e4m3", block_size=32, window=64),
+    _tiny_mixed(name="mixed_gqa"),
+    _tiny_mixed(name="mixed_mqa_f32", num_kv_heads=1, block_size=32, **_F32),
+    _tiny_mixed(name="mixed_mha_h64", num_kv_heads=4, head_dim=64, num_tokens=29, num_rows=5, **_F32),
+    _tiny_mixed(name="mixed_h96_window_sinks", head_dim=96, window=20, has_sinks=True),
+    _tiny_mixed(name="mixed_h192_soft_cap", head_dim=192, block_size=64, soft_cap=2.0, **_F32),
+    _tiny_mixed(name="mixed_h256_scale", head_dim=256, block_size=128, scale=0.2),
+    _tiny_mixed(name="mixed_big_blocks", block_size=256),
+    _tiny_mixed(name="mixed_int8_h64_window", kv_dtype="int8", head_dim=64, window=20),
+    _tiny_mixed(name="mixed_int8", kv_dtype="int8", dtype="float32"),
+    _tiny_mixed(name="mixed_fp8_e4m3", kv_dtype="fp8_e4m3", num_heads=16),
+    _tiny_mixed(name="mixed_fp8_e5m2", kv_dtype="fp8_e5m2", block_size=32),
+    _tiny_mixed(name="prefill_long", rows=_LONG, num_tokens=128, num_rows=8, **_F32),
+    _tiny_mixed(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, causal=False, head_dim=64, **_F32),
+    _tiny_mixed(name="encoder_chunks", causal=False),
 )
+INVARIANT_CASES = (
+    Case(name="invariant", rows=_LONG, num_tokens=128, num_rows=64, invariant=True, tiny=True, head_dim=16, **_F32),
+    Case(
+        name="invariant_window",
+        rows=_LONG,
+        num_tokens=128,
+        num_rows=64,
+        invariant=True,
+        window=20,
+        tiny=True,
+        head_dim=16,
+        **_F32,
+    ),
+)
+
+_decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_rows=64, decode_only=True)
+_prefill = functools.partial(Case, rows=((3584, 512),), num_tokens=512, num_rows=1)
+_mixed = functools.partial(Case, rows=(*((2047, 1),) * 60, (1024, 452)), num_tokens=512, num_rows=64)
+_LLAMA_8B: _Heads = {"num_heads": 32, "num_kv_heads": 8}
+_QWEN3_SMALL: _Heads = {"num_heads": 16, "num_kv_heads": 8}  # 0.6B
+_QWEN3_MOE_TP4: _Heads = {"num_heads": 8, "num_kv_heads": 1}  # 30B-A3B, on each of four devices
+_GEMMA: _Heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
+_OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
+REAL_CASES = (
+    *(_decode(name=f"llama_8b_decode_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
+    *(_decode(name=f"qwen3_0.6b_decode_c{C}", block_size=C, **_QWEN3_SMALL) for C in (16, 128)),
+    *(_decode(name=f"qwen3_30b_tp4_decode_c{C}", block_size=C, **_QWEN3_MOE_TP4) for C in (16, 64, 128)),
+    _decode(name="llama_8b_decode_int8", block_size=32, kv_dtype="int8", **_LLAMA_8B),
+    _decode(name="llama_8b_decode_fp8", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),
+    _decode(name="gemma_decode", block_size=16, window=1024, soft_cap=50.0, **_GEMMA),
+    _decode(name="oss_decode", block_size=16, window=128, has_sinks=True, **_OSS),
+    _decode(name="mha_h96_decode", num_heads=32, num_kv_heads=32, head_dim=96),
+    _decode(name="h192_decode", num_heads=16, num_kv_heads=4, head_dim=192, block_size=32),
+    *(_prefill(name=f"llama_8b_prefill_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
+    _prefill(name="qwen3_30b_tp4_prefill", block_size=64, **_QWEN3_MOE_TP4),
+    _prefill(name="oss_prefill", block_size=16, window=128, has_sinks=True, **_OSS),
+    _prefill(name="gemma_prefill", block_size=16, window=1024, soft_cap=50.0, **_GEMMA),
+    _mixed(name="llama_8b_mixed", **_LLAMA_8B),
+    _mixed(name="llama_8b_mixed_int8", block_size=32, kv_dtype="int8", **_LLAMA_8B),
+    _mixed(name="qwen3_30b_tp4_mixed", block_size=64, **_QWEN3_MOE_TP4),
+    Case(
+        name="bert_encoder",
+        rows=((0, 512),) * 4,
+        num_tokens=2048,
+        num_rows=4,
+        num_heads=12,
+        num_kv_heads=12,
+        head_dim=64,
+        causal=False,
+    ),
+)
+CASES = TINY_CASES + INVARIANT_CASES + REAL_CASES
+_POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another
 
 
 def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Arguments:
@@ -81,7 +169,7 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
         starts[r], counts[r] = start, count
     contexts = np.where(counts > 0, starts + counts, 0)
     widths = -(-contexts // C)
-    tables = np.zeros((R, max(1, widths.max())), np.int32)
+    tables = np.zeros((R, case.max_blocks), np.int32)
     ids = 2 + rng.permutation(widths.sum())  # block 1 belongs to nobody
     context = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
     for r, end in enumerate(np.cumsum(widths)):
@@ -102,8 +190,36 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
     return Arguments(q=q, k=k, v=v, pool=pool, batch=batch, sinks=sinks)
 
 
+def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
+    """The case's arguments as ShapeDtypeStructs, with a pool of 1 GiB or more."""
+    T, R, K, H, C = case.num_tokens, case.num_rows, case.num_kv_heads, case.head_dim, case.block_size
+    dtype = KV_DTYPES[case.kv_dtype]
+    pool = pool_shape(
+        num_blocks=-(-_POOL_BYTES // (2 * C * K * H * dtype.itemsize)),
+        block_size=C,
+        num_kv_heads=K,
+        head_dim=H,
+        dtype=dtype,
+        implementation=implementation,
+    )
+    ints = jax.ShapeDtypeStruct((R,), jnp.int32)
+    tables = jax.ShapeDtypeStruct((R, case.max_blocks), jnp.int32)
+    heads = jax.ShapeDtypeStruct((T, K, H), case.dtype)
+    return Arguments(
+        q=jax.ShapeDtypeStruct((T, case.num_heads, H), case.dtype),
+        k=heads,
+        v=heads,
+        pool=pool,
+        batch=RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints),
+        sinks=jax.ShapeDtypeStruct((case.num_heads,), jnp.float32) if case.has_sinks else None,
+    )
+
+
 def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVPool:
-    """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads."""
+    """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads.
+
+    Lanes that only pad a vector are zero, or NaN like it.
+    """
     P, C, pairs, H = context.shape
     shape = pool_shape(
         num_blocks=P,
@@ -113,11 +229,11 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVP
         dtype=dtype,
         implementation=implementation,
     )
-    values, scales = encode(jnp.asarray(context), dtype)
-    if shape.is_packed:
-        values = values.reshape(shape.values.shape)
-    lanes = shape.values.shape[3] - values.shape[3]
-    values = as_bits(jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))), shape)
+    scales = encode(jnp.asarray(context), dtype)[1]
+    lanes = 0 if shape.is_packed else shape.values.shape[3] - H
+    padding = np.broadcast_to(np.where(np.isnan(context[..., :1]), np.nan, 0.0), (*context.shape[:3], lanes))
+    values, _ = encode(jnp.asarray(np.concatenate([context, padding], axis=-1), jnp.float32), dtype)
+    values = as_bits(values.reshape(shape.values.shape), shape)
     if scales is not None:
         scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
     return dataclasses.replace(shape, values=values, scales=scales)

@@ -12,11 +12,12 @@ import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.cases import INVARIANT_CASES, TINY_CASES, Arguments, Case, make_arguments
 from tests.oracles import attention as oracle
 from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
+CASES = TINY_CASES + INVARIANT_CASES
 BY_NAME = {case.name: case for case in CASES}
 
 
@@ -34,8 +35,7 @@ def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
         window=case.window,
         causal=case.causal,
     )
-    scale = case.head_dim**-0.5
-    return paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=case.soft_cap, sinks=sinks)
+    return paged_attention(q, k, v, pool, schedule, scale=case.softmax_scale, soft_cap=case.soft_cap, sinks=sinks)
 
 
 def _run(case: Case, arguments: Arguments) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_every_case_equals_the_float64_oracle_and_never_reads_what_is_not_the_ro
         *(np.asarray(x) for x in (a.q, a.k, a.v)),
         *kv_oracle.arrays(a.pool),
         *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
-        scale=case.head_dim**-0.5,
+        scale=case.softmax_scale,
         window=case.window,
         soft_cap=case.soft_cap,
         sinks=None if a.sinks is None else np.asarray(a.sinks),
@@ -63,7 +63,7 @@ def test_every_case_equals_the_float64_oracle_and_never_reads_what_is_not_the_ro
 
 
 def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:
-    case = BY_NAME["mixed_invariant"]
+    case = BY_NAME["invariant"]
     arguments = make_arguments(case)
     real = sum(count for _, count in case.rows)
     poisoned = dataclasses.replace(arguments, q=arguments.q.at[real:].set(jnp.nan))
@@ -71,7 +71,7 @@ def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:
 
 
 def test_a_step_without_rows_gives_zeros() -> None:
-    case = BY_NAME["mixed_mha"]
+    case = BY_NAME["prefill_long"]
     arguments = make_arguments(case)
     empty = dataclasses.replace(arguments.batch, counts=jnp.zeros_like(arguments.batch.counts))
     assert not _run(case, dataclasses.replace(arguments, batch=empty)).any()
@@ -139,10 +139,10 @@ def test_a_donated_pool_is_never_copied(rows: int, tokens: int, kv_dtype: str) -
 
 
 def test_what_does_not_fit_is_an_error_that_names_it() -> None:
-    case = BY_NAME["mixed_mha"]
+    case = BY_NAME["prefill_long"]
     a = make_arguments(case)
-    config = AttentionConfig.choose(num_tokens=126, block_size=16, decode_only=False, invariant=False)
-    make = functools.partial(make_schedule, num_tokens=126, block_size=16, config=config)
+    config = AttentionConfig.choose(num_tokens=128, block_size=16, decode_only=False, invariant=False)
+    make = functools.partial(make_schedule, num_tokens=128, block_size=16, config=config)
     schedule = make(a.batch)
     with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
         paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=1.0, implementation="mosaic_gpu")
