@@ -65,6 +65,23 @@ class Schedule:
             own[region.parent] -= region.end - region.first
         return own
 
+    def inside_loops(self) -> list[bool]:  # one for each region
+        """Whether a region is a loop or lies in one."""
+        inside = [False]
+        for region in self.regions[1:]:
+            inside.append(inside[region.parent] or region.name[0] == "L")
+        return inside
+
+    def utilization(self, region: int) -> dict[str, float]:
+        """The share of each unit's issue slots that the region's own bundles fill."""
+        span = self.regions[region]
+        inner = [r for r in self.regions if r.parent == region]
+        own = [i for i in range(span.first, span.end) if not any(r.first <= i < r.end for r in inner)]
+        return {
+            unit: sum(self.used[i][u] for i in own) / (slots * max(1, len(own)))
+            for u, (unit, slots) in enumerate(self.units.items())
+        }
+
     def describe(self) -> str:
         """The tree of regions, a line each."""
         depths = {-1: -1}

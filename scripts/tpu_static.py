@@ -52,18 +52,60 @@ _ALLOCATION = re.compile(r"space=(vmem|smem), size = 0x([0-9a-f]+).*?, scoped")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelResult:
-    """One kernel of a launch. Cycles are bundles times executions."""
+    """One kernel of a launch. Cycles are bundles times executions and raise ValueError where a count lacks."""
 
     schedule: Schedule
-    cycles: float  # of a whole launch
-    fixed_cycles: float  # of them, outside all loops
-    hot: str  # the region with most cycles of its own
-    hot_cycles: float  # its own, over the whole launch
-    utilization: dict[str, float]  # share of each unit's issue slots that the hot region's own bundles fill
-    vector_spills: int  # registers written to VMEM and read back, as instructions in the program text
-    scalar_spills: int
     vmem_bytes: int  # what the compiler allocated
     smem_bytes: int
+
+    @property
+    def region_cycles(self) -> list[float]:
+        """Cycles of each region outside its inner regions, over the whole launch."""
+        return [n * own for n, own in zip(self.schedule.executions(), self.schedule.own_bundles(), strict=True)]
+
+    @property
+    def cycles(self) -> float:
+        """Of a whole launch."""
+        return sum(self.region_cycles)
+
+    @property
+    def fixed_cycles(self) -> float:
+        """Those outside all loops."""
+        inside = self.schedule.inside_loops()
+        return sum(cycles for cycles, looped in zip(self.region_cycles, inside, strict=True) if not looped)
+
+    @property
+    def hot(self) -> int:
+        """Index of the region with most cycles of its own."""
+        cycles = self.region_cycles
+        return max(range(len(cycles)), key=cycles.__getitem__)
+
+    @property
+    def utilization(self) -> dict[str, float]:
+        """Share of each unit's issue slots that the hot region's own bundles fill."""
+        return self.schedule.utilization(self.hot)
+
+    @property
+    def vector_spills(self) -> int:
+        """Stores of vector registers for lack of registers, in the program text."""
+        spill = list(self.schedule.units).index("VSTORE:SPILL")
+        return sum(row[spill] for row in self.schedule.used)
+
+    @property
+    def scalar_spills(self) -> int:
+        return self.schedule.num_scalar_spills
+
+    def describe(self) -> str:
+        """Numbers and the tree of regions, for reading."""
+        lines = [
+            f"{self.schedule.name}: {self.vector_spills} vector and {self.scalar_spills} scalar spills, "
+            f"VMEM {self.vmem_bytes}, SMEM {self.smem_bytes} bytes"
+        ]
+        if all(region.count is not None for region in self.schedule.regions):
+            used = ", ".join(f"{unit} {share:.0%}" for unit, share in self.utilization.items())
+            hot = self.schedule.regions[self.hot].name
+            lines.append(f"{self.cycles:.0f} cycles, {self.fixed_cycles:.0f} fixed; most in {hot}, which uses {used}")
+        return "\n".join([*lines, self.schedule.describe()])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,9 +113,13 @@ class StaticResult:
     """A launch of fn on one device. outside: bundles, counted once, of the XLA operations around the kernels."""
 
     generation: str
+    compiled: Any  # jax.stages.Compiled
     kernels: tuple[KernelResult, ...]
     outside: dict[str, int]
-    hlo: str
+
+    @property
+    def hlo(self) -> str:
+        return self.compiled.as_text()
 
     @property
     def target(self) -> Target:
@@ -99,17 +145,7 @@ class StaticResult:
 
     def describe(self) -> str:
         """Kernels, regions and the operations around them, for reading."""
-        lines = []
-        for kernel in self.kernels:
-            used = ", ".join(f"{unit} {share:.0%}" for unit, share in kernel.utilization.items())
-            lines += [
-                f"{kernel.schedule.name} on {self.generation}: {kernel.cycles:.0f} cycles, {kernel.fixed_cycles:.0f} "
-                f"fixed, {kernel.hot} has {kernel.hot_cycles:.0f} ({used})",
-                f"spills: {kernel.vector_spills} vector, {kernel.scalar_spills} scalar; "
-                f"VMEM {kernel.vmem_bytes}, SMEM {kernel.smem_bytes} bytes",
-                kernel.schedule.describe(),
-            ]
-        return "\n".join([*lines, f"around: {self.outside}"])
+        return "\n".join([*(kernel.describe() for kernel in self.kernels), f"around: {self.outside}"])
 
 
 def measure(
@@ -122,11 +158,11 @@ def measure(
 ) -> StaticResult:
     """What fn costs on one device of a generation in GENERATIONS. args: pytrees of ShapeDtypeStruct.
 
-    Raises ValueError where a count is missing or names no region, and what the compiler raises.
+    Raises ValueError where a count names no region, and what the compiler raises.
     """
     for path in _FOLDER.iterdir():
         path.unlink()
-    hlo = compile_for(fn, args, generation=generation, donate=donate).as_text()
+    compiled = compile_for(fn, args, generation=generation, donate=donate)
     dumps = _dumps()
     names = [name for name, passes in dumps.items() if "tpu_custom_call" in passes["schedule-analysis"]]
     counts = dict(trip_counts or {})
@@ -136,7 +172,7 @@ def measure(
         own = {key.rpartition("/")[2]: n for key, n in counts.items() if len(names) == 1 or key.startswith(f"{short}/")}
         kernels.append(_kernel_result(short, dumps[name], generation, own))
     outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names and "<" not in name}
-    return StaticResult(generation=generation, kernels=tuple(kernels), outside=outside, hlo=hlo)
+    return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
 
 
 def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str, donate: Sequence[int] = ()) -> Any:
@@ -171,40 +207,8 @@ def _dumps() -> dict[str, dict[str, str]]:
 
 
 def _kernel_result(name: str, dump: dict[str, str], generation: str, counts: Mapping[str, float]) -> KernelResult:
-    schedule = tpu_bundles.read_schedule(name, dump["bundles"], dump["utilization"], generation, counts)
-    runs, own = schedule.executions(), schedule.own_bundles()
-    cycles = [n * bundles for n, bundles in zip(runs, own, strict=True)]
-    hot = max(range(len(cycles)), key=cycles.__getitem__)
-    in_loops = _inside_loops(schedule)
     sizes = {"vmem": 0, "smem": 0}
     for space, size in _ALLOCATION.findall(dump["allocations"]):
         sizes[space] += int(size, 16)
-    spill = list(schedule.units).index("VSTORE:SPILL")
-    return KernelResult(
-        schedule=schedule,
-        cycles=sum(cycles),
-        fixed_cycles=sum(c for c, inside in zip(cycles, in_loops, strict=True) if not inside),
-        hot=schedule.regions[hot].name,
-        hot_cycles=cycles[hot],
-        utilization=_utilization(schedule, hot),
-        vector_spills=sum(row[spill] for row in schedule.used),
-        scalar_spills=schedule.num_scalar_spills,
-        vmem_bytes=sizes["vmem"],
-        smem_bytes=sizes["smem"],
-    )
-
-
-def _inside_loops(schedule: Schedule) -> list[bool]:
-    inside = [False]
-    for region in schedule.regions[1:]:
-        inside.append(inside[region.parent] or region.name[0] == "L")
-    return inside
-
-
-def _utilization(schedule: Schedule, region: int) -> dict[str, float]:
-    span = schedule.regions[region]
-    inner = [r for r in schedule.regions if r.parent == region]
-    own = [i for i in range(span.first, span.end) if not any(r.first <= i < r.end for r in inner)]
-    slots = {unit: n * len(own) for unit, n in schedule.units.items()}
-    filled = {unit: sum(schedule.used[i][u] for i in own) for u, unit in enumerate(schedule.units)}
-    return {unit: filled[unit] / slots[unit] for unit in schedule.units}
+    schedule = tpu_bundles.read_schedule(name, dump["bundles"], dump["utilization"], generation, counts)
+    return KernelResult(schedule=schedule, vmem_bytes=sizes["vmem"], smem_bytes=sizes["smem"])
