@@ -7,9 +7,9 @@ latencies, so bundles that run are cycles; only waits for transfers are not in i
     W0, W1, ...  code that a forward branch may jump over (`pl.when`, guards of loops that may be empty)
 
 A count says how often a region runs for each time that it is reached: a loop's trips, a W's share between 0 and 1.
-A loop whose exit test compares with a constant has that count, a W has 1 unless the caller says otherwise, and
-after an unconditional branch (the other arm of an if) one minus the first arm's. All other loops are data: the
-caller must give them.
+Unless the caller says otherwise, a loop whose exit test compares with a constant has that count, a W has 1, and after
+an unconditional branch (the other arm of an if) one minus the first arm's. All other loops are data: the caller must
+give them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Region:
     end: int
     parent: int  # index of the enclosing region; -1 for the kernel itself
     count: float | None
+    first_arm: int  # index of the W whose other arm this is, else -1
     num_dma_starts: int
 
 
@@ -46,6 +47,19 @@ class Schedule:
     units: dict[str, int]
     used: tuple[tuple[int, ...], ...]  # [bundles][units]
     num_scalar_spills: int
+
+    def with_counts(self, counts: Mapping[str, float]) -> Schedule:
+        """The same with these regions' counts. Raises ValueError for a count that names no region."""
+        unknown = set(counts) - {region.name for region in self.regions}
+        if unknown:
+            raise ValueError(f"{self.name}: no region is called {sorted(unknown)}:\n{self.describe()}")
+        regions: list[Region] = []
+        for region in self.regions:
+            count = counts.get(region.name, region.count)
+            if region.first_arm >= 0 and region.name not in counts:
+                count = 1.0 - (regions[region.first_arm].count or 0.0)
+            regions.append(dataclasses.replace(region, count=count))
+        return dataclasses.replace(self, regions=tuple(regions))
 
     def executions(self) -> list[float]:  # one for each region
         """How often each region runs in a launch. Raises ValueError where a loop's count is data and not given."""
@@ -96,11 +110,8 @@ class Schedule:
         return "\n".join(lines)
 
 
-def read_schedule(name: str, bundles: str, utilization: str, generation: str, counts: Mapping[str, float]) -> Schedule:
-    """The kernel whose dumps of `packed-bundles-post-ra` and of the per-bundle utilization are given.
-
-    Raises ValueError for a count that names no region.
-    """
+def read_schedule(name: str, bundles: str, utilization: str, generation: str) -> Schedule:
+    """The kernel whose dumps of `packed-bundles-post-ra` and of the per-bundle utilization are given."""
     starts = [match.start() for match in _BUNDLE.finditer(bundles)]
     texts = [bundles[a:b] for a, b in zip(starts, [*starts[1:], len(bundles)], strict=True)]
     header, rows = utilization.split("== UTILIZATION:")
@@ -110,14 +121,14 @@ def read_schedule(name: str, bundles: str, utilization: str, generation: str, co
     assert len(used) == len(texts), f"{name}: {len(texts)} bundles, but utilization of {len(used)}"
     return Schedule(
         name=name,
-        regions=_regions(name, texts, _DELAY_SLOTS[generation], counts),
+        regions=_regions(texts, _DELAY_SLOTS[generation]),
         units=units,
         used=used,
         num_scalar_spills=sum(text.count("_spill]] %s") for text in texts),
     )
 
 
-def _regions(name: str, texts: Sequence[str], delay: int, counts: Mapping[str, float]) -> tuple[Region, ...]:
+def _regions(texts: Sequence[str], delay: int) -> tuple[Region, ...]:
     spans: list[tuple[int, int, str, str | None]] = []  # first, end, letter, predicate
     for at, text in enumerate(texts):
         for match in _BRANCH.finditer(text):
@@ -127,32 +138,26 @@ def _regions(name: str, texts: Sequence[str], delay: int, counts: Mapping[str, f
             elif target > after:
                 spans.append((after, target, "W", match[1]))
     spans.sort(key=lambda span: (span[0], -span[1], span[2] == "L"))
-    regions = [_region("kernel", 0, len(texts), -1, 1.0, texts)]
+    regions = [_region("kernel", 0, len(texts), -1, 1.0, -1, texts)]
     numbers = {"L": 0, "W": 0}
     for first, end, letter, predicate in spans:
         parent = max(i for i, r in enumerate(regions) if r.first <= first and end <= r.end)
         label = f"{letter}{numbers[letter]}"
         numbers[letter] += 1
-        if label in counts:
-            count = float(counts[label])
-        elif letter == "L":
-            count = _constant_trips(texts[first:end], predicate)
-        else:
-            before = [r.count for r in regions if r.end == first and r.parent == parent and r.name[0] == "W"]
-            is_other_arm = predicate is None and bool(before)
-            count = 1.0 - (before[-1] or 0.0) if is_other_arm else 1.0
-        regions.append(_region(label, first, end, parent, count, texts))
-    unknown = set(counts) - {r.name for r in regions}
-    if unknown:
-        raise ValueError(
-            f"{name}: trip_counts names {sorted(unknown)}, but its regions are {[r.name for r in regions]}"
-        )
+        arms = [i for i, r in enumerate(regions) if r.end == first and r.parent == parent and r.name[0] == "W"]
+        first_arm = arms[-1] if letter == "W" and predicate is None and arms else -1
+        count = _constant_trips(texts[first:end], predicate) if letter == "L" else float(first_arm < 0)
+        regions.append(_region(label, first, end, parent, count, first_arm, texts))
     return tuple(regions)
 
 
-def _region(name: str, first: int, end: int, parent: int, count: float | None, texts: Sequence[str]) -> Region:
+def _region(
+    name: str, first: int, end: int, parent: int, count: float | None, first_arm: int, texts: Sequence[str]
+) -> Region:
     started = sum(len(_STARTS.findall(text)) for text in texts[first:end])
-    return Region(name=name, first=first, end=end, parent=parent, count=count, num_dma_starts=started)
+    return Region(
+        name=name, first=first, end=end, parent=parent, count=count, first_arm=first_arm, num_dma_starts=started
+    )
 
 
 def _constant_trips(texts: Sequence[str], predicate: str | None) -> float | None:

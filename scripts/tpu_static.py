@@ -58,6 +58,10 @@ class KernelResult:
     vmem_bytes: int  # what the compiler allocated
     smem_bytes: int
 
+    def with_counts(self, counts: Mapping[str, float]) -> KernelResult:
+        """The same with these regions' counts."""
+        return dataclasses.replace(self, schedule=self.schedule.with_counts(counts))
+
     @property
     def region_cycles(self) -> list[float]:
         """Cycles of each region outside its inner regions, over the whole launch."""
@@ -170,7 +174,7 @@ def measure(
     for name in names:
         short = re.sub(r"\.\d+$", "", name)
         own = {key.rpartition("/")[2]: n for key, n in counts.items() if len(names) == 1 or key.startswith(f"{short}/")}
-        kernels.append(_kernel_result(short, dumps[name], generation, own))
+        kernels.append(_kernel_result(short, dumps[name], generation).with_counts(own))
     outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names and "<" not in name}
     return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
 
@@ -206,9 +210,9 @@ def _dumps() -> dict[str, dict[str, str]]:
     return found
 
 
-def _kernel_result(name: str, dump: dict[str, str], generation: str, counts: Mapping[str, float]) -> KernelResult:
+def _kernel_result(name: str, dump: dict[str, str], generation: str) -> KernelResult:
     sizes = {"vmem": 0, "smem": 0}
     for space, size in _ALLOCATION.findall(dump["allocations"]):
         sizes[space] += int(size, 16)
-    schedule = tpu_bundles.read_schedule(name, dump["bundles"], dump["utilization"], generation, counts)
+    schedule = tpu_bundles.read_schedule(name, dump["bundles"], dump["utilization"], generation)
     return KernelResult(schedule=schedule, vmem_bytes=sizes["vmem"], smem_bytes=sizes["smem"])
