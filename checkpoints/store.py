@@ -50,6 +50,7 @@ def save(
         with _checkpointer(max(array.nbytes for array in params.values())) as (checkpointer, ocp):
             how = dict.fromkeys(params, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
             checkpointer.save(temporary.absolute() / PARAMS, args=ocp.args.PyTreeSave(dict(params), save_args=how))
+        _forget_place(temporary / PARAMS)
         description = _description(params, source_digest) | {"files": _file_sizes(temporary / PARAMS)}
         text = json.dumps(description, indent=1)
         (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -124,6 +125,13 @@ def _check_files(path: Path) -> None:
     damaged = sorted(name for name, size in wanted.items() if found.get(name) != size)
     if damaged:
         raise ValueError(f"{path / PARAMS} is damaged, missing or truncated are {damaged}; copy the checkpoint again")
+
+
+def _forget_place(params: Path) -> None:
+    """Orbax notes in this file where it wrote, an absolute path; that it is there is all that is read again."""
+    marker = params / "commit_success.txt"
+    if marker.exists():
+        marker.write_text("Checkpoint commit was successful", encoding="utf-8")
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

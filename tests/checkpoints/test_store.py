@@ -52,6 +52,7 @@ def test_the_folder_carries_its_companions_and_describes_itself(saved):
     assert (description["format"], description["dtype"], description["source_digest"]) == (1, "bfloat16", "abc")
     assert description["parameters"]["layers.1.mlp.up"] == {"shape": [3, 5, 64], "dtype": "bfloat16"}
     assert description["parameters"].keys() == params.keys()
+    assert not any(str(folder.parent).encode() in file.read_bytes() for file in folder.rglob("*") if file.is_file())
     opened = open_checkpoint(folder)
     assert (opened.kind, opened.config, opened.has_chat_template) == ("orbax", CONFIG, True)
     assert opened.tokenizer_files == ("tokenizer.json", "chat_template.jinja")
