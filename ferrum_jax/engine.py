@@ -197,6 +197,12 @@ class Engine:
                 f"the prompt has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}: together {total}, "
                 f"more than max_model_len, {self._max_model_len}; shorten one of them or set truncate_prompt_tokens"
             )
+        num_stops = len(self._stop_ids(sampling))
+        if num_stops > device_sampling.STOP_ROOM:
+            raise ValueError(
+                f"the model's end tokens and stop_token_ids are {num_stops} ids together; at most "
+                f"{device_sampling.STOP_ROOM} fit, give fewer stop_token_ids or set ignore_eos"
+            )
         if sampling.stop and self.tokenizer is None:
             raise ValueError(
                 f"stop is {sampling.stop!r}, and there is no tokenizer; use stop_token_ids, or give LLM(tokenizer=...)"

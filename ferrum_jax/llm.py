@@ -94,20 +94,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
         prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each.
+        priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
         progress: a bar on the terminal; None shows one only where there is a terminal.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
         many: list[Any] = [prompts] if single(prompts) else list(prompts)
         params = self._params_for(many, sampling_params)
+        priorities = _priorities_for(many, priority)
         inbox: deque[RequestOutput] = deque()
         outputs: dict[int, RequestOutput] = {}
         try:
-            ids = self._add_all(many, params, inbox)
+            ids = self._add_all(many, params, priorities, inbox)
             with progress_bar(len(many), shown=progress) as advance:
                 while len(outputs) < len(ids):
                     output = self._receive(inbox)
@@ -198,12 +201,16 @@ class LLM:
     # -- inside --------------------------------------------------------------------------------------
 
     def _add_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], inbox: deque[RequestOutput]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        inbox: deque[RequestOutput],
     ) -> list[int]:
         ids: list[int] = []
-        for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, sampling, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
-                ids.append(self._add(prompt, sampling, inbox, key=str(index)))
+                ids.append(self._add(prompt, sampling, inbox, key=str(index), priority=priority))
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
         return ids
@@ -215,6 +222,7 @@ class LLM:
         inbox: deque[RequestOutput],
         *,
         key: str = "",
+        priority: int = 0,
         streams: bool = False,
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id."""
@@ -227,6 +235,7 @@ class LLM:
                 sampling,
                 prompt=text,
                 key=key,
+                priority=priority,
                 streams=streams,
                 cache_salt=parts.cache_salt,
                 media=parts.media,
@@ -389,6 +398,17 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=layout.max_model_len,
     )
+
+
+def _priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:
+    if priority is None:
+        return [0] * len(prompts)
+    if isinstance(priority, str) or not isinstance(priority, Sequence) or len(priority) != len(prompts):
+        raise ValueError(f"priority is {priority!r}; it must be a list with one whole number for each prompt")
+    wrong = next((p for p in priority if isinstance(p, bool) or not isinstance(p, int)), None)
+    if wrong is not None:
+        raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")
+    return priority
 
 
 def _end_ids(spec: ModelSpec, generation_config: Mapping[str, Any]) -> frozenset[int]:

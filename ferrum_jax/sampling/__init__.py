@@ -9,16 +9,16 @@ again from the host's tokens continues with the same draws. `record` is its layo
 
 from ferrum_jax.sampling.draw import Sampled, sample
 from ferrum_jax.sampling.logprobs import RESULT_WORDS, TokenLogprobs, prompt_logprobs, unpack
-from ferrum_jax.sampling.record import RECORD_WORDS, slot_record
-from ferrum_jax.sampling.slots import append_tokens, null_slots, read_tokens, wants_prompt_logprobs, write_slot
+from ferrum_jax.sampling.record import RECORD_WORDS, STOP_ROOM, slot_record
+from ferrum_jax.sampling.slots import append_tokens, read_tokens, wants_prompt_logprobs, write_slot
 
 __all__ = [
     "RECORD_WORDS",
     "RESULT_WORDS",
+    "STOP_ROOM",
     "Sampled",
     "TokenLogprobs",
     "append_tokens",
-    "null_slots",
     "prompt_logprobs",
     "read_tokens",
     "sample",

@@ -13,11 +13,6 @@ from jax import lax
 from ferrum_jax.sampling.record import ASKS_PROMPT_LOGPROBS, FLAGS, NUM_PARAMETERS, NUM_PROMPT_TOKENS, RECORD_WORDS
 
 
-def null_slots(max_num_seqs: int, max_model_len: int) -> jax.Array:
-    """A pool of max_num_seqs records and the null record 0: [max_num_seqs + 1, W + L] int32 zeros."""
-    return jnp.zeros((max_num_seqs + 1, RECORD_WORDS + max_model_len), jnp.int32)
-
-
 def write_slot(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
     """The pool with `record` [W + L] at `slot` (int32 scalar)."""
     return lax.dynamic_update_slice(slots, record[None, :], (slot, jnp.zeros_like(slot)))

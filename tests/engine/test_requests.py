@@ -231,6 +231,37 @@ def test_requests_start_by_priority_and_then_by_arrival(engine):
     assert order == [ids[i] for i in (5, 1, 4, 0, 2, 3)], "four rows run at once; equal lengths end as they began"
 
 
+def test_generate_takes_a_priority_for_each_prompt(llm, monkeypatch):
+    order, step = [], llm.engine.step
+
+    def watched():
+        outputs = step()
+        order.extend(output.request_id for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(llm.engine, "step", watched)
+    outputs = llm.generate([[20 + i] for i in range(6)], GREEDY, priority=[1, 0, 1, 1, 0, -1], progress=False)
+    assert order == [outputs[i].request_id for i in (5, 1, 4, 0, 2, 3)]
+
+
+@pytest.mark.parametrize("wrong", [[1], 3, "ab", [0, 1.5], [True, 0]])
+def test_a_priority_that_is_not_a_whole_number_for_each_prompt_is_refused(llm, wrong):
+    with pytest.raises(ValueError, match=r"priority (is|holds) .*; (it|each) must be"):
+        llm.generate([PROMPT, PROMPT], GREEDY, priority=wrong, progress=False)
+    assert is_idle(llm)
+
+
+def test_more_stop_ids_than_a_record_holds_are_refused_when_added(llm):
+    loaded = dataclasses.replace(llm.loaded, end_ids=frozenset(range(20)))
+    engine = build_engine(loaded, llm.config, llm.tokenizer)
+    many = dataclasses.replace(GREEDY, stop_token_ids=range(20, 36))
+    with pytest.raises(ValueError, match="36 ids together; at most 32"):
+        engine.add(PROMPT, dataclasses.replace(many, ignore_eos=False))
+    assert not engine.has_unfinished
+    engine.add(PROMPT, many)
+    assert len(finish(engine)) == 1
+
+
 def test_chat_is_generate_on_the_rendered_template(llm):
     conversation = [{"role": "user", "content": "def logits"}]
     (output,) = llm.chat(conversation, GREEDY, progress=False)

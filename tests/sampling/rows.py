@@ -17,6 +17,11 @@ V = 97
 GREEDY = SamplingParams(temperature=0.0)
 
 
+def null_slots(max_num_seqs: int, max_model_len: int) -> jax.Array:
+    """A pool of max_num_seqs records and the null record 0."""
+    return jnp.zeros((max_num_seqs + 1, RECORD_WORDS + max_model_len), jnp.int32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
     sampling: SamplingParams = GREEDY

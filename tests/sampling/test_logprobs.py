@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ferrum_jax.request import MAX_LOGPROBS, SamplingParams
-from ferrum_jax.sampling import null_slots, prompt_logprobs, unpack, wants_prompt_logprobs
+from ferrum_jax.sampling import prompt_logprobs, unpack, wants_prompt_logprobs
 from ferrum_jax.sampling.logprobs import row_results
 from tests.oracles import sampling as oracle
 from tests.oracles.tolerance import TOLERANCE
-from tests.sampling.rows import MAX_LEN, Row, V, pool_of, random_logits, run
+from tests.sampling.rows import MAX_LEN, Row, V, null_slots, pool_of, random_logits, run
 
 
 def test_logprobs_are_those_of_the_model_before_bias_penalties_and_temperature():

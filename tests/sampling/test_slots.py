@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax.request import MAX_LOGIT_BIAS, SamplingParams
-from ferrum_jax.sampling import RECORD_WORDS, append_tokens, null_slots, read_tokens, sample, slot_record, write_slot
+from ferrum_jax.sampling import RECORD_WORDS, append_tokens, read_tokens, sample, slot_record, write_slot
 from ferrum_jax.sampling.record import BIAS_VALUES, FLAGS, STOP_IDS
-from tests.sampling.rows import MAX_LEN, Row, V
+from tests.sampling.rows import MAX_LEN, Row, V, null_slots
 
 
 def test_a_record_written_to_a_slot_changes_no_other_slot():
