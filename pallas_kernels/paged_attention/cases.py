@@ -164,11 +164,8 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
     """
     rng = np.random.default_rng(seed)
     R, C, K, H = case.num_rows, case.block_size, case.num_kv_heads, case.head_dim
-    starts, counts = np.zeros((2, R), np.int32)
-    for r, (start, count) in enumerate(case.rows):
-        starts[r], counts[r] = start, count
-    contexts = np.where(counts > 0, starts + counts, 0)
-    widths = -(-contexts // C)
+    starts = np.array([start for start, _ in case.rows], np.int32)
+    widths = np.array([-(-(start + count) // C) for start, count in case.rows])
     tables = np.zeros((R, case.max_blocks), np.int32)
     ids = 2 + rng.permutation(widths.sum())  # block 1 belongs to nobody
     context = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
@@ -177,17 +174,24 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
         for position in range(_oldest(case, starts[r]), starts[r]):
             context[tables[r, position // C], position % C] = rng.standard_normal((2 * K, H))
         tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
-    batch = RaggedBatch(
+    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
+    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, H)), case.dtype)
+    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
+    pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
+    return Arguments(q=q, k=k, v=v, pool=pool, batch=make_batch(case, tables), sinks=sinks)
+
+
+def make_batch(case: Case, tables: np.ndarray) -> RaggedBatch:
+    """The case's rows with these block tables, [R, M] int32."""
+    starts, counts = np.zeros((2, case.num_rows), np.int32)
+    for r, (start, count) in enumerate(case.rows):
+        starts[r], counts[r] = start, count
+    return RaggedBatch(
         block_tables=jnp.asarray(tables),
         starts=jnp.asarray(starts),
         counts=jnp.asarray(counts),
         query_offsets=jnp.asarray(np.cumsum(counts) - counts, jnp.int32),
     )
-    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
-    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, H)), case.dtype)
-    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
-    pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
-    return Arguments(q=q, k=k, v=v, pool=pool, batch=batch, sinks=sinks)
 
 
 def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
