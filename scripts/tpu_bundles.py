@@ -7,9 +7,9 @@ latencies, so bundles that run are cycles; only waits for transfers are not in i
     W0, W1, ...  code that a forward branch may jump over (`pl.when`, guards of loops that may be empty)
 
 A count says how often a region runs for each time that it is reached: a loop's trips, a W's share between 0 and 1.
-Unless the caller says otherwise, a loop whose exit test compares with a constant has that count, a W has 1, and after
-an unconditional branch (the other arm of an if) one minus the first arm's. All other loops are data: the caller must
-give them.
+Counts come from `tpu_trace`, which runs the scalar half of the schedule, or from the caller. Else a loop whose exit test
+compares with a constant has that count, a W has 1, and after an unconditional branch (the other arm of an if) one minus
+the first arm's. All other loops are data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 _BUNDLE = re.compile(r"^ *(?:0x([0-9a-f]+)|(0)) +(?:[A-Z]{2})? *: [> ]*\{", re.M)
 _BRANCH = re.compile(r"\bsbr\.rel (?:\(!?%(p\w+)\) )?target bundleno = (\d+)")
 _EXIT = re.compile(r"%(p\w+) = scmp\.ge\.s32\.totalorder %(s\w+), (\d+) /\* loop exit test")
-_DELAY_SLOTS = {"v5e": 4, "v5p": 4, "v6e": 4, "v7x": 6}  # bundles after a branch that run in any case
+DELAY_SLOTS = {"v5e": 4, "v5p": 4, "v6e": 4, "v7x": 6}  # bundles after a branch that run in any case
 _STARTS = re.compile(r"= dma\.\w+_to_(?:vmem|hbm|smem)\b")
 
 
@@ -60,6 +60,11 @@ class Schedule:
                 count = 1.0 - (regions[region.first_arm].count or 0.0)
             regions.append(dataclasses.replace(region, count=count))
         return dataclasses.replace(self, regions=tuple(regions))
+
+    def counts_of(self, runs: Sequence[int]) -> dict[str, float]:
+        """Each region's count where bundle i ran runs[i] times."""
+        entered = [int(runs[region.first]) for region in self.regions]
+        return {r.name: n / max(1, entered[r.parent]) for r, n in zip(self.regions[1:], entered[1:], strict=True)}
 
     def executions(self) -> list[float]:  # one for each region
         """How often each region runs in a launch. Raises ValueError where a loop's count is data and not given."""
@@ -110,10 +115,15 @@ class Schedule:
         return "\n".join(lines)
 
 
+def bundle_texts(bundles: str) -> list[str]:
+    """The text of each bundle of a dump of `packed-bundles-post-ra`."""
+    starts = [match.start() for match in _BUNDLE.finditer(bundles)]
+    return [bundles[a:b] for a, b in zip(starts, [*starts[1:], len(bundles)], strict=True)]
+
+
 def read_schedule(name: str, bundles: str, utilization: str, generation: str) -> Schedule:
     """The kernel whose dumps of `packed-bundles-post-ra` and of the per-bundle utilization are given."""
-    starts = [match.start() for match in _BUNDLE.finditer(bundles)]
-    texts = [bundles[a:b] for a, b in zip(starts, [*starts[1:], len(bundles)], strict=True)]
+    texts = bundle_texts(bundles)
     header, rows = utilization.split("== UTILIZATION:")
     names, capacities = header.strip().splitlines()[1:3]
     units = dict(zip(names.split(", "), map(int, capacities.split()), strict=True))
@@ -121,7 +131,7 @@ def read_schedule(name: str, bundles: str, utilization: str, generation: str) ->
     assert len(used) == len(texts), f"{name}: {len(texts)} bundles, but utilization of {len(used)}"
     return Schedule(
         name=name,
-        regions=_regions(texts, _DELAY_SLOTS[generation]),
+        regions=_regions(texts, DELAY_SLOTS[generation]),
         units=units,
         used=used,
         num_scalar_spills=sum(text.count("_spill]] %s") for text in texts),

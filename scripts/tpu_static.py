@@ -1,11 +1,12 @@
 """How fast a Pallas TPU kernel would be, counted in the schedule that libtpu compiles for it; no TPU is involved.
 
     from scripts import tpu_static        # before jax compiles anything: it sets what libtpu reads when it loads
-    result = tpu_static.measure(fn, [jax.ShapeDtypeStruct(...), ...], generation="v6e", trip_counts={"L1": 8})
+    result = tpu_static.measure(fn, [jax.ShapeDtypeStruct(...), schedule], generation="v6e")
     print(result.describe())
 
-Counting, the regions L0, W0, ... and their counts are explained in `tpu_bundles`. With two kernels in fn, a count's
-name is "kernel/L0". describe() shows the tree of regions; an error does where a loop's count is missing.
+Where the arguments that decide loops are arrays, and the others shapes, how often each part runs is found by running
+the scalar half of each kernel (`tpu_trace`). Else loops of data have to be given: trip_counts={"L1": 8}, or with two
+kernels {"kernel/L1": 8}; regions L0, W0, ... are explained in `tpu_bundles` and shown by describe().
 Give pools of at least 1 GiB, else XLA puts them in VMEM.
 """
 
@@ -42,7 +43,7 @@ from jax.experimental import topologies  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from pallas_kernels.target import Target  # noqa: E402
-from scripts import tpu_bundles  # noqa: E402
+from scripts import tpu_bundles, tpu_prefetch, tpu_trace  # noqa: E402
 from scripts.tpu_bundles import Schedule  # noqa: E402
 
 _TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "TPU7x:2x2x1"}
@@ -160,21 +161,29 @@ def measure(
     donate: Sequence[int] = (),
     trip_counts: Mapping[str, float] | None = None,
 ) -> StaticResult:
-    """What fn costs on one device of a generation in GENERATIONS. args: pytrees of ShapeDtypeStruct.
+    """What fn costs on one device of a generation in GENERATIONS. args: pytrees of arrays and ShapeDtypeStructs.
 
-    Raises ValueError where a count names no region, and what the compiler raises.
+    Raises ValueError where a count names no region, where a scalar that a kernel reads first depends on an argument
+    without a value (unless trip_counts are given), and what the compiler raises.
     """
     for path in _FOLDER.iterdir():
         path.unlink()
     compiled = compile_for(fn, args, generation=generation, donate=donate)
     dumps = _dumps()
     names = [name for name, passes in dumps.items() if "tpu_custom_call" in passes["schedule-analysis"]]
-    counts = dict(trip_counts or {})
+    has_values = any(not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args)))
+    scalars = tpu_prefetch.prefetched(fn, args) if has_values and trip_counts is None else []
     kernels = []
     for name in names:
         short = re.sub(r"\.\d+$", "", name)
-        own = {key.rpartition("/")[2]: n for key, n in counts.items() if len(names) == 1 or key.startswith(f"{short}/")}
-        kernels.append(_kernel_result(short, dumps[name], generation).with_counts(own))
+        kernel = _kernel_result(short, dumps[name], generation)
+        operands = next((values for called, values in scalars if called == short), None)
+        if operands is not None:
+            counts = kernel.schedule.counts_of(_runs(dumps[name], generation, operands))
+        else:
+            own = [key for key in trip_counts or {} if len(names) == 1 or key.startswith(f"{short}/")]
+            counts = {key.rpartition("/")[2]: (trip_counts or {})[key] for key in own}
+        kernels.append(kernel.with_counts(counts))
     outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names and "<" not in name}
     return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
 
@@ -208,6 +217,11 @@ def _dumps() -> dict[str, dict[str, str]]:
                 found.setdefault(parts[1], dict.fromkeys(kinds, ""))[kind] = path.read_text()
     found.pop("TLP", None)  # the program that calls the others
     return found
+
+
+def _runs(dump: dict[str, str], generation: str, operands: Sequence[np.ndarray]) -> np.ndarray:
+    texts = tpu_bundles.bundle_texts(dump["bundles"])
+    return tpu_trace.count_runs(texts, dump["allocations"], tpu_bundles.DELAY_SLOTS[generation], operands)
 
 
 def _kernel_result(name: str, dump: dict[str, str], generation: str) -> KernelResult:

@@ -1,0 +1,50 @@
+"""The scalar-prefetch operands of each Pallas call of a function, where its arguments are partly values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+_UNKNOWN = object()  # what depends on an argument of which only the shape is given
+
+
+def prefetched(fn: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, list[np.ndarray]]]:
+    """Name and scalar operands of every Pallas call, in the order of the program.
+
+    args: pytrees of arrays and ShapeDtypeStructs. Raises ValueError where an operand depends on the latter.
+    """
+    leaves = jax.tree.leaves(list(args))
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), list(args))
+    found: list[tuple[str, list[np.ndarray]]] = []
+    closed = jax.make_jaxpr(fn)(*shapes)
+    known = [_UNKNOWN if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves]
+    _walk(closed.jaxpr, closed.consts, known, found)
+    return found
+
+
+def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: list[tuple[str, list[np.ndarray]]]) -> list:
+    """Values of the results, evaluated as far as they are known."""
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+    for equation in jaxpr.eqns:
+        operands = [v.val if isinstance(v, core.Literal) else values[v] for v in equation.invars]
+        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+        if equation.primitive.name == "pallas_call":
+            scalars = operands[: equation.params["grid_mapping"].num_index_operands]
+            name = equation.params["name"] or "kernel"
+            if any(value is _UNKNOWN for value in scalars):
+                raise ValueError(f"{name}: a scalar-prefetch operand depends on an argument without a value")
+            found.append((name, [np.asarray(value) for value in scalars]))
+            results: list[Any] = [_UNKNOWN] * len(equation.outvars)
+        elif isinstance(inner, core.ClosedJaxpr):
+            results = _walk(inner.jaxpr, inner.consts, operands, found)
+        elif any(value is _UNKNOWN for value in operands):
+            results = [_UNKNOWN] * len(equation.outvars)
+        else:
+            result = equation.primitive.bind(*operands, **equation.params)
+            results = result if equation.primitive.multiple_results else [result]
+        values.update(zip(equation.outvars, results, strict=True))
+    return [v.val if isinstance(v, core.Literal) else values[v] for v in jaxpr.outvars]

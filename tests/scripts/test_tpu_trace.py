@@ -1,0 +1,44 @@
+"""Running the scalar half of a schedule of a few bundles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scripts.tpu_trace import count_runs
+
+_ALLOCATIONS = "#allocation7 [shape = 'u8[512]{0}', space=smem, scoped, tag = 'prefetched SMEM operand 0']"
+# for i in range(rows[0]): if rows[1 + i] > 2: (bundle 6). Branches have one delay slot.
+_TEXTS = [
+    "0 : { %s1_s0 = smov 0  ;;  %s2_s1 = sld [smem:[#allocation7]] }",
+    "1 LB: > { %s3_s2 = sld [smem:[#allocation7 + %s5_s3 + $0x1]]  ;;  %s5_s3 = sphi %s1_s0, %s6_s3 /* phi copy */ }",
+    "2 : > { %p1_p0 = scmp.le.s32.totalorder %s3_s2, 2 /* is it small */ }",
+    "3 : > { %9 = sbr.rel (%p1_p0) target bundleno = 7 (0x7), region = 1 }",
+    "4 : > { %s6_s3 = sadd.s32 1, %s5_s3 }",
+    "5 : > { %8 = vst [vmem:[#allocation3]] %v1_v1  ;;  %7 = sst [smem:[#allocation4_spill]] %s6_s3 }",
+    "6 : > {}",
+    "7 PF: > { %p2_p1 = scmp.ge.s32.totalorder %s6_s3, %s2_s1  ;;  %s8_s4 = sld [smem:[#allocation4_spill]] (%p1_p0) }",
+    "8 : > { %9 = sbr.rel (!%p2_p1) target bundleno = 1 (0x1), region = 2 }",
+    "9 : > {}",
+    "10 : { %s10_s5 = sadd.s32 4294967295, %s2_s1 }",
+]
+
+
+def test_branches_follow_the_prefetched_scalars() -> None:
+    runs = count_runs(_TEXTS, _ALLOCATIONS, 1, [np.array([3, 2, 7, 1], np.int32)])
+    assert runs.tolist() == [1, 3, 3, 3, 3, 1, 1, 3, 3, 3, 1]
+
+
+def test_a_loop_that_does_not_end_is_an_error() -> None:
+    with pytest.raises(ValueError, match="more than 50 bundles ran"):
+        count_runs(_TEXTS, _ALLOCATIONS, 1, [np.full(100, 99, np.int32)], max_steps=50)
+
+
+def test_an_unknown_instruction_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"the scalar instruction 'sfoo\.s32' .* is not known"):
+        count_runs(["0 : { %s1_s0 = sfoo.s32 1, 2 }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
+
+
+def test_scalar_memory_that_nothing_known_fills_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'allocation9'"):
+        count_runs(["0 : { %s1_s0 = sld [smem:[#allocation9]] }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
