@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,22 @@ def restore(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str
     except Exception as error:  # what Orbax raises for damaged data is a bare Exception
         raise ValueError(f"{path / PARAMS} cannot be read ({error}); copy or convert the checkpoint again") from error
     return {name: params[name] for name in targets}
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the arrays as a new Orbax folder; names may hold slashes."""
+    with _checkpointer(max(array.nbytes for array in arrays.values())) as (checkpointer, ocp):
+        how = dict.fromkeys(arrays, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(dict(arrays), save_args=how))
+
+
+def restore_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of a folder that `save_arrays` wrote, on the host."""
+    with _checkpointer(1) as (checkpointer, ocp):
+        item = dict.fromkeys(names, 0)
+        how = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
+        restored = checkpointer.restore(path.absolute(), args=ocp.args.PyTreeRestore(item, restore_args=how))
+    return {name: np.asarray(restored[name]) for name in names}
 
 
 def read_description(path: Path) -> dict[str, Any]:

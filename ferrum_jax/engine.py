@@ -147,6 +147,20 @@ class Engine:
         self._choices.update((choice.request.id, choice) for choice in submission.choices)
         return submission.id
 
+    def prompt_keys(
+        self, prompt_token_ids: Sequence[int], *, cache_salt: str = "", media: Sequence[MediaSpan] = ()
+    ) -> list[bytes]:
+        """The keys of a prompt's full blocks."""
+        request = Request(
+            id=0,
+            token_ids=[int(t) for t in prompt_token_ids],
+            num_prompt_tokens=len(prompt_token_ids),
+            max_total_tokens=len(prompt_token_ids) + 1,
+            cache_salt=cache_salt.encode(),
+            media=tuple(media),
+        )
+        return self.scheduler.cache.keys_of(request)
+
     def _make_choice(
         self, submission: _Submission, token_ids: list[int], choice: int, seed: int, priority: int
     ) -> _Choice:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -23,9 +25,11 @@ from ferrum_jax.cache.pools import make_pools
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
+from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar
 from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
 from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.runner import Runner
@@ -182,6 +186,63 @@ class LLM:
             raise ValueError("the checkpoint has no chat template; give a plain prompt, or LLM(tokenizer=...) with one")
         return self._chat.render(messages, **arguments)
 
+    # -- cached prefixes -------------------------------------------------------------------------------
+
+    def cache_prefix(self, prompt: Prompt, *, pin: bool = False) -> int:
+        """Computes a prompt, so that prompts that begin with it hit its full blocks; how many tokens these are.
+
+        pin: they stay until `unpin_prefixes`, whatever else runs. Raises ValueError if too little would be left.
+        """
+        self.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0), progress=False)
+        keys = self._prompt_keys(prompt)
+        if pin:
+            self.engine.scheduler.pin(keys)
+        return len(keys) * self.ledger.block_size
+
+    def unpin_prefixes(self) -> None:
+        """Pinned prefixes are cached like all others again."""
+        self.engine.scheduler.unpin()
+
+    def save_prefix_cache(self, path: str | os.PathLike[str], prompts: Prompt | Sequence[Prompt] | None = None) -> int:
+        """Writes cached blocks to a new folder, those of `prompts` or all; how many that were.
+
+        Any process may load them that runs the same model with the same KV dtype and block size. Raises ValueError
+        when nothing is cached, or when the folder is there and not empty.
+        """
+        keys = None
+        if prompts is not None:
+            many: list[Any] = [prompts] if single(prompts) else list(prompts)
+            keys = [key for prompt in many for key in self._prompt_keys(prompt)]
+        return self._prefix_cache().save(Path(path), keys)
+
+    def load_prefix_cache(self, path: str | os.PathLike[str], *, pin: bool = False) -> int:
+        """Caches the blocks that `save_prefix_cache` wrote, the most recently used ones where not all fit; how many.
+
+        pin: they stay until `unpin_prefixes`. Raises ValueError naming the folder when it is of another model, KV
+        dtype or block size, or damaged; nothing has changed then.
+        """
+        prefixes = self._prefix_cache()
+        arrays = prefixes.read(Path(path))
+        keys = self._whole(lambda: prefixes.put(arrays))
+        if pin:
+            self.engine.scheduler.pin(keys)
+        return len(keys)
+
+    def _prompt_keys(self, prompt: Prompt) -> list[bytes]:
+        parts = take_apart(prompt)
+        return self.engine.prompt_keys(self._token_ids(parts.content), cache_salt=parts.cache_salt, media=parts.media)
+
+    def _prefix_cache(self) -> PrefixCache:
+        compiles = self._counter.count
+        self.loaded.copies.warm_up()
+        self._compiles_at_start += self._counter.count - compiles  # it is no step that compiles here
+        return PrefixCache(
+            spec=self.spec,
+            fingerprint=self.loaded.fingerprint,
+            cache=self.engine.scheduler.cache,
+            runner=self.engine.runner,
+        )
+
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory."""
         runner = self.engine.runner
@@ -311,6 +372,7 @@ class Loaded:
     layout: Layout
     weights: tuple[jax.Array, ...]
     executables: Executables
+    copies: BlockCopies
     fingerprint: bytes
     end_ids: frozenset[int]
 
@@ -345,6 +407,7 @@ def load(
         layout=layout,
         weights=tuple(tensors[name] for name in layout.targets),
         executables=executables,
+        copies=BlockCopies(layout, store),
         fingerprint=bytes.fromhex(digest),
         end_ids=_end_ids(spec, checkpoint.generation_config),
     )
@@ -373,6 +436,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
             pools=make_pools(layout.pools, fill=fill),
             executables=loaded.executables,
             ladder=layout.ladder,
+            copies=loaded.copies,
         ),
         scheduler=Scheduler(
             cache=cache,

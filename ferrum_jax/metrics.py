@@ -40,6 +40,7 @@ class ReuseMetrics:
     peak_live: int = 0
     entries: int = 0  # keyed blocks, live or cached
     bytes: int = 0  # of the keyed blocks
+    pinned: int = 0
 
     def snapshot(self) -> dict[str, Any]:
         """All of it, as JSON holds it."""

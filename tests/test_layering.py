@@ -48,7 +48,15 @@ MAY_IMPORT = {
         "ferrum_jax.runtime",
         "ferrum_jax.sampling",
     ),
+    "ferrum_jax.prefix_cache": (
+        *NOUN_MODULES,
+        "ferrum_jax.scheduling",
+        "ferrum_jax.runtime",
+        "ferrum_jax.cache",
+        "checkpoints",
+    ),
     "ferrum_jax.llm": (
+        "ferrum_jax.prefix_cache",
         *NOUN_MODULES,
         "ferrum_jax.engine",
         "ferrum_jax.scheduling",
@@ -74,7 +82,7 @@ MAY_USE = {
     "ferrum_jax.flags": (),
     "ferrum_jax.batch": ("rich",),
     "ferrum_jax.what_if": ("rich", "matplotlib"),
-    "ferrum_jax.cache": ("jax",),
+    "ferrum_jax.cache": ("jax", "numpy"),
     "ferrum_jax.sampling": ("jax", "numpy"),
 }
 

@@ -7,12 +7,15 @@ dispatch is the only synchronisation. One runner serves one thread.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
+from ferrum_jax.cache.blocks import LayerBlocks
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.plan import StepPlan
+from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.compile import Executables
 from ferrum_jax.runtime.inputs import pack
@@ -40,10 +43,18 @@ class Runner:
     """Runs steps on one device."""
 
     def __init__(
-        self, *, weights: tuple[jax.Array, ...], pools: Pools, executables: Executables, ladder: Ladder
+        self,
+        *,
+        weights: tuple[jax.Array, ...],
+        pools: Pools,
+        executables: Executables,
+        ladder: Ladder,
+        copies: BlockCopies,
     ) -> None:
         self._weights = weights
         self._kv = pools.flat_kv()
+        self._kv_tree = jax.tree.structure(pools.kv)
+        self._copies = copies
         self._slots = pools.slots
         self._executables = executables
         self._ladder = ladder
@@ -63,6 +74,17 @@ class Runner:
     def write_slot(self, slot: int, record: np.ndarray) -> None:
         """Puts the sampling record of a request that is about to run into its row slot."""
         self._slots = self._executables.write_slot(self._slots, np.int32(slot), record)
+
+    def read_blocks(self, group: int, ids: Sequence[int]) -> Iterator[tuple[slice, tuple[LayerBlocks, ...]]]:
+        """(which of the ids, their blocks with padding after them) in batches, on their way to the host."""
+        return self._copies.read(jax.tree.unflatten(self._kv_tree, self._kv), group, ids)
+
+    def write_blocks(
+        self, group: int, ids: Sequence[int], blocks: Callable[[slice, int], tuple[LayerBlocks, ...]]
+    ) -> None:
+        """Puts blocks into the pools at `ids`; blocks(which of the ids, size) gives each batch."""
+        pools = self._copies.write(jax.tree.unflatten(self._kv_tree, self._kv), group, ids, blocks)
+        self._kv = tuple(jax.tree.leaves(pools))
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once."""

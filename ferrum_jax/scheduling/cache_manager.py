@@ -21,6 +21,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.id_pool import IdPool
+from ferrum_jax.scheduling.pins import Pins
 from ferrum_jax.scheduling.prefix import extend_keys, root_key
 
 
@@ -48,6 +49,7 @@ class CacheManager:
         self.enabled = enabled
         self.pools = tuple(IdPool(size) for size in pool_sizes)
         width = ceil_div(max_model_len, block_size)
+        self.pins = Pins(self.pools)
         self.tables = tuple(np.zeros((max_num_seqs + 1, width), np.int32) for _ in pool_sizes)
         self.num_blocks = np.zeros(max_num_seqs + 1, np.int32)  # by row slot
         self.num_published = np.zeros(max_num_seqs + 1, np.int32)
@@ -204,6 +206,21 @@ class CacheManager:
             salt=request.cache_salt,
         )
 
+    def keys_of(self, request: Request) -> list[bytes]:
+        """The keys of all full blocks of the request's tokens."""
+        num_blocks = len(request.token_ids) // self.block_size
+        self._extend_keys(request, num_blocks)
+        return request.keys[:num_blocks]
+
+    def num_usable(self, request: Request) -> int:
+        """The blocks that the request can have when nothing else runs: all that are not pinned, or pinned for it."""
+        usable = []
+        for group, pool in enumerate(self.pools):
+            pinned = len(self.pins.ids(group))
+            own = self.pins.num_among(group, self.keys_of(request)) if pinned and request.takes_hits else 0
+            usable.append(pool.num_ids - 1 - pinned + own)
+        return min(usable)
+
     # -- what a step and a reader see ------------------------------------------------------------------
 
     def gather_tables(self, slots: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -221,11 +238,12 @@ class CacheManager:
         metrics.clean = sum(pool.num_clean for pool in pools)
         metrics.peak_live = sum(pool.peak_live for pool in pools)
         metrics.entries = sum(pool.num_keyed for pool in pools)
+        metrics.pinned = self.pins.num_pinned
         metrics.bytes = sum(pool.num_keyed * size for pool, size in zip(pools, self._block_bytes, strict=True))
         return metrics
 
     def reset(self) -> None:
-        """Forget every cached prefix. Raises ValueError while a row owns blocks."""
+        """Forget every cached prefix. Raises ValueError while a row owns blocks or one is pinned."""
         for pool in self.pools:
             pool.reset()
 
@@ -233,9 +251,9 @@ class CacheManager:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""
         columns = np.arange(self.tables[0].shape[1])
         used = columns < self.num_blocks[:, None]
-        for pool, table in zip(self.pools, self.tables, strict=True):
+        for group, (pool, table) in enumerate(zip(self.pools, self.tables, strict=True)):
             assert np.array_equal(table != 0, used), "a table holds ids beyond its blocks, or null within them"
-            pool.check_invariants(Counter(table[used].tolist()))
+            pool.check_invariants(Counter([*table[used].tolist(), *self.pins.ids(group)]))
             for request in running:
                 for index in range(int(self.num_published[request.slot])):
                     id = int(table[request.slot, index])

@@ -13,7 +13,7 @@ The pool knows nothing of what its ids stand for; whoever acquires or retains an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class IdPool:
@@ -28,6 +28,7 @@ class IdPool:
         self.num_cached = 0
         self.peak_live = 0
         self.evictions = 0
+        self.on_evict: Callable[[int, bytes], None] | None = None  # called with id and key before the id is handed out
         self.revivals = 0
         self._forget()
 
@@ -110,6 +111,8 @@ class IdPool:
             assert key is not None, f"cached id {id} has no key"
             del id_of[key]
             key_of[id] = None
+            if self.on_evict is not None:
+                self.on_evict(id, key)
             ids.append(id)
             id = following[id]
         following[0] = id
@@ -180,6 +183,15 @@ class IdPool:
                 break
             ids.append(id)
         return ids
+
+    def keyed(self) -> list[tuple[int, bytes]]:
+        """(id, key) of every keyed id: cached ones from the least recently used on, then live ones."""
+        ids, id = [], self._next[0]
+        while id:
+            ids.append(id)
+            id = self._next[id]
+        ids += [id for id in sorted(self._id_of.values(), reverse=True) if self._refs[id]]
+        return [(id, key) for id in ids if (key := self._key_of[id]) is not None]
 
     def num_cached_among(self, ids: Iterable[int]) -> int:
         """How many of these published ids nobody holds."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,6 +56,10 @@ class Scheduler:
         self._num_steps = 0
 
     @property
+    def cache(self) -> CacheManager:
+        return self._cache
+
+    @property
     def num_running(self) -> int:
         return len(self._rows)
 
@@ -85,16 +90,42 @@ class Scheduler:
                 f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
                 f"more than max_model_len, {self._max_model_len}; shorten the prompt or lower max_tokens"
             )
-        needed = ceil_div(total - 1, self._cache.block_size)  # the last token is sampled, never computed
-        available = min(pool.num_ids - 1 for pool in self._cache.pools)
+        needed, available = self._num_needed(request), self._cache.num_usable(request)
         if needed > available:
             raise ValueError(
                 f"request {request.id} needs {needed} blocks of {self._cache.block_size} tokens and the whole pool has "
-                f"{available}; shorten it, or raise num_blocks or kv_memory_bytes"
+                f"{available}{self._but_pinned()}; shorten it, or raise num_blocks or kv_memory_bytes"
             )
         assert request.id not in self._unfinished, f"request id {request.id} is taken by an unfinished request"
         self._unfinished[request.id] = request
         self._waiting.push(request)
+
+    def _num_needed(self, request: Request) -> int:
+        return ceil_div(request.max_total_tokens - 1, self._cache.block_size)  # the last token is never computed
+
+    def _but_pinned(self) -> str:
+        pinned = self._cache.pins.num_pinned
+        return f" that are not pinned ({pinned} are)" if pinned else ""
+
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep the blocks of these keys until `unpin`; how many are kept.
+
+        Raises ValueError, and then nothing is pinned, if requests that were accepted could not run beside them.
+        """
+        needed = max((self._num_needed(request) for request in self._unfinished.values()), default=1)
+        for group, pool in enumerate(self._cache.pools):
+            new = sum(pool.find(key) not in (0, *self._cache.pins.ids(group)) for key in keys)
+            left = pool.num_ids - 1 - len(self._cache.pins.ids(group)) - new
+            if left < needed:
+                raise ValueError(
+                    f"{new} more blocks pinned leave {left} of {pool.num_ids - 1}, and {needed} are needed; "
+                    "pin less, or raise num_blocks or kv_memory_bytes"
+                )
+        return self._cache.pins.add(keys)
+
+    def unpin(self) -> None:
+        """Pin nothing any more."""
+        self._cache.pins.clear()
 
     def abort(self, request_id: int) -> Request | None:
         """End a request wherever it is, with finish_reason "abort"; None if it is not here any more."""

@@ -288,6 +288,7 @@ def test_counters_are_exact() -> None:
         "peak_live": 10,
         "entries": 3,
         "bytes": 300,
+        "pinned": 0,
     }
 
 

@@ -1,0 +1,92 @@
+"""A saved prefix cache: blocks of KV by their keys, as a folder that another process restores.
+
+    prefixes.json    format version, what the keys belong to, the names of the arrays, the digest of every file of
+                     arrays/, and its own digest
+    arrays/          Orbax: for group g `g/keys` [n, 16] uint8 and for layer l `g/l/values` [n, C, 2K, H] (and, for
+                     int8, `g/l/scales` [n, 2K, C])
+
+Rows stand from the least recently used block to the most recently used one. Nothing here depends on the mesh,
+on ids or on how the pools are packed. A folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints.folder import read_json
+from checkpoints.store import check_free, restore_arrays, save_arrays
+
+FORMAT = 1
+DESCRIPTION = "prefixes.json"
+ARRAYS = "arrays"
+
+
+def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the folder, atomically. identity: JSON values, all of which must be equal where it is restored.
+
+    Raises ValueError when `path` is there and not an empty folder.
+    """
+    check_free(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    temporary.mkdir()
+    try:
+        save_arrays(temporary / ARRAYS, arrays)
+        description = {
+            "format": FORMAT,
+            "identity": dict(identity),
+            "arrays": sorted(arrays),
+            "files": _file_digests(temporary / ARRAYS),
+        }
+        description["digest"] = _digest(description)
+        (temporary / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+
+
+def load_prefixes(path: Path, identity: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a folder, every byte checked.
+
+    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, and for
+    one that is damaged; OSError where there is none.
+    """
+    description = read_json(path / DESCRIPTION)
+    if description.get("format") != FORMAT:
+        raise ValueError(f"{path} has prefix cache format {description.get('format')!r}, this version reads {FORMAT}")
+    if description.pop("digest", None) != _digest(description):
+        raise ValueError(f"{path / DESCRIPTION} is damaged; save the prefixes again")
+    saved = description["identity"]
+    wrong = [
+        f"{name} is {saved.get(name)!r} there and {identity.get(name)!r} here"
+        for name in sorted(saved.keys() | identity.keys())
+        if saved.get(name) != identity.get(name)
+    ]
+    if wrong:
+        raise ValueError(f"{path} holds prefixes of another engine: {'; '.join(wrong)}; save them with this one")
+    found = _file_digests(path / ARRAYS)
+    damaged = sorted(name for name, digest in description["files"].items() if found.get(name) != digest)
+    if damaged:
+        raise ValueError(f"{path / ARRAYS} is damaged, changed or missing are {damaged}; save the prefixes again")
+    return restore_arrays(path / ARRAYS, description["arrays"])
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    digests = {}
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        with open(file, "rb") as opened:
+            digests[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "blake2b").hexdigest()
+    return digests
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,154 @@
+"""Cached prefixes that outlive their pool: saved, loaded elsewhere, and pinned."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import build_engine
+from ferrum_jax.prefix_cache import PrefixCache
+from tests.support import ROOT, small_llm
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+def prompt(seed: int, length: int = 70) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 250, length).tolist()
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    llm = small_llm("qwen3")
+    fresh(llm, monkeypatch)
+    return llm
+
+
+def fresh(llm, monkeypatch, **overrides):
+    """Give the LLM an engine with empty pools, as another process has."""
+    config = dataclasses.replace(llm.config, **overrides)
+    monkeypatch.setattr(llm, "_engine", build_engine(llm.loaded, config, llm.tokenizer, fill=float("nan")))
+
+
+def answer(llm, ids, **fields):
+    (output,) = llm.generate({"prompt_token_ids": ids, **fields}, GREEDY, progress=False)
+    llm.engine.scheduler.check_invariants()
+    return output
+
+
+def test_a_saved_prefix_is_hit_by_another_engine_with_the_same_tokens(llm, monkeypatch, tmp_path):
+    cold = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
+    assert llm.save_prefix_cache(tmp_path / "saved") == 3 * 4
+    fresh(llm, monkeypatch)
+    assert llm.load_prefix_cache(tmp_path / "saved") == 12
+    warm = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
+    assert [o.num_cached_tokens for o in warm] == [64] * 3 and [o.token_ids for o in warm] == [
+        o.token_ids for o in cold
+    ]
+    assert llm.stats()["compiles_after_ready"] == 0
+
+
+def test_prefixes_may_be_selected(llm, monkeypatch, tmp_path):
+    for seed in (1, 2, 3):
+        answer(llm, prompt(seed))
+    assert llm.save_prefix_cache(tmp_path / "saved", [prompt(1), prompt(3, 40)]) == 6
+    fresh(llm, monkeypatch)
+    llm.load_prefix_cache(tmp_path / "saved")
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (1, 2, 3)] == [64, 0, 32]
+
+
+def test_what_is_here_already_is_not_loaded_again(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    before = llm.engine.scheduler.metrics().snapshot()
+    assert llm.load_prefix_cache(tmp_path / "saved") == 4
+    assert llm.engine.scheduler.metrics().snapshot() == before
+
+
+def test_where_not_all_fits_the_heads_of_the_most_recent_prefixes_are_loaded(llm, monkeypatch, tmp_path):
+    for seed in (1, 2, 3):
+        answer(llm, prompt(seed))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, num_blocks=6)
+    assert llm.load_prefix_cache(tmp_path / "saved") == 6
+    llm.engine.scheduler.check_invariants()
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (3, 2)] == [64, 16]
+
+
+def test_a_foreign_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    other = PrefixCache(spec=llm.spec, fingerprint=b"other", cache=llm.engine.scheduler.cache, runner=llm.engine.runner)
+    with pytest.raises(ValueError, match=r"saved holds prefixes of another engine: model is '.*' there and '6f74"):
+        other.read(tmp_path / "saved")
+
+
+def test_a_damaged_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    damaged = shutil.copytree(tmp_path / "saved", tmp_path / "damaged")
+    largest = max((p for p in damaged.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1] + b"?")
+    engine, before = llm.engine, llm.stats()
+    with pytest.raises(ValueError, match="damaged"):
+        llm.load_prefix_cache(damaged)
+    assert llm.engine is engine and llm.stats() == before
+
+
+def test_an_empty_cache_is_not_saved(llm, tmp_path):
+    with pytest.raises(ValueError, match="no full block is cached, so there is nothing to save"):
+        llm.save_prefix_cache(tmp_path / "saved")
+
+
+def test_a_pinned_prefix_stays_whatever_runs_and_goes_when_it_is_unpinned(llm, monkeypatch, tmp_path):
+    fresh(llm, monkeypatch, num_blocks=12)
+    assert llm.cache_prefix(prompt(1), pin=True) == 64
+    for seed in range(10, 16):
+        answer(llm, prompt(seed, 100))
+    assert llm.stats()["pinned"] == llm.stats()["live"] == 4
+    assert answer(llm, prompt(1)).num_cached_tokens == 64
+    llm.unpin_prefixes()
+    for seed in range(10, 14):
+        answer(llm, prompt(seed, 150))
+    assert answer(llm, prompt(1)).num_cached_tokens == 0 and llm.stats()["pinned"] == 0
+
+
+def test_a_loaded_prefix_may_be_pinned(llm, monkeypatch, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, num_blocks=12)
+    llm.load_prefix_cache(tmp_path / "saved", pin=True)
+    answer(llm, prompt(2, 120))
+    assert llm.stats()["pinned"] == 4 and answer(llm, prompt(1)).num_cached_tokens == 64
+    llm.unpin_prefixes()
+
+
+def test_what_pins_leave_no_room_for_is_refused(llm, monkeypatch):
+    fresh(llm, monkeypatch, num_blocks=6)
+    with pytest.raises(ValueError, match="6 more blocks pinned leave 0 of 6, and 1 are needed"):
+        llm.cache_prefix([*prompt(1, 95), 7], pin=True)
+    llm.cache_prefix(prompt(1), pin=True)
+    with pytest.raises(ValueError, match=r"the whole pool has 2 that are not pinned \(4 are\); shorten it"):
+        answer(llm, prompt(2, 40))
+    assert answer(llm, [*prompt(1)[:64], *prompt(2, 20)]).num_cached_tokens == 64, "beside its own pinned prefix"
+
+
+@pytest.mark.slow
+def test_another_process_restores_what_this_one_saved(llm, tmp_path):
+    tokens = answer(llm, prompt(1)).token_ids
+    llm.save_prefix_cache(tmp_path / "saved")
+    program = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from tests.engine.test_prefix_cache import GREEDY, prompt, small_llm
+llm = small_llm("qwen3")
+llm.load_prefix_cache({str(tmp_path / "saved")!r})
+(output,) = llm.generate([prompt(1)], GREEDY, progress=False)
+print(output.num_cached_tokens, *output.token_ids)
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert [int(word) for word in out.split()] == [64, *tokens]
