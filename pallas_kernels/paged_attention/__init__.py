@@ -11,12 +11,46 @@ import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
-from pallas_kernels.paged_attention import xla
+from pallas_kernels.paged_attention import schedule as xla_schedule
+from pallas_kernels.paged_attention import tpu, tpu_schedule, xla
 from pallas_kernels.paged_attention.config import AttentionConfig
-from pallas_kernels.paged_attention.schedule import RaggedBatch, Schedule, make_schedule
+from pallas_kernels.paged_attention.schedule import RaggedBatch, Schedule
+from pallas_kernels.paged_attention.tpu_config import TpuConfig
+from pallas_kernels.paged_attention.tpu_schedule import TpuSchedule
 from pallas_kernels.shapes import check_shapes
 
-__all__ = ["AttentionConfig", "RaggedBatch", "Schedule", "make_schedule", "paged_attention"]
+__all__ = ["AttentionConfig", "RaggedBatch", "Schedule", "TpuConfig", "TpuSchedule", "make_schedule", "paged_attention"]
+
+
+def make_schedule(
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    block_size: int,
+    config: AttentionConfig | TpuConfig,
+    window: int | None = None,
+    causal: bool = True,
+    implementation: str = "xla",
+) -> Schedule | TpuSchedule:
+    """The work of a step of `num_tokens` flat tokens, for all layers of one window, as `implementation` needs it.
+
+    config: AttentionConfig for "xla", TpuConfig for "mosaic_tpu". window: a token at position p attends to positions
+    p - window + 1 .. p; None is all up to p. causal: False for encoders, where each token of a row attends to all of
+    the row's positions, 0 .. start + count - 1. Raises ValueError for a config of another implementation, for one
+    that does not fit the step, for a window that is not causal, and for an unknown implementation.
+    """
+    if window is not None and not causal:
+        raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
+    makers = {
+        "xla": (AttentionConfig, xla_schedule.make_schedule),
+        "mosaic_tpu": (TpuConfig, tpu_schedule.make_schedule),
+    }
+    if implementation not in makers:
+        raise ValueError(f"implementation is {implementation!r}; paged_attention has {sorted(makers)}")
+    kind, make = makers[implementation]
+    if not isinstance(config, kind):
+        raise ValueError(f"config is a {type(config).__name__}; {implementation!r} takes a {kind.__name__}")
+    return make(batch, num_tokens=num_tokens, block_size=block_size, config=config, window=window, causal=causal)
 
 
 def paged_attention(
@@ -24,7 +58,7 @@ def paged_attention(
     k: jax.Array,
     v: jax.Array,
     pool: KVPool,
-    schedule: Schedule,
+    schedule: Schedule | TpuSchedule,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -48,6 +82,10 @@ def paged_attention(
         )
     check_pool(pool, sizes["K"], implementation)
     if implementation == "xla":
+        assert isinstance(schedule, Schedule), "the schedule was made for another implementation"
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
         return xla.attention(q, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks), pool
-    raise ValueError(f"implementation is {implementation!r}; paged_attention has only 'xla'")
+    if implementation == "mosaic_tpu":
+        assert isinstance(schedule, TpuSchedule), "the schedule was made for another implementation"
+        return tpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
+    raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla' and 'mosaic_tpu'")

@@ -66,21 +66,13 @@ def make_schedule(
     config: AttentionConfig,
     window: int | None = None,
     causal: bool = True,
-    implementation: str = "xla",
 ) -> Schedule:
     """Where a step of `num_tokens` flat tokens writes, its query tiles, and the KV tiles that each visits.
 
-    window: a token at position p attends to positions p - window + 1 .. p; None is all up to p. causal: False for
-    encoders, where each token of a row attends to all of the row's positions, 0 .. start + count - 1.
-    Raises ValueError where the tiles do not fit the step or the blocks, for a window that is not causal, and for
-    an unknown implementation.
+    See the package's make_schedule. Raises ValueError where the tiles do not fit the step or the blocks.
     """
-    if implementation != "xla":
-        raise ValueError(f"implementation is {implementation!r}; paged_attention has only 'xla'")
     if config.tile_kv % block_size:
         raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {block_size}")
-    if window is not None and not causal:
-        raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
     if config.decode_tile_q is None:
         parts = [(batch.counts, config.tile_q)]
     else:
