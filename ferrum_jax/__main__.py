@@ -66,7 +66,12 @@ def _batch(args: argparse.Namespace) -> int:
     from ferrum_jax.batch.job import run_batch
 
     config = engine_config(args)
-    settings = {"dtype": config.dtype, "max_model_len": config.max_model_len, "tokenizer": args.tokenizer}
+    settings = {
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
+        "max_model_len": config.max_model_len,
+        "tokenizer": args.tokenizer,
+    }
     with contextlib.ExitStack() as stack:
 
         def make_llm() -> LLM:
@@ -254,10 +259,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(batch)
 
     bench = _command(
-        commands, "bench", _bench, "measure offline throughput and print one JSON line", "--model DIR --workload NAME"
+        commands,
+        "bench",
+        _bench,
+        "measure offline throughput, or the error of a KV dtype, and print one JSON line",
+        "--model DIR --workload NAME",
     )
     bench.add_argument(
-        "--workload", required=True, choices=("decode", "single", "shared_prefix", "ragged"), help="what to run"
+        "--workload",
+        required=True,
+        choices=("decode", "single", "shared_prefix", "ragged", "kv_error"),
+        help="what to run; kv_error measures no time but what --kv-dtype does to the logits",
     )
     _add_model(bench)
 

@@ -18,11 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ferrum_jax.kv_error import measure_kv_error
 from ferrum_jax.llm import LLM
 from ferrum_jax.request import SamplingParams
 
 Request = tuple[list[int], int]  # token ids, tokens to generate
 WORKLOADS = ("decode", "single", "shared_prefix", "ragged")
+KV_ERROR = "kv_error"  # measures no time: what kv_dtype does to logits
 
 
 def make_workload(name: str, vocab_size: int, seed: int) -> list[Request]:
@@ -84,6 +86,8 @@ def bytes_per_decode_step(llm: LLM, requests: list[Request]) -> float:
 
 def measure(llm: LLM, workload: str) -> dict[str, Any]:
     """One JSON-ready record of a workload: it runs twice with different prompts and the second run counts."""
+    if workload == KV_ERROR:
+        return {"workload": workload, **measure_kv_error(llm), **_environment(llm)}
     vocab_size = llm.spec.vocab_size
     first = run_workload(llm, make_workload(workload, vocab_size, seed=1))
     requests = make_workload(workload, vocab_size, seed=2)
@@ -101,6 +105,12 @@ def measure(llm: LLM, workload: str) -> dict[str, Any]:
         "bytes_per_decode_step": round(moved),
         "measured_bandwidth_bytes_per_s": round(bandwidth),
         "decode_step_floor_s": round(moved / bandwidth, 4),
+        **_environment(llm),
+    }
+
+
+def _environment(llm: LLM) -> dict[str, Any]:
+    return {
         "config": {k: v for k, v in dataclasses.asdict(llm.config).items() if k != "compilation_cache_dir"},
         "device": jax.devices()[0].device_kind,
         "cpus": len(os.sched_getaffinity(0)),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-_IMPLEMENTATIONS = ("xla",)
+_IMPLEMENTATIONS = (None, "xla", "mosaic_tpu")
 _DTYPES = ("auto", "float32", "bfloat16")
+_KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,12 +14,15 @@ class EngineConfig:
     """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
 
     dtype: of weights and activations; "auto" is float32 on the CPU, the checkpoint's own elsewhere.
-    block_size: tokens per KV block; None takes the platform's.
+    kv_dtype: of the KV pool; "auto" is dtype. int8 has a scale per token and head, fp8_e4m3 and fp8_e5m2 none; all
+    three change logits a little (`ferrum-jax bench --workload kv_error` says how much).
+    block_size: tokens per KV block; None takes the platform's: the smallest power of two from 16 to 128 whose block
+    has 32 KB a device and layer, 16 on the CPU.
     max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
     max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of the kernels; only "xla" so far. mesh: only "tp=1" so far.
+    implementation: of attention, "xla" or "mosaic_tpu"; None takes the platform's own. mesh: only "tp=1" so far.
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.
     seed: from which a request without a seed gets one, with its content and its index.
@@ -27,6 +31,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     block_size: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -35,7 +40,7 @@ class EngineConfig:
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
     invariant: bool = False
-    implementation: str = "xla"
+    implementation: str | None = None
     mesh: str = "tp=1"
     seed: int = 0
     trace: str | None = None
@@ -44,6 +49,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {_DTYPES}")
+        if self.kv_dtype not in _KV_DTYPES:
+            raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {_KV_DTYPES}")
         if self.implementation not in _IMPLEMENTATIONS:
             raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
         if self.mesh != "tp=1":

@@ -16,13 +16,14 @@ from ferrum_jax.request import SamplingParams
 # field -> (type, help); True and False are flags that set the field so
 _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "dtype": (str, "dtype of weights and activations: auto, float32 or bfloat16"),
+    "kv_dtype": (str, "dtype of the KV pool: auto, float32, bfloat16, int8, fp8_e4m3 or fp8_e5m2"),
     "block_size": (int, "tokens per KV block, a power of two"),
     "max_model_len": (int, "most tokens in a request, prompt and output together"),
     "max_num_seqs": (int, "most requests that run at once"),
     "max_num_batched_tokens": (int, "most tokens in one step"),
     "kv_memory_bytes": (int, "size of the KV pool in bytes"),
     "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
-    "implementation": (str, "implementation of the kernels; only xla so far"),
+    "implementation": (str, "implementation of attention: xla or mosaic_tpu; the platform's own where it is left out"),
     "mesh": (str, "devices by axis; only tp=1, one device, so far"),
     "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
     "seed": (int, "seed from which requests without one get theirs"),

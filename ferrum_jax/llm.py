@@ -426,7 +426,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         max_num_seqs=config.max_num_seqs,
         max_model_len=layout.max_model_len,
         fingerprint=loaded.fingerprint,
-        kv_dtype=layout.dtype.name,
+        kv_dtype=layout.kv_dtype,
         block_bytes=(layout.ledger.block_bytes,),
         enabled=config.enable_prefix_caching,
     )

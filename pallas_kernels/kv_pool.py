@@ -29,6 +29,7 @@ KV_DTYPES = {
     "fp8_e5m2": jnp.dtype(jnp.float8_e5m2),
 }
 _TPU_LANES = {64: 128, 96: 128, 128: 128, 192: 256, 256: 256}  # lanes of a vector in the pool, by head dim
+TPU_HEAD_DIMS = tuple(_TPU_LANES)
 _PACKED_HEAD_DIM = 64
 _INT8_MAX = 127
 
@@ -74,7 +75,7 @@ def pool_shape(
     kept = dtype = jnp.dtype(dtype)
     if implementation == "mosaic_tpu":
         if head_dim not in _TPU_LANES:
-            raise ValueError(f"head_dim is {head_dim}; mosaic_tpu has {sorted(_TPU_LANES)}")
+            raise ValueError(f"head_dim is {head_dim}; mosaic_tpu has {TPU_HEAD_DIMS}")
         lanes = _TPU_LANES[head_dim]
         vectors = num_kv_heads if head_dim == _PACKED_HEAD_DIM else vectors
     elif implementation == "xla":
@@ -142,3 +143,10 @@ def encode(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]
         largest = float(jnp.finfo(dtype).max)
         x = jnp.clip(x.astype(jnp.float32), -largest, largest)
     return x.astype(dtype), None
+
+
+def round_trip(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Vectors [..., H] as they are read from a pool of `dtype` that they were written to, in float32."""
+    values, scales = encode(x, dtype)
+    values = values.astype(jnp.float32)
+    return values if scales is None else values * scales[..., None]

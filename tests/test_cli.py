@@ -104,12 +104,13 @@ def test_chat_makes_messages(llms):
 
 
 def test_every_engine_flag_reaches_the_config(llms):
-    command = """generate --model m p --tokenizer t --dtype float32 --block-size 32 --max-model-len 100 --max-num-seqs 3
-        --max-num-batched-tokens 64 --kv-memory-bytes 1000 --num-blocks 9 --no-prefix-caching --invariant
-        --implementation xla --mesh tp=1 --seed 5 --compilation-cache-dir c"""
+    command = """generate --model m p --tokenizer t --dtype float32 --kv-dtype int8 --block-size 32 --max-model-len 100
+        --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory-bytes 1000 --num-blocks 9 --no-prefix-caching
+        --invariant --implementation xla --mesh tp=1 --seed 5 --compilation-cache-dir c"""
     assert cli.main(command.split()) == 0
     assert llms[0].config == EngineConfig(
         dtype="float32",
+        kv_dtype="int8",
         block_size=32,
         max_model_len=100,
         max_num_seqs=3,

@@ -68,7 +68,14 @@ MAY_IMPORT = {
         "checkpoints",
     ),
     "ferrum_jax.batch": NOUN_MODULES,
-    "ferrum_jax.bench": (*NOUN_MODULES, "ferrum_jax.llm"),
+    "ferrum_jax.bench": (*NOUN_MODULES, "ferrum_jax.llm", "ferrum_jax.kv_error"),
+    "ferrum_jax.kv_error": (
+        *NOUN_MODULES,
+        "ferrum_jax.llm",
+        "ferrum_jax.layers",
+        "ferrum_jax.models",
+        "pallas_kernels",
+    ),
     "ferrum_jax.__main__": ("ferrum_jax", "checkpoints"),
     "ferrum_jax": (*NOUN_MODULES, "ferrum_jax.llm"),
 }

@@ -17,8 +17,9 @@ from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.runtime.step import StepOptions
 from ferrum_jax.spec import ModelSpec
-
-CPU_BLOCK_SIZE = 16
+from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
+from pallas_kernels.paged_attention.support import default_implementation, refusals
+from pallas_kernels.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Layout:
     """All that follows from spec, config and device, before any weight is read."""
 
     dtype: jnp.dtype
+    kv_dtype: str
     max_model_len: int
     graph: nnx.GraphDef
     targets: dict[str, jax.ShapeDtypeStruct]  # weights by dotted name, in the order of the executables' argument
@@ -37,14 +39,17 @@ class Layout:
 
 def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout:  # pyright: ignore[reportInvalidTypeForm]
     """The layout of an engine. Raises ValueError with every reason why it cannot run here."""
-    on_cpu = device.platform == "cpu"
-    dtype = jnp.dtype(("float32" if on_cpu else spec.dtype) if config.dtype == "auto" else config.dtype)
+    target = Target.of_device(device)
+    auto_dtype = "float32" if target.platform == "cpu" else spec.dtype
+    dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
+    kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
+    implementation = config.implementation or default_implementation(target)
     max_model_len = config.max_model_len or spec.max_position_embeddings
-    _refuse(spec, config, dtype, max_model_len, on_cpu)
+    _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target)
     graph, targets = registry.unbind(registry.abstract_model(spec, dtype))
     weights_bytes = sum(t.size * t.dtype.itemsize for t in targets.values())
-    block_size = config.block_size or CPU_BLOCK_SIZE
-    per_block = block_bytes(spec, block_size=block_size, kv_dtype=dtype, implementation=config.implementation)
+    block_size = config.block_size or _block_size(spec, kv_dtype, implementation, target)
+    per_block = block_bytes(spec, block_size=block_size, kv_dtype=KV_DTYPES[kv_dtype], implementation=implementation)
     num_blocks = choose_num_blocks(
         num_blocks=config.num_blocks,
         kv_memory_bytes=config.kv_memory_bytes or free_bytes(device, weights_bytes),
@@ -58,12 +63,13 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
         spec,
         num_blocks=num_blocks + 1,
         block_size=block_size,
-        kv_dtype=dtype,
-        implementation=config.implementation,
+        kv_dtype=KV_DTYPES[kv_dtype],
+        implementation=implementation,
     )
     slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
     return Layout(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         graph=graph,
         targets=targets,
@@ -75,7 +81,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
             invariant=config.invariant,
         ),
         options=StepOptions(
-            spec=spec, block_size=block_size, implementation=config.implementation, invariant=config.invariant
+            spec=spec, block_size=block_size, implementation=implementation, invariant=config.invariant
         ),
         ledger=Ledger(
             weights_bytes=weights_bytes,
@@ -87,14 +93,38 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
     )
 
 
-def _refuse(spec: ModelSpec, config: EngineConfig, dtype: jnp.dtype, max_model_len: int, on_cpu: bool) -> None:
+def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Target) -> int:
+    """Tokens of a block where the user names no number."""
+    token = pool_shape(
+        num_blocks=1,
+        block_size=1,
+        num_kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        dtype=KV_DTYPES[kv_dtype],
+        implementation=implementation,
+    )
+    return target.block_size(token.values.size * token.dtype.itemsize)
+
+
+def _refuse(
+    spec: ModelSpec,
+    config: EngineConfig,
+    dtype: jnp.dtype,
+    kv_dtype: str,
+    implementation: str,
+    max_model_len: int,
+    target: Target,
+) -> None:
     """Raises ValueError with every reason why this cannot run here."""
-    reasons = []
+    reasons = refusals(
+        implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
+    )
     if max_model_len > spec.max_position_embeddings:
         reasons.append(
             f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
             f"{spec.max_position_embeddings}"
         )
+    on_cpu = target.platform == "cpu"
     if config.invariant and not (on_cpu and dtype == jnp.float32):
         reasons.append(
             "invariant=True holds on the CPU in float32 only; "

@@ -39,7 +39,7 @@ class StepOptions:
 
     spec: ModelSpec
     block_size: int
-    implementation: str
+    implementation: str  # of attention; experts are plain XLA on every platform
     invariant: bool
 
 
@@ -117,7 +117,7 @@ def _forward_context(
         return out
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
-    return ForwardContext(attend=attend, expert_tile=expert_tile, implementation=options.implementation)
+    return ForwardContext(attend=attend, expert_tile=expert_tile)
 
 
 def _sample_rows(

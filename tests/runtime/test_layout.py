@@ -1,0 +1,72 @@
+"""What follows from spec, config and device: implementation, KV dtype and block size, or every reason against them."""
+
+import types
+
+import pytest
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.kv_pool import KV_DTYPES
+from pallas_kernels.paged_attention.support import refusals
+from pallas_kernels.target import Target
+
+CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")
+V6E = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
+V5E = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+
+
+def spec_of(**fields) -> ModelSpec:
+    """One small layer with 8 KV heads of 128."""
+    sizes = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 512}
+    return ModelSpec(architecture="LlamaForCausalLM", dtype="bfloat16", **{**sizes, **heads, **fields})
+
+
+def layout_of(device, spec: ModelSpec | None = None, **config):
+    return lay_out(spec or spec_of(), EngineConfig(num_blocks=9, kv_memory_bytes=1, max_num_seqs=2, **config), device)
+
+
+@pytest.mark.parametrize(
+    ("device", "heads", "config", "tokens"),
+    [
+        (CPU, 8, {}, 16),
+        (V6E, 8, {}, 16),
+        (V6E, 1, {}, 64),
+        (V6E, 8, {"kv_dtype": "int8"}, 16),
+        (V6E, 1, {"kv_dtype": "int8"}, 128),
+        (V6E, 1, {"kv_dtype": "float32"}, 32),
+        (V6E, 1, {"block_size": 256}, 256),
+    ],
+)
+def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(device, heads, config, tokens):
+    layout = layout_of(device, spec_of(num_key_value_heads=heads), **config)
+    assert layout.options.block_size == layout.ledger.block_size == tokens
+    assert {pool.block_size for pool in layout.pools.kv} == {tokens}
+
+
+def test_implementation_and_kv_dtype_default_to_the_platform_s_own():
+    on_cpu, on_tpu = layout_of(CPU), layout_of(V6E)
+    assert (on_cpu.options.implementation, on_cpu.kv_dtype) == ("xla", "float32")
+    assert (on_tpu.options.implementation, on_tpu.kv_dtype) == ("mosaic_tpu", "bfloat16")
+    assert layout_of(V6E, implementation="xla", kv_dtype="int8").pools.kv[0].dtype == KV_DTYPES["int8"]
+
+
+def test_what_cannot_run_is_refused_with_every_reason():
+    with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 80; .*block_size is 8"):
+        layout_of(CPU, spec_of(head_dim=80), implementation="mosaic_tpu", block_size=8)
+    with pytest.raises(ValueError, match=r"kv_dtype is 'fp8_e4m3'; v5e has no float8.*max_model_len is 9000"):
+        layout_of(V5E, kv_dtype="fp8_e4m3", max_model_len=9000)
+    assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"
+
+
+def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
+    sizes = {"target": Target.named("cpu"), "head_dim": 80, "block_size": 8, "kv_dtype": "fp8_e5m2"}
+    assert refusals("xla", **sizes) == []
+    assert refusals("mosaic_gpu", **sizes) == [
+        "implementation is 'mosaic_gpu'; it must be one of ('xla', 'mosaic_tpu')"
+    ]
+    with pytest.raises(ValueError, match="implementation is 'mosaic'; it must be one of"):
+        EngineConfig(implementation="mosaic")
+    with pytest.raises(ValueError, match="kv_dtype is 'int4'; it must be one of"):
+        EngineConfig(kv_dtype="int4")
