@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
-from pallas_kernels.kv_write import xla
+from pallas_kernels.kv_write import tpu, xla
 from pallas_kernels.shapes import check_shapes
 
 __all__ = ["kv_write"]
@@ -30,4 +30,6 @@ def kv_write(
     check_pool(pool, sizes["K"], implementation)
     if implementation == "xla":
         return xla.kv_write(pool, k, v, block_ids, offsets)
-    raise ValueError(f"implementation is {implementation!r}; kv_write has only 'xla'")
+    if implementation == "mosaic_tpu":
+        return tpu.kv_write(pool, k, v, tpu.find_runs(block_ids, offsets))
+    raise ValueError(f"implementation is {implementation!r}; kv_write has 'xla' and 'mosaic_tpu'")

@@ -1,0 +1,182 @@
+"""kv_write for Mosaic TPU: transfers within HBM, one for each run of neighbouring tokens of a block.
+
+A step's runs are found once and shared by its layers. Padding tokens are in no run. Scales of int8 stand with tokens
+side by side, so that a block's scales are read, changed and written back, a few blocks at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.kv_pool import KVPool, encode
+
+_GROUP = 8  # blocks whose scales are on their way at once
+_LANES = 128
+_FRONT = 256  # lanes before the first token's scale: a block's first place may be so far before its run
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Runs of neighbouring tokens that go to neighbouring places of a block. Entries from num_runs on are not run."""
+
+    num_runs: jax.Array  # [1] int32
+    tokens: jax.Array  # [T] int32, flat index of a run's first token
+    blocks: jax.Array  # [T] int32
+    offsets: jax.Array  # [T] int32, place of the first token in the block
+    lengths: jax.Array  # [T] int32
+    slots: jax.Array  # [T] int32, the first run of the same block among the run's group of _GROUP, counted in it
+
+
+def find_runs(block_ids: jax.Array, offsets: jax.Array) -> Runs:
+    """The runs of tokens that go to [block_ids[t], offsets[t]], both [T] int32; those of block 0 are left out."""
+    T = block_ids.shape[0]
+    is_real = block_ids != 0
+    goes_on = is_real[1:] & (block_ids[1:] == block_ids[:-1]) & (offsets[1:] == offsets[:-1] + 1)
+    no = jnp.zeros(1, bool)
+    tokens, ends = (
+        jnp.nonzero(is_real & ~other, size=T, fill_value=0)[0].astype(jnp.int32)
+        for other in (jnp.concatenate([no, goes_on]), jnp.concatenate([goes_on, no]))
+    )
+    num_runs = jnp.sum(is_real) - jnp.sum(goes_on)
+    blocks = block_ids[tokens]
+    grouped = jnp.pad(blocks, (0, -T % _GROUP)).reshape(-1, _GROUP)
+    slots = jnp.argmax(grouped[:, :, None] == grouped[:, None, :], axis=2).reshape(-1)[:T]
+    return Runs(
+        num_runs=num_runs.astype(jnp.int32).reshape(1),
+        tokens=tokens,
+        blocks=blocks,
+        offsets=offsets[tokens],
+        lengths=ends - tokens + 1,
+        slots=slots.astype(jnp.int32),
+    )
+
+
+def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
+    """The pool with k and v, [T, K, H], written where the runs say; in place where it is donated."""
+    vectors, token_scales = _vectors(pool, k, v)
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    scalars = (runs.num_runs, runs.tokens, runs.blocks, runs.offsets, runs.lengths)
+    values = pl.pallas_call(
+        _write_values,
+        out_shape=jax.ShapeDtypeStruct(pool.values.shape, pool.values.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(1,),
+            in_specs=[anywhere, anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[pltpu.SemaphoreType.DMA(())],
+        ),
+        input_output_aliases={len(scalars) + 1: 0},
+        compiler_params=pltpu.CompilerParams(has_side_effects=True, disable_bounds_checks=True),
+        interpret=interpret,
+        name="kv_write",
+    )(*scalars, vectors, pool.values)
+    scales = pool.scales
+    if token_scales is not None:
+        scales = _call_write_scales(scales, token_scales, runs, interpret)
+    return dataclasses.replace(pool, values=values, scales=scales)
+
+
+def _vectors(pool: KVPool, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """A token's vectors, [T, vectors, lanes], and scales, [T, 2K], as the pool keeps them."""
+    (T, K, H), lanes = k.shape, pool.values.shape[3]
+    values, scales = encode(jnp.stack([k, v], axis=2), pool.dtype)  # [T, K, 2, H], [T, K, 2]
+    if not pool.is_packed:
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes - H)))
+    return values.reshape(T, -1, lanes), None if scales is None else scales.reshape(T, 2 * K)
+
+
+def _write_values(num_runs, tokens, blocks, offsets, lengths, vectors, _, pool, semaphore) -> None:
+    """All transfers are under way before the first is waited for."""
+
+    def copy(run):
+        length = lengths[run]
+        there = pool.at[blocks[run], pl.ds(offsets[run], length)]
+        return pltpu.make_async_copy(vectors.at[pl.ds(tokens[run], length)], there, semaphore)
+
+    @pl.loop(0, num_runs[0])
+    def _(run):
+        copy(run).start()
+
+    @pl.loop(0, num_runs[0])
+    def _(run):
+        copy(run).wait()
+
+
+def _call_write_scales(pool: jax.Array, scales: jax.Array, runs: Runs, interpret: Any) -> jax.Array:
+    """pool: [P, 2K, C] float32; scales: [T, 2K]."""
+    _, pairs, C = pool.shape
+    T = scales.shape[0]
+    back = -T % _LANES + 2 * _LANES
+    in_lanes = jnp.pad(scales.T, ((0, 0), (_FRONT, back)))
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    scalars = (runs.num_runs, runs.tokens, runs.blocks, runs.offsets, runs.lengths, runs.slots)
+    return pl.pallas_call(
+        _write_scales,
+        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(1,),
+            in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM), anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[pltpu.VMEM((_GROUP, pairs, C), jnp.float32), pltpu.SemaphoreType.DMA(())],
+        ),
+        input_output_aliases={len(scalars) + 1: 0},
+        compiler_params=pltpu.CompilerParams(has_side_effects=True, disable_bounds_checks=True),
+        interpret=interpret,
+        name="kv_write_scales",
+    )(*scalars, in_lanes, pool)
+
+
+def _write_scales(num_runs, tokens, blocks, offsets, lengths, slots, scales, _, pool, buffer, semaphore) -> None:
+    """Groups one after the other; runs of one block in a group change one copy of it."""
+    C = buffer.shape[2]
+
+    @pl.loop(0, pl.cdiv(num_runs[0], _GROUP))
+    def _(group):
+        def for_runs(act) -> None:
+            @pl.loop(0, jnp.minimum(num_runs[0] - group * _GROUP, _GROUP))
+            def _(i):
+                act(i, group * _GROUP + i)
+
+        def for_blocks(act) -> None:
+            for_runs(lambda i, run: pl.when(slots[run] == i)(lambda: act(i, run)))
+
+        def read(i, run):
+            return pltpu.make_async_copy(pool.at[blocks[run]], buffer.at[i], semaphore)
+
+        def write(i, run):
+            return pltpu.make_async_copy(buffer.at[i], pool.at[blocks[run]], semaphore)
+
+        def change(i, run) -> None:
+            slot, offset = slots[run], offsets[run]
+            for first in range(0, C, _LANES):
+                lanes = min(_LANES, C - first)
+                there = buffer.at[slot, :, pl.ds(first, lanes)]
+                place = first + jax.lax.broadcasted_iota(jnp.int32, there.shape, 1)
+                is_new = (place >= offset) & (place < offset + lengths[run])
+                moved = _shifted(scales, _FRONT + tokens[run] - offset + first)
+                there[...] = jnp.where(is_new, moved[:, :lanes], there[...])
+
+        for_blocks(lambda i, run: read(i, run).start())
+        for_blocks(lambda i, run: read(i, run).wait())
+        for_runs(change)
+        for_blocks(lambda i, run: write(i, run).start())
+        for_blocks(lambda i, run: write(i, run).wait())
+
+
+def _shifted(ref, first) -> jax.Array:  # [2K, 128]
+    """Lanes first .. first + 127 of the ref; lanes can be loaded from multiples of 128 only."""
+    base, lead = first // _LANES * _LANES, first % _LANES
+    near, far = (
+        pltpu.roll(ref[:, pl.ds(pl.multiple_of(base + step, _LANES), _LANES)], (_LANES - lead) % _LANES, 1)
+        for step in (0, _LANES)
+    )
+    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, near.shape, 1) < _LANES - lead, near, far)
