@@ -1,0 +1,172 @@
+"""Tile sizes of the TPU prefill kernel and the memory they take, a pure function of shapes and the Target."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+LANES = 128
+ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
+PIECE = 128  # tokens whose heads are taken apart at once
+_CHUNK_ROWS = 1024  # rows of a matrix product: K and V are loaded into the MXU once for so many
+_STEP_KV = 512
+_TILE_KV_BYTES = 2 * 2**20
+_TILE_Q = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillShape:
+    """What one call of the kernel is compiled for. vectors: of a token in the pool, 2K or, packed, K."""
+
+    num_kv_heads: int  # K
+    group: int  # G, query heads of a KV head
+    lanes: int  # of a vector in the pool
+    vectors: int
+    block_size: int  # C
+    pool_dtype: str
+    dtype: str  # of queries and results
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether K and V of a head share a vector."""
+        return self.vectors == self.num_kv_heads
+
+    @property
+    def num_heads(self) -> int:
+        """N."""
+        return self.num_kv_heads * self.group
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether [C, vectors, lanes] and [C * vectors, lanes] of a block are the same bytes in memory.
+
+        Vectors of one token fill whole tiles of memory, or tiles are cut down to them, for one column of lanes only.
+        """
+        packing = 4 // _itemsize(self.pool_dtype)
+        small = self.vectors in (1, 2, 4) and (self.vectors == 1 or self.vectors >= packing)
+        return self.vectors % 8 == 0 or (small and self.lanes == LANES)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether heads are taken apart as the halves of 32-bit words."""
+        return self.pool_dtype != "float32" and self.vectors % 2 == 0 and self.is_dense
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """How queries and contexts are cut.
+
+    tile_q: tokens of a row that share each load of K and V from HBM, a multiple of chunk_q. chunk_q: of these, the
+    tokens whose G heads are one item of the kernel's pipeline. tile_kv: tokens of the context that are fetched
+    together, cut at absolute positions, a multiple of step_kv. step_kv: of these, the keys of one item.
+    """
+
+    tile_q: int
+    chunk_q: int
+    tile_kv: int
+    step_kv: int
+
+    @property
+    def parts(self) -> int:
+        """Matrix products that a chunk is cut into."""
+        return 2 if self.chunk_q % (2 * ALIGNMENT) == 0 else 1
+
+    @property
+    def part_q(self) -> int:
+        """Tokens of such a product."""
+        return self.chunk_q // self.parts
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a query tile."""
+        return self.tile_q // self.chunk_q
+
+    @property
+    def steps(self) -> int:
+        """Steps of a KV tile."""
+        return self.tile_kv // self.step_kv
+
+    @classmethod
+    def choose(cls, shape: PrefillShape, *, num_tokens: int, max_context: int, vmem_bytes: int) -> PrefillConfig:
+        """The tiles of a bucket: as large as is of use for it, in three quarters of vmem_bytes.
+
+        Raises ValueError where not even the smallest tiles fit.
+        """
+        step_kv = max(shape.block_size, min(_STEP_KV, _round_up(max_context, LANES)))
+        token_bytes = shape.vectors * shape.lanes * _itemsize(shape.pool_dtype)
+        steps = max(1, min(4, _TILE_KV_BYTES // (step_kv * token_bytes), -(-max_context // step_kv)))
+        tokens = min(_TILE_Q, _round_up(num_tokens, ALIGNMENT))
+        chunk_q = min(tokens, max(ALIGNMENT, _CHUNK_ROWS // shape.group // ALIGNMENT * ALIGNMENT))
+        chunks = max(1, tokens // chunk_q)
+        while True:
+            config = cls(tile_q=chunks * chunk_q, chunk_q=chunk_q, tile_kv=steps * step_kv, step_kv=step_kv)
+            if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
+                return config
+            if chunks > 1:
+                chunks = -(-chunks // 2)
+            elif steps > 1:
+                steps = -(-steps // 2)
+            elif chunk_q > ALIGNMENT:
+                chunk_q = max(ALIGNMENT, chunk_q // 2 // ALIGNMENT * ALIGNMENT)
+            elif step_kv > max(LANES, shape.block_size):
+                step_kv = max(LANES, shape.block_size)
+            else:
+                raise ValueError(
+                    f"prefill of {shape} needs {config.vmem_bytes(shape)} bytes of vector memory, "
+                    f"of {vmem_bytes} three quarters may be used; shard the heads over more devices"
+                )
+
+    def check(self, shape: PrefillShape) -> None:
+        """Raises ValueError where the tiles do not fit each other or the blocks."""
+        if self.tile_q % self.chunk_q or self.chunk_q % ALIGNMENT:
+            raise ValueError(f"{self}: tile_q must be a multiple of chunk_q, chunk_q of {ALIGNMENT}")
+        if self.tile_kv % self.step_kv or self.step_kv % LANES or self.step_kv % shape.block_size:
+            raise ValueError(
+                f"{self}: tile_kv must be a multiple of step_kv, and step_kv of {LANES} and of the block size, "
+                f"{shape.block_size}"
+            )
+
+    def vmem_bytes(self, shape: PrefillShape) -> int:
+        """Bytes of scratch memory that the kernel allocates."""
+        return sum(math.prod(size) * _itemsize(dtype) for size, dtype in self.buffers(shape).values())
+
+    def buffers(self, shape: PrefillShape) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each scratch buffer."""
+        K, N, H, C, Vn = shape.num_kv_heads, shape.num_heads, shape.lanes, shape.block_size, shape.vectors
+        rows, keys = shape.group * self.chunk_q, self.step_kv
+        slots = K * self.chunks
+        blocks = self.tile_kv // C
+        sizes = {
+            "q": ((2, N, self.tile_q, H), shape.dtype),
+            "out": ((N, self.tile_q, H), shape.dtype),
+            "border": ((N, ALIGNMENT, H), shape.dtype),
+            "blocks": ((self.tile_kv * Vn, H) if shape.is_dense else (blocks, C, Vn, H), shape.pool_dtype),
+            "words": (
+                (H // LANES, PIECE * Vn // (2 if shape.has_pairs else 1), LANES),  # strided loads know 128 lanes only
+                "uint32" if shape.has_pairs else "float32",
+            ),
+            "keys": ((self.steps, K, keys, H), shape.dtype),
+            "values": ((2, self.steps, K, keys, H), shape.dtype),
+            "logits0": ((rows, keys), "float32"),
+            "logits1": ((rows, keys), "float32"),
+            "weights": ((rows, keys), shape.dtype),
+            "kept": ((rows, LANES), "float32"),
+            "highest": ((slots, rows, LANES), "float32"),
+            "total": ((slots, rows, LANES), "float32"),
+            "sums": ((slots, rows, H), "float32"),
+        }
+        if shape.pool_dtype == "int8":
+            sizes["block_scales"] = ((blocks, 2 * K, C), "float32")
+            sizes["scales"] = ((2, self.steps, K, 2, keys), "float32")
+        return sizes
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of an element; knows bfloat16 and fp8 too."""
+    return jnp.dtype(dtype).itemsize
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

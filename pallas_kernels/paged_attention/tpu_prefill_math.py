@@ -1,0 +1,79 @@
+"""The arithmetic of the TPU prefill kernel: values in, values out, no memory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
+LANES = 128
+
+
+def dot_keys(q: jax.Array, k: jax.Array) -> jax.Array:  # [rows, H], [keys, H] -> [rows, keys] float32
+    """q k^T, summed in float32; float32 operands in full precision."""
+    return _dot(q, k, (1, 1))
+
+
+def dot_values(weights: jax.Array, v: jax.Array) -> jax.Array:  # [rows, keys], [keys, H] -> [rows, H] float32
+    """weights v, summed in float32; float32 operands in full precision."""
+    return _dot(weights, v, (1, 0))
+
+
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((contracted[0],), (contracted[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def softmax_step(
+    logits: jax.Array,  # [rows, keys] float32, in units of log2
+    highest: jax.Array,  # [rows, 128] float32, all lanes alike
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """weights [rows, keys], the raised maximum [rows, 128], and [rows, 128] by which earlier sums are to be scaled.
+
+    Source: Milakov and Gimelshein 2018 (online softmax).
+    """
+    raised = jnp.maximum(highest, jnp.max(logits, axis=1, keepdims=True))
+    weights = jnp.exp2(logits - repeat_lanes(raised, logits.shape[1]))
+    return weights, raised, jnp.exp2(highest - raised)
+
+
+def fold_lanes(x: jax.Array) -> jax.Array:  # [rows, n * 128] -> [rows, 128]
+    """The sum of the n parts of 128 lanes."""
+    return sum(x[:, i : i + LANES] for i in range(LANES, x.shape[1], LANES)) + x[:, :LANES]
+
+
+def repeat_lanes(x: jax.Array, lanes: int) -> jax.Array:  # [rows, 128], all lanes alike -> [rows, lanes]
+    """x with more lanes, all alike."""
+    return x if lanes == LANES else jnp.concatenate([x] * (lanes // LANES), axis=1)
+
+
+def visible(
+    shape: tuple[int, int],  # [queries, keys]
+    *,
+    first_query: jax.Array,  # position
+    first_key: jax.Array,  # position
+    end_position: jax.Array,
+    window: int | None,
+    causal: bool,
+) -> jax.Array:  # bool
+    """Which query sees which key.
+
+    causal     keys ->         window of 2      not causal
+    queries    # . . .         # . . .          # # # .
+      |        # # . .         # # . .          # # # .
+      v        # # # .         . # # .          # # # .  (the last key is beyond the context)
+    """
+    key = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    query = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    ahead = key - query  # of the query, less first_query - first_key
+    seen = ahead <= first_query - first_key if causal else key < end_position - first_key
+    return seen if window is None else seen & (ahead > first_query - first_key - window)
+
+
+def halves(words: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [n, H] uint32 -> two [n, H]
+    """The two bfloat16 vectors whose elements share each word, low half first, as dtype."""
+    low = pltpu.bitcast(words << 16, jnp.float32)
+    high = pltpu.bitcast(words & jnp.uint32(0xFFFF0000), jnp.float32)
+    return low.astype(dtype), high.astype(dtype)
