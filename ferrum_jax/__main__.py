@@ -121,6 +121,25 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cache_save(args: argparse.Namespace) -> int:
+    prompts = _prompts(args)
+    with contextlib.ExitStack() as stack:
+        llm = _load(args, engine_config(args), stack)
+        for prompt in prompts:
+            llm.cache_prefix(prompt)
+        count = llm.save_prefix_cache(args.dir, prompts)
+    print(f"{args.dir}: {count} blocks of {llm.ledger.block_size} tokens")
+    return 0
+
+
+def _cache_load(args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        llm = _load(args, engine_config(args), stack)
+        count = llm.load_prefix_cache(args.dir)
+    print(f"{args.dir}: {count} blocks of {llm.ledger.block_size} tokens, undamaged and of this model")
+    return 0
+
+
 def _cache_simulate(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -163,6 +182,9 @@ def _load(args: argparse.Namespace, config: EngineConfig, stack: contextlib.Exit
 
         llm = LLM(args.model, config, tokenizer=args.tokenizer, on_progress=show)
     console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
+    if args.load_prefix_cache is not None:
+        count = llm.load_prefix_cache(args.load_prefix_cache)
+        console.print(f"{count} blocks of cached prefixes loaded", highlight=False)
     if args.profile is not None:
         import jax
 
@@ -218,21 +240,11 @@ def _parser() -> argparse.ArgumentParser:
         commands, "generate", _generate, "complete prompts and print the text", "--model DIR PROMPT ..."
     )
     generate.add_argument("prompt", nargs="*", metavar="PROMPT", help="text to complete")
-    generate.add_argument(
-        "--prompt-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="file that holds a prompt; - is standard input",
-    )
-    generate.add_argument(
-        "--token-ids", action="append", default=[], metavar="IDS", help="a prompt as token ids, such as '1 2 3'"
-    )
-    generate.add_argument("--chat", action="store_true", help="prompts are user messages for the chat template")
-    generate.add_argument("--system", metavar="TEXT", help="system message before each prompt, with --chat")
+    _add_prompts(generate)
     generate.add_argument("--json", action="store_true", help="print one JSON object for each prompt")
     generate.add_argument("--stats", action="store_true", help="print the engine's counters to stderr at the end")
     _add_model(generate)
+    _add_load(generate)
     add_sampling_flags(generate)
 
     batch = _command(
@@ -257,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
         help="JSONL file, one answer a line; appended to if it exists",
     )
     _add_model(batch)
+    _add_load(batch)
 
     bench = _command(
         commands,
@@ -285,13 +298,33 @@ def _parser() -> argparse.ArgumentParser:
         choices=("float32", "bfloat16", "float16"),
         help="dtype of the weights (default: the checkpoint's own)",
     )
-    _add_cache(commands.add_parser("cache", help="study the prefix cache", allow_abbrev=False))
+    _add_cache(commands.add_parser("cache", help="keep prefixes between runs; study the cache", allow_abbrev=False))
     return parser
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
     """The commands of `ferrum-jax cache`."""
     commands = parser.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
+    save = _command(
+        commands,
+        "cache save",
+        _cache_save,
+        "compute prompts and write their KV to a folder, for --load-prefix-cache of generate and batch",
+        "DIR --model DIR --prompt TEXT ...",
+    )
+    save.add_argument("dir", type=Path, metavar="DIR", help="folder to write, new or empty")
+    save.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="text to keep; may be repeated")
+    _add_prompts(save)
+    _add_model(save)
+    load = _command(
+        commands,
+        "cache load",
+        _cache_load,
+        "check that a folder of prefixes is undamaged and fits a model",
+        "DIR --model DIR",
+    )
+    load.add_argument("dir", type=Path, metavar="DIR", help="folder that `cache save` wrote")
+    _add_model(load)
     simulate = _command(
         commands,
         "cache simulate",
@@ -328,10 +361,33 @@ def _command(
     return command
 
 
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    """The ways to give prompts beside arguments of their own."""
+    parser.add_argument(
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file that holds a prompt; - is standard input",
+    )
+    parser.add_argument(
+        "--token-ids", action="append", default=[], metavar="IDS", help="a prompt as token ids, such as '1 2 3'"
+    )
+    parser.add_argument("--chat", action="store_true", help="prompts are user messages for the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message before each prompt, with --chat")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load-prefix-cache", type=Path, metavar="DIR", help="begin with the prefixes that `cache save` wrote there"
+    )
+
+
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="Hugging Face folder or Orbax checkpoint")
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profiler trace of the run")
+    parser.set_defaults(load_prefix_cache=None)
     add_engine_flags(parser)
 
 

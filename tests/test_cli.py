@@ -25,6 +25,7 @@ class CommandLLM(FakeLLM):
 
     made: "list[CommandLLM]"
     startup_s = 0.5
+    ledger = types.SimpleNamespace(block_size=16)
 
     def __init__(self, model, config, *, tokenizer, on_progress):
         super().__init__()
@@ -48,6 +49,17 @@ class CommandLLM(FakeLLM):
 
     def stats(self):
         return {"hits": 3}
+
+    def cache_prefix(self, prompt):
+        self.asked.append(prompt)
+
+    def save_prefix_cache(self, path, prompts):
+        self.asked.append((path, prompts))
+        return 7
+
+    def load_prefix_cache(self, path):
+        self.asked.append(path)
+        return 5
 
 
 @pytest.fixture
@@ -101,6 +113,17 @@ def test_json_has_an_object_for_each_prompt_with_logprobs(llms, capsys):
 def test_chat_makes_messages(llms):
     assert cli.main(["generate", "--model", "m", "--chat", "--system", "be brief", "hi"]) == 0
     assert llms[0].asked[0][0] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+
+
+def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys):
+    assert cli.main(["cache", "save", "kept", "--model", "m", "--prompt", "be brief", "--token-ids", "1 2"]) == 0
+    assert llms[0].asked == ["be brief", [1, 2], (Path("kept"), ["be brief", [1, 2]])]
+    assert cli.main(["cache", "load", "kept", "--model", "m"]) == 0
+    assert llms[1].asked == [Path("kept")]
+    out = capsys.readouterr().out
+    assert "kept: 7 blocks of 16 tokens" in out and "kept: 5 blocks of 16 tokens, undamaged" in out
+    assert cli.main(["generate", "--model", "m", "--load-prefix-cache", "kept", "hi", "ho"]) == 0
+    assert llms[2].asked[0] == Path("kept") and llms[2].asked[1][0] == ["hi", "ho"]
 
 
 def test_every_engine_flag_reaches_the_config(llms):
