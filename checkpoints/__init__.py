@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -19,9 +20,9 @@ from checkpoints import huggingface, store
 from checkpoints.convert import ConvertSummary, convert
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
-from checkpoints.rules import Rule
+from checkpoints.rules import Rule, Stretch
 
-__all__ = ["Checkpoint", "ConvertSummary", "Rule", "convert", "fingerprint", "open_checkpoint"]
+__all__ = ["Checkpoint", "ConvertSummary", "Rule", "Stretch", "convert", "fingerprint", "open_checkpoint"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,23 @@ class Checkpoint:
     has_chat_template: bool
 
     def load(
-        self, *, rules: Sequence[Rule], harmless: Iterable[str], targets: Mapping[str, jax.ShapeDtypeStruct]
+        self,
+        *,
+        rules: Sequence[Rule],
+        harmless: Iterable[str],
+        targets: Mapping[str, jax.ShapeDtypeStruct],
+        stretches: Mapping[str, Stretch] = MappingProxyType({}),
     ) -> dict[str, jax.Array]:
         """{parameter: array} with exactly the shapes, dtypes and shardings of `targets` (default device without one).
 
         rules, harmless: the family's table, for Hugging Face folders; our own hold parameters by their path.
+        stretches: of targets that are longer than what is stored.
         On the CPU an array may be the mapped file itself: leave the folder as it is while the arrays live.
         Raises one ValueError for everything that does not fit.
         """
         if self.kind == "huggingface":
-            return huggingface.load(self.path, rules=rules, harmless=harmless, targets=targets)
-        return store.restore(self.path, targets)
+            return huggingface.load(self.path, rules=rules, harmless=harmless, targets=targets, stretches=stretches)
+        return store.restore(self.path, targets, stretches)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -9,41 +9,59 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax
 import numpy as np
+
+from checkpoints.rules import Stretch
 
 SAMPLE_BYTES = 65_536
 _RUNS = 64
 
 
-def fingerprint(spec_text: str, dtype: str, tensors: Mapping[str, jax.Array | np.ndarray]) -> str:
-    """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names."""
+def fingerprint(
+    spec_text: str,
+    dtype: str,
+    tensors: Mapping[str, jax.Array | np.ndarray],
+    stretches: Mapping[str, Stretch] = MappingProxyType({}),
+) -> str:
+    """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names.
+
+    stretches: of tensors that are longer on a mesh than what is stored of them; they count as stored.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for text in (spec_text, dtype):
         _add(digest, text.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        _add(digest, f"{name} {list(tensor.shape)}".encode())
-        _add(digest, sample(tensor).tobytes())
+        tensor, stretch = tensors[name], stretches.get(name)
+        shape = tensor.shape if stretch is None else stretch.stored_shape(tensor.shape)
+        _add(digest, f"{name} {list(shape)}".encode())
+        _add(digest, sample(tensor, stretch).tobytes())
     return digest.hexdigest()
 
 
-def sample(tensor: jax.Array | np.ndarray) -> np.ndarray:
+def sample(tensor: jax.Array | np.ndarray, stretch: Stretch | None = None) -> np.ndarray:
     """[at most SAMPLE_BYTES / itemsize], in the tensor's dtype: its elements at the fixed strides, on the host."""
-    if tensor.nbytes <= SAMPLE_BYTES:
+    if stretch is None and tensor.nbytes <= SAMPLE_BYTES:
         return np.asarray(tensor).reshape(-1)
-    flat = _sample_indices(tensor.size, tensor.dtype.itemsize)
-    if isinstance(tensor, np.ndarray) or _is_host_view(tensor):
+    shape = tensor.shape if stretch is None else stretch.stored_shape(tensor.shape)
+    flat = _sample_indices(math.prod(shape), tensor.dtype.itemsize)
+    if stretch is None and (isinstance(tensor, np.ndarray) or _is_host_view(tensor)):
         return np.asarray(tensor).reshape(-1)[flat]
     # One index array for each axis: flattening a sharded array would gather all of it.
-    where = tuple(axis.astype(np.int32) for axis in np.unravel_index(flat, tensor.shape))
-    return np.asarray(_gather(tensor, where))
+    where = [axis.astype(np.int32) for axis in np.unravel_index(flat, shape)]
+    if stretch is not None:
+        where[0] = stretch.places(where[0])
+    return np.asarray(_gather(tensor, tuple(where)))
 
 
 @functools.lru_cache(maxsize=256)
 def _sample_indices(size: int, itemsize: int) -> np.ndarray:
+    if size * itemsize <= SAMPLE_BYTES:
+        return np.arange(size)
     run = SAMPLE_BYTES // _RUNS // itemsize
     starts = [i * (size - run) // (_RUNS - 1) for i in range(_RUNS)]
     return (np.asarray(starts, np.int64)[:, None] + np.arange(run)).reshape(-1)

@@ -12,6 +12,7 @@ import json
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ import numpy as np
 import safetensors
 
 from checkpoints.folder import read_json
-from checkpoints.placement import place
-from checkpoints.rules import Rule, match
+from checkpoints.placement import place, stored_targets
+from checkpoints.rules import Rule, Stretch, match
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -46,15 +47,25 @@ _DTYPES = {
 
 
 def load(
-    folder: Path, *, rules: Sequence[Rule], harmless: Iterable[str], targets: Mapping[str, jax.ShapeDtypeStruct]
+    folder: Path,
+    *,
+    rules: Sequence[Rule],
+    harmless: Iterable[str],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    stretches: Mapping[str, Stretch] = MappingProxyType({}),
 ) -> dict[str, jax.Array]:
     """{parameter: array} with exactly the shapes, dtypes and shardings of `targets`.
 
+    stretches: of targets that are longer than their tensors.
     Raises one ValueError for all mismatches between tensors, rules and targets, before anything is loaded.
     """
     tensors = map_tensors(folder)
-    plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=targets)
-    return {name: place([tensors[source] for source in plan[name]], target) for name, target in targets.items()}
+    stored = stored_targets(targets, stretches)
+    plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=stored)
+    return {
+        name: place([tensors[source] for source in plan[name]], target, stretches.get(name))
+        for name, target in targets.items()
+    }
 
 
 def match_tensors(

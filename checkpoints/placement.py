@@ -8,32 +8,45 @@ Mappings are private (copy on write): nothing done to a device array reaches the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+
+from checkpoints.rules import Stretch
 
 ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
 
 Index = tuple[slice, ...]
 
 
-def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct) -> jax.Array:
+def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct, stretch: Stretch | None = None) -> jax.Array:
     """The array of the target's shape, dtype and sharding (default device when it has none), ready.
 
-    sources: one array of the target's shape, or E arrays that are stacked to it on a new leading axis.
-    With a sharding, each shard reads only its own part of the sources.
+    sources: one array of the target's shape, or E arrays that are stacked to it on a new leading axis; with a
+    stretch, one array of its rows. With a sharding, each shard reads only its own part of the sources.
     """
     whole = (slice(None),) * len(target.shape)
 
     def part(index: Index | None) -> np.ndarray:
-        return _part(sources, whole if index is None else index, target)
+        index = whole if index is None else index
+        return _part(sources, index, target) if stretch is None else _stretched(sources[0], index, target, stretch)
 
     if target.sharding is None:
         array = jax.device_put(part(whole))
     else:
         array = jax.make_array_from_callback(target.shape, target.sharding, part)
     return array.block_until_ready()  # the host buffer of one tensor is done with before the next is made
+
+
+def stored_targets(
+    targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of what is stored for each target, without shardings."""
+    shapes = {
+        name: stretches[name].stored_shape(t.shape) if name in stretches else t.shape for name, t in targets.items()
+    }
+    return {name: jax.ShapeDtypeStruct(shapes[name], target.dtype) for name, target in targets.items()}
 
 
 def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -49,6 +62,18 @@ def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStr
         return source
     out = aligned_empty(source.shape, dtype)
     cast_into(out, source)
+    return out
+
+
+def _stretched(source: np.ndarray, index: Index, target: jax.ShapeDtypeStruct, stretch: Stretch) -> np.ndarray:
+    rows = stretch.stored(np.arange(target.shape[0])[index[0]])
+    real = rows[rows < stretch.rows]
+    out = aligned_empty((len(rows), *source[(slice(0, 1), *index[1:])].shape[1:]), np.dtype(target.dtype))
+    done = 0
+    for run in np.split(real, np.flatnonzero(np.diff(real) != 1) + 1):  # neighbours are copied as one slice
+        cast_into(out[done : done + len(run)], source[(slice(run[0], run[-1] + 1), *index[1:])])
+        done += len(run)
+    out[done:] = 0
     return out
 
 

@@ -3,7 +3,8 @@
 A `Rule` is one line of a family's table. It names a source tensor and a target parameter; `{i}` in both
 stands for the layer, `{e}` in the source for the expert. Tensors keep the Hugging Face layout ([out, in]
 for a linear layer): a rule never transposes, it only renames and stacks experts on a new leading axis.
-`match` proves that tensors and parameters correspond one to one, both ways, before a byte is read.
+`match` proves that tensors and parameters correspond one to one, both ways, before a byte is read. A `Stretch`
+says how a parameter on a mesh is longer than its tensor.
 Harmless leftovers are glob patterns over source names ("*.rotary_emb.inv_freq").
 """
 
@@ -13,6 +14,8 @@ import collections
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 Shape = tuple[int, ...]
 
@@ -53,6 +56,32 @@ class Rule:
         if not self.experts:
             return target, (source,)
         return target, tuple(source.replace("{e}", str(e)) for e in range(self.experts))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """A parameter that is longer along its first axis than what is stored of it.
+
+    Its `size` rows are the `rows` stored ones, in runs of `run` of which each stands there `repeats` times, then
+    zeros.
+    """
+
+    rows: int
+    size: int
+    run: int = 1
+    repeats: int = 1
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """What is stored of a parameter of this shape."""
+        return (self.rows, *shape[1:])
+
+    def stored(self, row: np.ndarray) -> np.ndarray:
+        """The stored row of each row; `rows` or more for those that are zero."""
+        return row // (self.run * self.repeats) * self.run + row % self.run
+
+    def places(self, stored: np.ndarray) -> np.ndarray:
+        """The first row at which each stored row stands."""
+        return stored // self.run * self.run * self.repeats + stored % self.run
 
 
 def expand(rules: Iterable[Rule]) -> dict[str, tuple[str, ...]]:

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.folder import copy_companions, read_json
+from checkpoints.placement import place, stored_targets
+from checkpoints.rules import Stretch
 
 FORMAT = 1
 DESCRIPTION = "ferrum_jax.json"
@@ -66,13 +69,18 @@ def check_free(path: Path) -> None:
         raise ValueError(f"{path} exists and is not an empty folder; name another output or remove it first")
 
 
-def restore(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+def restore(
+    path: Path,
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    stretches: Mapping[str, Stretch] = MappingProxyType({}),
+) -> dict[str, jax.Array]:
     """{parameter: array} with exactly the shapes, dtypes and shardings of `targets`, cast where dtypes differ.
 
+    stretches: of targets that are longer than what is stored; those are read whole into host memory first.
     Raises one ValueError for all parameters missing, left over or of another shape, and a ValueError
     naming the folder when its data is damaged.
     """
-    _check_parameters(path, targets)
+    _check_parameters(path, stored_targets(targets, stretches))
     _check_files(path)
     nbytes = {name: int(np.prod(t.shape, dtype=np.int64)) * np.dtype(t.dtype).itemsize for name, t in targets.items()}
     default = jnp.zeros(()).sharding
@@ -82,11 +90,15 @@ def restore(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str
             for names in _groups(nbytes):
                 item = {n: jax.ShapeDtypeStruct(targets[n].shape, targets[n].dtype) for n in names}
                 how = {
-                    n: ocp.ArrayRestoreArgs(sharding=targets[n].sharding or default, dtype=targets[n].dtype)
+                    n: ocp.RestoreArgs(restore_type=np.ndarray)
+                    if n in stretches
+                    else ocp.ArrayRestoreArgs(sharding=targets[n].sharding or default, dtype=targets[n].dtype)
                     for n in names
                 }
                 part = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
                 params |= checkpointer.restore(path.absolute() / PARAMS, args=part)
+                for n in stretches.keys() & set(names):
+                    params[n] = place([np.asarray(params[n])], targets[n], stretches[n])
                 jax.block_until_ready([params[n] for n in names])
     except Exception as error:  # what Orbax raises for damaged data is a bare Exception
         raise ValueError(f"{path / PARAMS} cannot be read ({error}); copy or convert the checkpoint again") from error

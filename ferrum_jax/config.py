@@ -10,6 +10,34 @@ _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Devices along each axis of a mesh. dp: shards with rows of their own. tp: devices that share one's work."""
+
+    dp: int = 1
+    tp: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """The shape of a text such as "tp=4" or "dp=2,tp=4". Raises ValueError with what it should be."""
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = part.strip().partition("=")
+            if name not in ("dp", "tp") or name in sizes or not size.isdecimal() or int(size) < 1:
+                raise ValueError(
+                    f"mesh is {text!r}; it must name numbers of devices along dp and tp, such as 'tp=4' or 'dp=2,tp=4'"
+                )
+            sizes[name] = int(size)
+        return cls(**sizes)
+
+    @property
+    def size(self) -> int:
+        return self.dp * self.tp
+
+    def __str__(self) -> str:
+        return f"tp={self.tp}" if self.dp == 1 else f"dp={self.dp},tp={self.tp}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
 
@@ -22,7 +50,8 @@ class EngineConfig:
     max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention, "xla" or "mosaic_tpu"; None takes the platform's own. mesh: only "tp=1" so far.
+    implementation: of attention, "xla" on every platform; "mosaic_tpu" is not whole yet and is refused.
+    mesh: devices that share a step's work, such as "tp=4".
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.
     seed: from which a request without a seed gets one, with its content and its index.
@@ -53,8 +82,8 @@ class EngineConfig:
             raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {_KV_DTYPES}")
         if self.implementation not in _IMPLEMENTATIONS:
             raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
-        if self.mesh != "tp=1":
-            raise ValueError(f"mesh is {self.mesh!r}; only 'tp=1' (one device) is supported so far")
+        if MeshShape.parse(self.mesh).dp > 1:
+            raise ValueError(f"mesh is {self.mesh!r}; dp must be 1 so far: run one engine for each shard instead")
         if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):
             raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
         for field in ("max_num_seqs", "max_num_batched_tokens"):

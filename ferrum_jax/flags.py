@@ -23,7 +23,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_num_batched_tokens": (int, "most tokens in one step"),
     "kv_memory_bytes": (int, "size of the KV pool in bytes"),
     "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
-    "implementation": (str, "implementation of attention: xla or mosaic_tpu; the platform's own where it is left out"),
+    "implementation": (str, "implementation of attention: xla, also the default"),
     "mesh": (str, "devices by axis; only tp=1, one device, so far"),
     "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
     "seed": (int, "seed from which requests without one get theirs"),

@@ -22,7 +22,7 @@ import numpy as np
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.fingerprint import fingerprint
 from ferrum_jax.cache.pools import make_pools
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
 from ferrum_jax.prefix_cache import PrefixCache
@@ -36,6 +36,7 @@ from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
@@ -67,10 +68,12 @@ class LLM:
     ) -> None:
         started = time.perf_counter()
         config = config or EngineConfig()
-        store = None if config.compilation_cache_dir is None else ExecutableStore(config.compilation_cache_dir)
+        mesh = make_mesh(MeshShape.parse(config.mesh), jax.devices())
+        folder = config.compilation_cache_dir
+        store = None if folder is None else ExecutableStore(folder, mesh.devices.flatten().tolist())
         checkpoint = open_checkpoint(model)
         spec = registry.spec_of(checkpoint.config)
-        layout = lay_out(spec, config, jax.devices()[0])
+        layout = lay_out(spec, config, mesh)
         self.spec, self.config, self.ledger = spec, config, layout.ledger
         self.max_model_len = layout.max_model_len
         self.tokenizer = Tokenizer.load(checkpoint.path)
@@ -389,19 +392,17 @@ def load(
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         compiling = thread.submit(
             compile_all,
-            graph=layout.graph,
-            names=tuple(layout.targets),
-            weights=tuple(layout.targets.values()),
-            pools=layout.pools,
-            ladder=layout.ladder,
-            options=layout.options,
+            layout,
             store=store,
             on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = checkpoint.load(
-            rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=layout.targets
+            rules=family.weight_rules(spec),
+            harmless=family.harmless(spec),
+            targets=layout.targets,
+            stretches=layout.model.stretches,
         )
-        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors)
+        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
         executables = compiling.result()
     return Loaded(
         layout=layout,

@@ -89,12 +89,15 @@ def pool_shape(
 
 
 def make_pool(shape: KVPool, *, fill: float) -> KVPool:
-    """A pool of this shape in which everything reads as `fill`; of int8, whose values are 0, the scales do."""
+    """A pool of this shape and sharding in which everything reads as `fill`; of int8, whose values are 0, scales do."""
+    where, count = shape.values.sharding, shape.values.shape
     if shape.dtype == jnp.int8:
-        values = jnp.zeros(shape.values.shape, jnp.int8)
+        values = jnp.zeros(count, jnp.int8, device=where)
     else:
-        values = as_bits(jnp.full(shape.values.shape, fill, shape.dtype), shape)
-    scales = None if shape.scales is None else jnp.full(shape.scales.shape, fill, jnp.float32)
+        values = as_bits(jnp.full(count, fill, shape.dtype, device=where), shape)
+    scales = shape.scales
+    if scales is not None:
+        scales = jnp.full(scales.shape, fill, jnp.float32, device=scales.sharding)
     return dataclasses.replace(shape, values=values, scales=scales)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-
-import jax
+from collections.abc import Sequence
+from typing import Any
 
 from ferrum_jax.ints import ceil_div
 
@@ -14,13 +14,17 @@ ACCELERATOR_SHARE = 0.85  # the rest is for a step's temporaries
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Where the memory goes, in bytes; `num_blocks` counts usable blocks, without the null block."""
+    """Where the memory of one device goes, in bytes; `num_blocks` counts usable blocks, without the null block.
+
+    head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
+    """
 
     weights_bytes: int
     slots_bytes: int
     block_bytes: int
     num_blocks: int
     block_size: int
+    head_copies: int = 1
 
     @property
     def kv_bytes(self) -> int:
@@ -56,10 +60,14 @@ def choose_num_blocks(
     return min(fits, most)
 
 
-def free_bytes(device: jax.Device, weights_bytes: int) -> int:  # pyright: ignore[reportInvalidTypeForm]
-    """Bytes for the KV pool where the user names none, once the weights are there; a coarse number (see below)."""
+def free_bytes(devices: Sequence[Any], weights_bytes: int) -> int:
+    """Bytes on each device for its KV pool where the user names none, once its weights are there; a coarse number.
+
+    Devices of the CPU share the host's memory; others are taken to be alike.
+    """
+    device = devices[0]
     if device.platform == "cpu":
-        return _coarse(max(_free_host_bytes() - weights_bytes, 0) // CPU_SHARE)
+        return _coarse(max(_free_host_bytes() // len(devices) - weights_bytes, 0) // CPU_SHARE)
     stats = device.memory_stats()
     if not stats:
         raise ValueError(f"{device} does not say how much memory it has; set kv_memory_bytes")

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from ferrum_jax.sharding import on_mesh
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
 
@@ -50,7 +52,16 @@ def block_bytes(spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implem
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(block))
 
 
+def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
+    """The pools of a whole mesh, of which each device has `local`: heads over "tp", blocks and slots over "dp"."""
+    axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
+    return Pools(
+        kv=jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)]), local.kv),
+        slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
+    )
+
+
 def make_pools(shapes: Pools, *, fill: float = 0.0) -> Pools:
     """Fresh pools. Tests fill the KV with NaN, to prove that nothing reads a block it does not own."""
     kv = tuple(make_pool(layer, fill=fill) for layer in shapes.kv)
-    return Pools(kv=kv, slots=jnp.zeros(shapes.slots.shape, jnp.int32))
+    return Pools(kv=kv, slots=jnp.zeros(shapes.slots.shape, jnp.int32, device=shapes.slots.sharding))

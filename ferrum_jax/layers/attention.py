@@ -17,6 +17,7 @@ from flax import nnx
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm
 from ferrum_jax.layers.rope import rotate
+from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
 
 
@@ -54,13 +55,14 @@ class ForwardContext:
     """What surrounds one forward pass.
 
     attend: see `Attend`. expert_tile: rows of a tile of one expert, None for the kernel's own choice.
-    implementation: of the kernels. observe: called with the name and value of the embedding, of every layer's
-    output and of the final norm, for tests that compare them.
+    implementation: of the kernels. shards: the devices that share each layer's work. observe: called with the name
+    and value of the embedding, of every layer's output and of the final norm, for tests that compare them.
     """
 
     attend: Attend = causal_attention
     expert_tile: int | None = None
     implementation: str = "xla"
+    shards: Shards = WHOLE
     observe: Callable[[str, jax.Array], None] | None = None
 
     def show(self, name: str, value: jax.Array) -> None:
@@ -72,7 +74,7 @@ class ForwardContext:
 class Attention(nnx.Module):
     """q, k, v from the same tokens, optional norms per head, rotary positions, output projection.
 
-    Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3.
+    On a mesh a device has some of the heads. Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3.
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
@@ -98,4 +100,4 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
         attended = context.attend(self.layer, q, k, v, H**-0.5)
-        return self.o(attended.reshape(T, -1))
+        return self.o(attended.reshape(T, -1), context.shards)

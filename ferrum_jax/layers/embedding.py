@@ -7,17 +7,26 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.linear import project, random_weight
+from ferrum_jax.sharding import WHOLE, Shards
 
 
 class Embedding(nnx.Module):
-    """weight [V, D]. Ids are checked on the host; an id outside the table would read its last row."""
+    """weight [V, D]. Ids are checked on the host; an id outside the table would read its last row.
+
+    On a mesh a device has a stretch of V, the same number of rows on each.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         self.weight = random_weight((vocab_size, hidden_size), dtype, rngs)
 
-    def __call__(self, token_ids: jax.Array) -> jax.Array:  # [T] int32 -> [T, D]
-        return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
+    def __call__(self, token_ids: jax.Array, shards: Shards = WHOLE) -> jax.Array:  # [T] int32 -> [T, D]
+        if shards.size == 1:
+            return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
+        rows = token_ids - shards.index() * self.weight.shape[0]
+        here = (rows >= 0) & (rows < self.weight.shape[0])
+        vectors = jnp.take(self.weight[...], rows, axis=0, mode="clip")
+        return shards.sum(jnp.where(here[:, None], vectors, jnp.zeros_like(vectors)))
 
     def attend(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
-        """Logits of hidden against every row of the table."""
+        """Logits of hidden against every row of the table that is here."""
         return project(hidden, self.weight[...], out_dtype=jnp.float32)

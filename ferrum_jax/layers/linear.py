@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.sharding import WHOLE, Shards
+
 INIT_SCALE = 0.02
 # XLA:CPU computes W xᵀ faster than x Wᵀ for a few rows. x-first time over W-first time, float32, [3072, 1024] and
 # [1024, 3072], two cores, jax 0.10.2: 1 row 1.0 and 0.9, 2 rows 1.7 and 1.9, 4 rows 1.9 and 1.9, 8 rows 1.8 and 1.9,
@@ -53,7 +55,7 @@ def random_weight(shape: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | Non
 
 
 class Linear(nnx.Module):
-    """weight [O, I], bias [O] or None."""
+    """weight [O, I], bias [O] or None. On a mesh I or O is this device's part, and x or y with it."""
 
     def __init__(
         self, num_in: int, num_out: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs | None
@@ -61,6 +63,7 @@ class Linear(nnx.Module):
         self.weight = random_weight((num_out, num_in), dtype, rngs)
         self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [T, I] -> [T, O]
-        y = project(x, self.weight[...])
+    def __call__(self, x: jax.Array, inputs: Shards = WHOLE) -> jax.Array:  # [T, I] -> [T, O]
+        """x Wᵀ + b. inputs: the devices that each have a part of I, whose products are summed."""
+        y = inputs.sum(project(x, self.weight[...]))
         return y if self.bias is None else y + self.bias[...][None, :]

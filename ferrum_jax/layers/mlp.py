@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.spec import ModelSpec
 
@@ -29,7 +30,7 @@ def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 class MLP(nnx.Module):
-    """gate, up [F, D]; down [D, F]."""
+    """gate, up [F, D]; down [D, F]. On a mesh a device has some of F."""
 
     def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D, F, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
@@ -38,5 +39,5 @@ class MLP(nnx.Module):
         self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
         self.act = activation_of(spec.hidden_act)
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, D]
-        return self.down(self.act(self.gate(x)) * self.up(x))
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        return self.down(self.act(self.gate(x)) * self.up(x), context.shards)

@@ -27,7 +27,10 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """router [E, D] and experts. The weights of a token's X experts sum to one if norm_topk_prob."""
+    """router [E, D] and experts. The weights of a token's X experts sum to one if norm_topk_prob.
+
+    On a mesh a device has some of the experts, and the router whole.
+    """
 
     def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         self.router = Linear(spec.hidden_size, spec.num_experts, dtype=dtype, rngs=rngs)
@@ -46,14 +49,19 @@ class MoE(nnx.Module):
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         expert_ids, expert_weights = self.route(x)
-        return expert_mlp(
-            x,
-            expert_ids,
-            expert_weights,
-            self.experts.gate[...],
-            self.experts.up[...],
-            self.experts.down[...],
-            tile=context.expert_tile,
-            activation=self.act,
-            implementation=context.implementation,
+        gate, up, down = (weight[...] for weight in (self.experts.gate, self.experts.up, self.experts.down))
+        return context.shards.sum(
+            expert_mlp(
+                x,
+                expert_ids,
+                expert_weights,
+                gate,
+                up,
+                down,
+                first_expert=context.shards.index() * gate.shape[0],
+                num_experts=self.router.weight.shape[0],
+                tile=context.expert_tile,
+                activation=self.act,
+                implementation=context.implementation,
+            )
         )

@@ -39,8 +39,7 @@ class DecoderLayer(nnx.Module):
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
         x = x + self.attention(self.attention_norm(x), rotation, context)
-        normed = self.mlp_norm(x)
-        return x + (self.mlp(normed, context) if isinstance(self.mlp, MoE) else self.mlp(normed))
+        return x + self.mlp(self.mlp_norm(x), context)
 
 
 class Decoder(nnx.Module):
@@ -66,7 +65,7 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # [T] int32, absolute
         context: ForwardContext,
     ) -> jax.Array:  # [T, D], after the final norm
-        x = self.embed(token_ids)
+        x = self.embed(token_ids, context.shards)
         context.show("embed", x)
         rotation = rotations(positions, self.spec.rope, self.spec.head_dim)
         for i, layer in enumerate(self.layers):
@@ -77,7 +76,7 @@ class Decoder(nnx.Module):
         return x
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
-        """Scores of every token after each hidden state."""
+        """Scores of every token after each hidden state; on a mesh, of the tokens whose vectors are here."""
         if self.head is None:
             return self.embed.attend(hidden)
         return project(hidden, self.head.weight[...], out_dtype=jnp.float32)

@@ -14,13 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.pools import Pools
-from ferrum_jax.runtime.buckets import Bucket, Ladder
-from ferrum_jax.runtime.inputs import blob_size
-from ferrum_jax.runtime.step import StepOptions, make_step
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.step import trace_step
 from ferrum_jax.runtime.store import ExecutableStore
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -51,31 +49,24 @@ class Executables:
 
 
 def compile_all(
-    *,
-    graph: nnx.GraphDef,
-    names: tuple[str, ...],
-    weights: tuple[jax.ShapeDtypeStruct, ...],
-    pools: Pools,
-    ladder: Ladder,
-    options: StepOptions,
-    store: ExecutableStore | None,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    layout: Layout, *, store: ExecutableStore | None, on_done: Callable[[int, int], None] = lambda done, total: None
 ) -> Executables:
     """The executable of every bucket, from the store or compiled from shapes, in a thread pool.
 
     on_done(done, total) is called after each.
     """
+    ladder, pools, options = layout.ladder, layout.pools, layout.options
     total = len(ladder.buckets) + 1
-
-    shapes = repr((names, weights, pools, options, options.spec.digest_text()))
+    shapes = repr((layout.targets, pools, options, options.spec.digest_text()))
 
     def get(description: str, compile: Callable[[], Executable]) -> Executable:
         return compile() if store is None else store.get(f"{description} {shapes}", compile)
 
     def step(bucket: Bucket) -> Executable:
-        blob = jax.ShapeDtypeStruct((blob_size(bucket, len(options.spec.cache_groups)),), jnp.int32)
-        function = jax.jit(make_step(graph, names, bucket, pools, options), donate_argnums=(1, 2))
-        return get(str(bucket), lambda: function.lower(weights, pools.flat_kv(), pools.slots, blob).compile())
+        def compile() -> Executable:
+            return trace_step(layout.graph, layout.targets, pools, bucket, options, layout.mesh).lower().compile()
+
+        return get(str(bucket), compile)
 
     def write_slot() -> Executable:
         record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)

@@ -7,18 +7,22 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.budget import Ledger, choose_num_blocks, free_bytes
-from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes, pools_on_mesh
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.runtime.step import StepOptions
+from ferrum_jax.sharding import ShardedModel, shard_model, shards_of
+from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
-from pallas_kernels.paged_attention.support import default_implementation, refusals
+from pallas_kernels.paged_attention.support import DEFAULT_IMPLEMENTATION
+from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
 
 
@@ -30,29 +34,36 @@ class Layout:
     kv_dtype: str
     max_model_len: int
     graph: nnx.GraphDef
-    targets: dict[str, jax.ShapeDtypeStruct]  # weights by dotted name, in the order of the executables' argument
+    mesh: Mesh
+    model: ShardedModel
     pools: Pools  # of ShapeDtypeStructs
     ladder: Ladder
     options: StepOptions
     ledger: Ledger
 
+    @property
+    def targets(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Weights by dotted name, in the order of the executables' argument."""
+        return self.model.targets
 
-def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout:  # pyright: ignore[reportInvalidTypeForm]
-    """The layout of an engine. Raises ValueError with every reason why it cannot run here."""
-    target = Target.of_device(device)
+
+def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
+    """The layout of an engine on a mesh. Raises ValueError with every reason why it cannot run here."""
+    target = Target.of_device(mesh.devices.flat[0])
     auto_dtype = "float32" if target.platform == "cpu" else spec.dtype
     dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
-    implementation = config.implementation or default_implementation(target)
+    implementation = config.implementation or DEFAULT_IMPLEMENTATION
     max_model_len = config.max_model_len or spec.max_position_embeddings
-    _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target)
-    graph, targets = registry.unbind(registry.abstract_model(spec, dtype))
-    weights_bytes = sum(t.size * t.dtype.itemsize for t in targets.values())
-    block_size = config.block_size or _block_size(spec, kv_dtype, implementation, target)
-    per_block = block_bytes(spec, block_size=block_size, kv_dtype=KV_DTYPES[kv_dtype], implementation=implementation)
+    _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target, mesh)
+    graph, parameters = registry.unbind(registry.abstract_model(spec, dtype))
+    model = shard_model(spec, parameters, mesh)
+    local = dataclasses.replace(spec, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
+    block_size = config.block_size or _block_size(local, kv_dtype, implementation, target)
+    per_block = block_bytes(local, block_size=block_size, kv_dtype=KV_DTYPES[kv_dtype], implementation=implementation)
     num_blocks = choose_num_blocks(
         num_blocks=config.num_blocks,
-        kv_memory_bytes=config.kv_memory_bytes or free_bytes(device, weights_bytes),
+        kv_memory_bytes=config.kv_memory_bytes or free_bytes(mesh.devices.flatten().tolist(), model.weights_bytes),
         block_bytes=per_block,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -60,7 +71,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
     )
     record_words = sampling.RECORD_WORDS + max_model_len
     kv = kv_shapes(
-        spec,
+        local,
         num_blocks=num_blocks + 1,
         block_size=block_size,
         kv_dtype=KV_DTYPES[kv_dtype],
@@ -72,8 +83,9 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         graph=graph,
-        targets=targets,
-        pools=Pools(kv=kv, slots=slots),
+        mesh=mesh,
+        model=model,
+        pools=pools_on_mesh(Pools(kv=kv, slots=slots), mesh),
         ladder=make_ladder(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -81,20 +93,25 @@ def lay_out(spec: ModelSpec, config: EngineConfig, device: jax.Device) -> Layout
             invariant=config.invariant,
         ),
         options=StepOptions(
-            spec=spec, block_size=block_size, implementation=implementation, invariant=config.invariant
+            spec=spec,
+            shards=shards_of(mesh),
+            block_size=block_size,
+            implementation=implementation,
+            invariant=config.invariant,
         ),
         ledger=Ledger(
-            weights_bytes=weights_bytes,
+            weights_bytes=model.weights_bytes,
             slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
             block_bytes=per_block,
             num_blocks=num_blocks,
             block_size=block_size,
+            head_copies=model.head_copies,
         ),
     )
 
 
 def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Target) -> int:
-    """Tokens of a block where the user names no number."""
+    """Tokens of a block where the user names no number; spec: with the heads of one device."""
     token = pool_shape(
         num_blocks=1,
         block_size=1,
@@ -114,9 +131,10 @@ def _refuse(
     implementation: str,
     max_model_len: int,
     target: Target,
+    mesh: Mesh,
 ) -> None:
     """Raises ValueError with every reason why this cannot run here."""
-    reasons = refusals(
+    reasons = mesh_refusals(spec, MeshShape(**mesh.shape)) + kernel_refusals(
         implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
     )
     if max_model_len > spec.max_position_embeddings:

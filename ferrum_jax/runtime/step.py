@@ -9,18 +9,20 @@ results are plain tuples and arrays, because executables are kept with their tre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
-from ferrum_jax.runtime.inputs import StepInputs, unpack
+from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
+from ferrum_jax.sharding import Shards, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
@@ -35,9 +37,10 @@ INVARIANT_EXPERT_TILE = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What is fixed for all steps of an engine."""
+    """What is fixed for all steps of an engine. shards: devices that share the work of a step."""
 
     spec: ModelSpec
+    shards: Shards
     block_size: int
     implementation: str  # of attention; experts are plain XLA on every platform
     invariant: bool
@@ -63,12 +66,35 @@ def make_step(
         context = _forward_context(layers, inputs, tokens, bucket, options)
         hidden = model(token_ids, tokens.positions, context)  # [T, D]
         asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
-        prompt = sampling.prompt_logprobs(hidden, model.logits, slots, tokens.slots, tokens.positions, asked)
-        rows = _sample_rows(model.logits, hidden, slots, inputs, tokens, bucket, options)
+        by_row = _divide_rows(model.logits, options)
+        prompt = sampling.prompt_logprobs(hidden, by_row, slots, tokens.slots, tokens.positions, asked)
+        rows = _sample_rows(by_row, hidden, slots, inputs, tokens, bucket, options)
         slots = _append(slots, rows, prompt, inputs)
         return tuple(jax.tree.leaves(layers)), slots, rows, prompt
 
     return step
+
+
+def trace_step(
+    graph: nnx.GraphDef,
+    weights: Mapping[str, jax.ShapeDtypeStruct],
+    pools: Pools,
+    bucket: Bucket,
+    options: StepOptions,
+    mesh: Mesh,
+) -> jax.stages.Traced:
+    """The step of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
+
+    weights, pools: shapes with their shardings. kv and slots are donated.
+    """
+    step = make_step(graph, tuple(weights), bucket, pools, options)
+    kv = pools.flat_kv()
+    words = blob_size(bucket, len(options.spec.cache_groups))
+    arguments = (tuple(weights.values()), kv, pools.slots, on_mesh(mesh, (words,), jnp.int32, "words"))
+    if mesh.size > 1:
+        results = (*partitions((kv, pools.slots)), partition("rows", None), partition("tokens", None))
+        step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
+    return jax.jit(step, donate_argnums=(1, 2)).trace(*arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,11 +143,31 @@ def _forward_context(
         return out
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
-    return ForwardContext(attend=attend, expert_tile=expert_tile)
+    return ForwardContext(attend=attend, expert_tile=expert_tile, shards=options.shards)
+
+
+def _divide_rows(logits: Callable[[jax.Array], jax.Array], options: StepOptions) -> sampling.ByRow:
+    """Logits, which come in stretches of the vocabulary, are exchanged so that each device has some rows of them whole.
+
+    So a device samples its rows as if it were alone, and the logits cross the wire once, each to one device.
+    """
+    shards = options.shards
+
+    def by_row(hidden: jax.Array, compute: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
+        n = hidden.shape[0]
+        padded = [_pad_rows(a, -n % shards.size) for a in (hidden, *rows)]
+        some = shards.exchange(logits(padded[0]))[:, : options.spec.vocab_size]  # [n / tp, V]
+        return shards.gather(compute(some, *map(shards.own, padded[1:])))[:n]
+
+    return by_row
+
+
+def _pad_rows(a: jax.Array, count: int) -> jax.Array:
+    return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
 
 
 def _sample_rows(
-    logits: Callable[[jax.Array], jax.Array],
+    by_row: sampling.ByRow,
     hidden: jax.Array,
     slots: jax.Array,
     inputs: StepInputs,
@@ -136,14 +182,17 @@ def _sample_rows(
     positions = inputs.starts + inputs.counts  # the position that the drawn token takes
     active = inputs.samples > 0
     padded = -R % tile  # the last tile must not reach back into rows already done
-    last, positions, active, row_slots = (jnp.pad(a, (0, padded)) for a in (last, positions, active, inputs.slots))
+    last, positions, active, row_slots = (_pad_rows(a, padded) for a in (last, positions, active, inputs.slots))
+
+    def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+        return _sample(logits, slots, *rows).result
 
     def one_tile(i: jax.Array, rows: jax.Array) -> jax.Array:
         def part(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, i * tile, tile)
 
-        drawn = _sample(logits(hidden[part(last)]), slots, part(row_slots), part(positions), part(active))
-        return jax.lax.dynamic_update_slice_in_dim(rows, drawn.result, i * tile, 0)
+        drawn = by_row(hidden[part(last)], draw, part(row_slots), part(positions), part(active))
+        return jax.lax.dynamic_update_slice_in_dim(rows, drawn, i * tile, 0)
 
     words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
     if R + padded == tile:

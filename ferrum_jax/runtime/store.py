@@ -16,7 +16,7 @@ import pathlib
 import pickle
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ TRACED = (  # the code from which a step is traced: all that runtime/ imports
     "ferrum_jax/request.py",
     "ferrum_jax/runtime",
     "ferrum_jax/sampling",
+    "ferrum_jax/sharding.py",
     "ferrum_jax/spec.py",
     "pallas_kernels",
 )
@@ -50,10 +51,12 @@ _CHECK_BYTES = 32
 class ExecutableStore:
     """Executables by description. `hits` and `misses` count what was asked for.
 
+    devices: of the mesh that they run on, in its order; None for the default device.
     Raises ValueError if the folder belongs to somebody else or others may write to it.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, devices: Sequence[Any] | None = None) -> None:
+        self._devices = list(devices or jax.devices()[:1])
         self._folder = pathlib.Path(folder).expanduser()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = self._folder.stat()
@@ -71,11 +74,12 @@ class ExecutableStore:
         description: all that decides it beside code, versions and device; equal text must mean equal programs.
         A damaged file is compiled again and replaced.
         """
-        path = self._folder / f"{_digest(description)}.executable"
+        ids = [device.id for device in self._devices]
+        path = self._folder / f"{_digest(f'{ids} {description}')}.executable"
         payload = _read(path)
         if payload is not None:
             self.hits += 1
-            return serialize_executable.deserialize_and_load(*pickle.loads(payload))
+            return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=self._devices)
         executable = compile()
         self.misses += 1
         _write(path, pickle.dumps(serialize_executable.serialize(executable)))

@@ -8,7 +8,7 @@ again from the host's tokens continues with the same draws. `record` is its layo
 """
 
 from ferrum_jax.sampling.draw import Sampled, sample
-from ferrum_jax.sampling.logprobs import RESULT_WORDS, TokenLogprobs, prompt_logprobs, unpack
+from ferrum_jax.sampling.logprobs import RESULT_WORDS, ByRow, TokenLogprobs, prompt_logprobs, unpack
 from ferrum_jax.sampling.record import RECORD_WORDS, STOP_ROOM, slot_record
 from ferrum_jax.sampling.slots import append_tokens, read_tokens, wants_prompt_logprobs, write_slot
 
@@ -16,6 +16,7 @@ __all__ = [
     "RECORD_WORDS",
     "RESULT_WORDS",
     "STOP_ROOM",
+    "ByRow",
     "Sampled",
     "TokenLogprobs",
     "append_tokens",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,20 @@ from ferrum_jax.sampling.slots import read_tokens
 
 RESULT_WORDS = 3 + 2 * MAX_LOGPROBS
 _TILE_ROWS = 64  # prompt tokens whose logits exist at once
+
+
+class ByRow(Protocol):
+    """What is computed of each row's logits: `compute(logits [m, V] f32, *rows [m])` gives [m, words].
+
+    Rows may be divided among devices, so `compute` sees some of them and must treat each by itself.
+    """
+
+    def __call__(
+        self,
+        hidden: jax.Array,  # [n, D]
+        compute: Callable[..., jax.Array],
+        *rows: jax.Array,  # [n] each
+    ) -> jax.Array: ...  # [n, words]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +95,7 @@ def row_results(logits: jax.Array, token_ids: jax.Array, *, wanted: jax.Array, t
 
 def prompt_logprobs(
     hidden: jax.Array,  # [T, D]
-    logits_fn: Callable[[jax.Array], jax.Array],  # [n, D] -> [n, V] f32
+    by_row: ByRow,
     slots: jax.Array,  # [S, W + L] int32
     token_slots: jax.Array,  # [T] int32
     positions: jax.Array,  # [T] int32
@@ -98,11 +113,14 @@ def prompt_logprobs(
     order = order.astype(jnp.int32)
     tops_wanted = jnp.any(wanted & (slots[token_slots, FLAGS] & ASKS_TOP_LOGPROBS != 0))
 
+    def result(logits: jax.Array, following: jax.Array) -> jax.Array:
+        return row_results(logits, following, wanted=jnp.bool_(True), tops_wanted=tops_wanted)
+
     def tile(i: jax.Array, results: jax.Array) -> jax.Array:
         rows = lax.dynamic_slice(order, (i * tile_rows,), (tile_rows,))
         source = jnp.minimum(rows, num_tokens - 1)
         following = read_tokens(slots, token_slots[source], positions[source] + 1)
-        packed = row_results(logits_fn(hidden[source]), following, wanted=jnp.bool_(True), tops_wanted=tops_wanted)
+        packed = by_row(hidden[source], result, following)
         return results.at[rows].set(packed, mode="drop")
 
     num_tiles = (jnp.sum(wanted, dtype=jnp.int32) + tile_rows - 1) // tile_rows

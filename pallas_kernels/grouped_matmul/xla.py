@@ -14,9 +14,15 @@ import jax.numpy as jnp
 from pallas_kernels.ragged import cut
 
 
+def ids_here(expert_ids: jax.Array, first_expert: jax.Array | int, num_here: int) -> jax.Array:
+    """Ids counted from the first expert that is here; num_here for those that are elsewhere."""
+    ids = expert_ids - first_expert
+    return jnp.where((ids >= 0) & (ids < num_here), ids, num_here)
+
+
 def expert_mlp(
     x: jax.Array,  # [T, D]
-    expert_ids: jax.Array,  # [T, X]
+    expert_ids: jax.Array,  # [T, X], E for no expert
     expert_weights: jax.Array,  # [T, X]
     gate: jax.Array,  # [E, F, D]
     up: jax.Array,  # [E, F, D]
@@ -29,7 +35,7 @@ def expert_mlp(
     T, X = expert_ids.shape
     flat = expert_ids.reshape(-1)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
-    counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)
+    counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)  # no expert stands last and is not counted
     tiles = cut(counts, jnp.cumsum(counts) - counts, tile=tile, num_items=T * X)
 
     def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:

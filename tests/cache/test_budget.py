@@ -35,7 +35,7 @@ def test_too_little_memory_for_one_block_is_an_error_with_the_repair():
 def test_an_accelerator_gives_most_of_what_is_free_after_the_weights():
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000, "bytes_in_use": 100})
     assert int(600 * ACCELERATOR_SHARE) == 510
-    assert free_bytes(device, 300) == 448  # 111 in binary and zeros
+    assert free_bytes([device], 300) == 448  # 111 in binary and zeros
 
 
 def test_free_memory_that_differs_a_little_gives_pools_of_one_size():
@@ -45,22 +45,22 @@ def test_free_memory_that_differs_a_little_gives_pools_of_one_size():
         )
         for used in range(10_000_000, 50_000_000, 10_000_000)
     ]
-    assert len({free_bytes(device, 0) for device in devices}) == 1
+    assert len({free_bytes([device], 0) for device in devices}) == 1
 
 
 def test_an_accelerator_that_does_not_say_its_memory_asks_for_kv_memory_bytes():
     device = types.SimpleNamespace(platform="tpu", memory_stats=lambda: None)
     with pytest.raises(ValueError, match="set kv_memory_bytes"):
-        free_bytes(device, 0)
+        free_bytes([device], 0)
 
 
 def test_the_cpu_gives_a_quarter_of_what_is_free_and_never_less_than_nothing():
     device = types.SimpleNamespace(platform="cpu")
     assert CPU_SHARE == 4
-    assert free_bytes(device, 2**60) == 0
+    assert free_bytes([device], 2**60) == 0
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) * 1024
-    assert 0 < free_bytes(device, 0) <= total // 4
+    assert 0 < free_bytes([device], 0) <= total // 4
 
 
 def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():

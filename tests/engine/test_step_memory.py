@@ -19,7 +19,7 @@ def loaded():
 
 
 def test_every_pool_is_aliased_in_every_bucket(loaded):
-    pools = (*loaded.layout.pools.kv, loaded.layout.pools.slots)
+    pools = (*loaded.layout.pools.flat_kv(), loaded.layout.pools.slots)
     pool_bytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in pools)
     assert len(loaded.executables.steps) == len(loaded.layout.ladder.buckets)
     for bucket, executable in loaded.executables.steps.items():
@@ -30,7 +30,7 @@ def test_every_pool_is_aliased_in_every_bucket(loaded):
 
 def test_no_step_copies_a_pool(loaded):
     """Under no shape: what has as many elements as a pool or more is a pool, the rest of a step is small."""
-    pools = (*loaded.layout.pools.kv, loaded.layout.pools.slots)
+    pools = (*loaded.layout.pools.flat_kv(), loaded.layout.pools.slots)
     least = min(math.prod(pool.shape) for pool in pools)
     for bucket, executable in loaded.executables.steps.items():
         copies = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", executable.as_text())
@@ -47,7 +47,7 @@ def test_a_slot_is_written_in_place(loaded):
 
 
 def test_temporaries_of_a_step_are_smaller_than_one_pool(loaded):
-    pool_bytes = math.prod(loaded.layout.pools.kv[0].shape) * loaded.layout.dtype.itemsize
+    pool_bytes = math.prod(loaded.layout.pools.kv[0].values.shape) * loaded.layout.dtype.itemsize
     for bucket, executable in loaded.executables.steps.items():
         assert executable.memory_analysis().temp_size_in_bytes < pool_bytes, str(bucket)
 

@@ -135,7 +135,7 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
     x, wide = draw(1, (9, 20), dtype)
     gate = oracle.silu(oracle.linear(wide, w["gate.weight"], w["gate.bias"]))
     inner = gate * oracle.linear(wide, w["up.weight"], w["up.bias"])
-    assert_close(layer(x), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype)
+    assert_close(layer(x, ForwardContext()), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype)
 
 
 @pytest.mark.parametrize(

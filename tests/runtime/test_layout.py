@@ -1,19 +1,33 @@
 """What follows from spec, config and device: implementation, KV dtype and block size, or every reason against them."""
 
-import types
+import dataclasses
 
 import pytest
 
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 
-CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")
-V6E = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
-V5E = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a layout asks of a device that is not here."""
+
+    platform: str
+    device_kind: str
+    id: int = 0
+    process_index: int = 0
+    coords: tuple[int, ...] = (0, 0, 0)
+    core_on_chip: int = 0
+
+
+CPU = Device("cpu", "cpu")
+V6E = Device("tpu", "TPU v6 lite")
+V5E = Device("tpu", "TPU v5 lite")
 
 
 def spec_of(**fields) -> ModelSpec:
@@ -24,7 +38,8 @@ def spec_of(**fields) -> ModelSpec:
 
 
 def layout_of(device, spec: ModelSpec | None = None, **config):
-    return lay_out(spec or spec_of(), EngineConfig(num_blocks=9, kv_memory_bytes=1, max_num_seqs=2, **config), device)
+    engine = EngineConfig(num_blocks=9, kv_memory_bytes=1, max_num_seqs=2, **config)
+    return lay_out(spec or spec_of(), engine, make_mesh(MeshShape(), [device]))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +60,10 @@ def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(de
     assert {pool.block_size for pool in layout.pools.kv} == {tokens}
 
 
-def test_implementation_and_kv_dtype_default_to_the_platform_s_own():
+def test_implementation_defaults_to_xla_and_kv_dtype_to_that_of_the_weights():
     on_cpu, on_tpu = layout_of(CPU), layout_of(V6E)
     assert (on_cpu.options.implementation, on_cpu.kv_dtype) == ("xla", "float32")
-    assert (on_tpu.options.implementation, on_tpu.kv_dtype) == ("mosaic_tpu", "bfloat16")
+    assert (on_tpu.options.implementation, on_tpu.kv_dtype) == ("xla", "bfloat16")
     assert layout_of(V6E, implementation="xla", kv_dtype="int8").pools.kv[0].dtype == KV_DTYPES["int8"]
 
 
@@ -56,7 +71,9 @@ def test_what_cannot_run_is_refused_with_every_reason():
     with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 80; .*block_size is 8"):
         layout_of(CPU, spec_of(head_dim=80), implementation="mosaic_tpu", block_size=8)
     with pytest.raises(ValueError, match=r"kv_dtype is 'fp8_e4m3'; v5e has no float8.*max_model_len is 9000"):
-        layout_of(V5E, kv_dtype="fp8_e4m3", max_model_len=9000)
+        layout_of(V5E, implementation="mosaic_tpu", kv_dtype="fp8_e4m3", max_model_len=9000)
+    with pytest.raises(ValueError, match="'mosaic_tpu' has no kernel for prefill yet; take 'xla'"):
+        layout_of(V6E, implementation="mosaic_tpu")
     assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"
 
 

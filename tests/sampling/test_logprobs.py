@@ -79,7 +79,10 @@ def test_prompt_logprobs_are_of_the_next_prompt_token_and_only_of_rows_that_aske
 def _run_prompt(hidden, weight, slots, token_slots, positions, wanted) -> np.ndarray:
     @jax.jit
     def compute(hidden, weight, slots, token_slots, positions, wanted):
-        return prompt_logprobs(hidden, lambda h: h @ weight.T, slots, token_slots, positions, wanted)
+        def by_row(hidden, compute, *rows):
+            return compute(hidden @ weight.T, *rows)
+
+        return prompt_logprobs(hidden, by_row, slots, token_slots, positions, wanted)
 
     return np.asarray(compute(hidden, weight, slots, jnp.asarray(token_slots), jnp.asarray(positions), wanted))
 
@@ -87,12 +90,12 @@ def _run_prompt(hidden, weight, slots, token_slots, positions, wanted) -> np.nda
 def test_prompt_logprobs_do_no_work_when_nobody_asks():
     calls = []
 
-    def logits(hidden):
+    def by_row(hidden, compute, *rows):
         jax.debug.callback(lambda: calls.append(1))
-        return hidden
+        return compute(hidden, *rows)
 
     slots, zeros = null_slots(1, MAX_LEN), jnp.zeros(9, jnp.int32)
-    run_it = jax.jit(lambda h, w: prompt_logprobs(h, logits, slots, zeros, zeros, w))
+    run_it = jax.jit(lambda h, w: prompt_logprobs(h, by_row, slots, zeros, zeros, w))
     run_it(jnp.ones((9, V)), jnp.zeros(9, bool)).block_until_ready()
     jax.effects_barrier()
     assert calls == []

@@ -1,0 +1,232 @@
+"""Sharding: how every array of an engine lies on a mesh, by one table of logical axes.
+
+A mesh has two axes. "dp": shards that each have rows, blocks and slots of their own. "tp": devices that share the
+work of one shard: each has some heads of every attention layer, some columns of every MLP, some experts, and a
+stretch of the vocabulary. The whole step runs under one `jax.shard_map`, so a device's program sees its own parts
+as if they were the model, and the collectives are those that `Shards` puts there, no others.
+
+What does not divide: KV heads fewer than tp are repeated, the vocabulary is padded; all else is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from checkpoints.rules import Stretch
+from ferrum_jax.config import MeshShape
+from ferrum_jax.ints import round_up
+from ferrum_jax.spec import ModelSpec
+
+DATA, TENSOR = "dp", "tp"
+
+# Logical axis -> the mesh axis that splits it. An axis that is not named here is whole on every device.
+RULES = {
+    "vocabulary": TENSOR,
+    "heads": TENSOR,
+    "kv_heads": TENSOR,
+    "hidden": TENSOR,  # of an MLP
+    "experts": TENSOR,
+    "blocks": DATA,
+    "slots": DATA,
+    "words": DATA,  # of the packed input
+    "rows": DATA,
+    "tokens": DATA,
+}
+
+# Parameter -> its logical axes, the first pattern that fits.
+PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    ("embed.weight", ("vocabulary", None)),
+    ("head.weight", ("vocabulary", None)),
+    ("layers.*.attention.q.weight", ("heads", None)),
+    ("layers.*.attention.q.bias", ("heads",)),
+    ("layers.*.attention.[kv].weight", ("kv_heads", None)),
+    ("layers.*.attention.[kv].bias", ("kv_heads",)),
+    ("layers.*.attention.o.weight", (None, "heads")),
+    ("layers.*.attention.o.bias", (None,)),
+    ("layers.*.mlp.experts.*", ("experts", None, None)),
+    ("layers.*.mlp.router.weight", (None, None)),
+    ("layers.*.mlp.down.weight", (None, "hidden")),
+    ("layers.*.mlp.down.bias", (None,)),
+    ("layers.*.mlp.*.weight", ("hidden", None)),
+    ("layers.*.mlp.*.bias", ("hidden",)),
+    ("*norm.weight", (None,)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shards:
+    """The devices that share a layer's work, as the program of one of them sees them; one device has no axis."""
+
+    axis: str | None = None
+    size: int = 1
+
+    def index(self) -> jax.Array:
+        """[] int32: which of them this device is."""
+        return jax.numpy.int32(0) if self.axis is None else jax.lax.axis_index(self.axis)
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """The sum of every device's x, on all of them."""
+        return x if self.axis is None else jax.lax.psum(x, self.axis)
+
+    def gather(self, x: jax.Array) -> jax.Array:  # [n, ...] -> [size * n, ...]
+        """Every device's rows, one device's after the other's."""
+        return x if self.axis is None else jax.lax.all_gather(x, self.axis, axis=0, tiled=True)
+
+    def exchange(self, x: jax.Array) -> jax.Array:  # [size * n, m] -> [n, size * m]
+        """From some columns of all rows to all columns of some rows."""
+        return x if self.axis is None else jax.lax.all_to_all(x, self.axis, split_axis=0, concat_axis=1, tiled=True)
+
+    def own(self, x: jax.Array) -> jax.Array:  # [size * n, ...] -> [n, ...]
+        """This device's rows of what all of them have."""
+        if self.axis is None:
+            return x
+        count = x.shape[0] // self.size
+        return jax.lax.dynamic_slice_in_dim(x, self.index() * count, count)
+
+
+WHOLE = Shards()
+
+
+def shards_of(mesh: Mesh) -> Shards:
+    """What the layers of a step on this mesh are given."""
+    size = mesh.shape[TENSOR]
+    return WHOLE if size == 1 else Shards(axis=TENSOR, size=size)
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
+    """The mesh of the first devices, live ones or of a topology description.
+
+    Where the mesh takes a whole slice, neighbours along "tp" are neighbours in it. Raises ValueError where there
+    are too few devices.
+    """
+    if shape.size > len(devices):
+        raise ValueError(
+            f"mesh is {str(shape)!r}, {shape.size} devices, and there are {len(devices)}; choose a smaller one"
+            " (on the CPU: XLA_FLAGS=--xla_force_host_platform_device_count)"
+        )
+    sizes = (shape.dp, shape.tp)
+    if devices[0].platform == "tpu" and shape.size == len(devices):
+        grid = mesh_utils.create_device_mesh(sizes, list(devices))
+    else:
+        grid = np.array(devices[: shape.size]).reshape(sizes)
+    return Mesh(grid, (DATA, TENSOR))
+
+
+def partition(*axes: str | None) -> PartitionSpec:
+    """The PartitionSpec of logical axes."""
+    return PartitionSpec(*(None if axis is None else RULES.get(axis) for axis in axes))
+
+
+def on_mesh(mesh: Mesh, local: tuple[int, ...], dtype: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
+    """The whole array of which every device has `local`, with its sharding."""
+    spec = partition(*axes)
+    shape = tuple(n * (1 if axis is None else mesh.shape[axis]) for n, axis in zip(local, spec, strict=True))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(mesh, spec))
+
+
+def _sharding(mesh: Mesh, spec: PartitionSpec) -> jax.sharding.Sharding:
+    return SingleDeviceSharding(mesh.devices.item()) if mesh.size == 1 else NamedSharding(mesh, spec)
+
+
+def partitions(tree: Any) -> Any:
+    """The PartitionSpec of each array of a tree that lies on a mesh of several devices."""
+    return jax.tree.map(lambda array: array.sharding.spec, tree)
+
+
+def local_bytes(array: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array on one device."""
+    assert array.sharding is not None
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+
+# -- a model on a mesh -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardedModel:
+    """A model's parameters on a mesh, and what one device holds.
+
+    targets: every parameter with its shape and sharding. stretches: those that are longer than in the checkpoint.
+    heads, kv_heads: query and KV heads on one device. head_copies: devices of "tp" that have the same KV head.
+    """
+
+    targets: dict[str, jax.ShapeDtypeStruct]
+    stretches: dict[str, Stretch]
+    heads: int
+    kv_heads: int
+    head_copies: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the parameters on one device."""
+        return sum(map(local_bytes, self.targets.values()))
+
+
+def shard_model(spec: ModelSpec, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh) -> ShardedModel:
+    """The parameters of a model as they lie on the mesh. `refusals` must have nothing against it."""
+    tp = mesh.shape[TENSOR]
+    targets, stretches = {}, {}
+    for name, parameter in parameters.items():
+        axes = axes_of(name)
+        stretch = _stretch(spec, axes, parameter.shape, tp)
+        if stretch is not None:
+            stretches[name] = stretch
+        shape = parameter.shape if stretch is None else (stretch.size, *parameter.shape[1:])
+        targets[name] = jax.ShapeDtypeStruct(shape, parameter.dtype, sharding=_sharding(mesh, partition(*axes)))
+    K = spec.num_key_value_heads
+    return ShardedModel(
+        targets=targets,
+        stretches=stretches,
+        heads=spec.num_attention_heads // tp,
+        kv_heads=max(K // tp, 1),
+        head_copies=max(tp // K, 1),
+    )
+
+
+def axes_of(name: str) -> tuple[str | None, ...]:
+    """The logical axes of a parameter."""
+    for pattern, axes in PARAMETERS:
+        if fnmatch.fnmatchcase(name, pattern):
+            return axes
+    raise ValueError(f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding.py")
+
+
+def _stretch(spec: ModelSpec, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Stretch | None:
+    if axes[0] == "vocabulary" and shape[0] % tp:
+        return Stretch(rows=shape[0], size=round_up(shape[0], tp))
+    if axes[0] == "kv_heads" and spec.num_key_value_heads < tp:
+        repeats = tp // spec.num_key_value_heads
+        return Stretch(rows=shape[0], size=shape[0] * repeats, run=spec.head_dim, repeats=repeats)
+    return None
+
+
+def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
+    """Why a model cannot run on a mesh of this shape, each with the sizes that would work; empty where it can."""
+    reasons = _undivided(spec, shape.tp)
+    if not reasons:
+        return []
+    fits = [tp for tp in range(1, spec.num_attention_heads + 1) if not _undivided(spec, tp)]
+    return [f"mesh is {str(shape)!r}: {', '.join(reasons)}; tp may be {', '.join(map(str, fits))}"]
+
+
+def _undivided(spec: ModelSpec, tp: int) -> list[str]:
+    N, K = spec.num_attention_heads, spec.num_key_value_heads
+    reasons = []
+    if N % tp:
+        reasons.append(f"num_attention_heads, {N}, is no multiple of tp, {tp}")
+    if K % tp and tp % K:
+        reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
+    if len(spec.moe_layers) < spec.num_hidden_layers and spec.intermediate_size % tp:
+        reasons.append(f"intermediate_size, {spec.intermediate_size}, is no multiple of tp, {tp}")
+    if spec.moe_layers and spec.num_experts % tp:
+        reasons.append(f"num_experts, {spec.num_experts}, is no multiple of tp, {tp}")
+    return reasons

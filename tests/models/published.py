@@ -1,0 +1,106 @@
+"""Configs of published models.
+
+Source: the config.json that each model's authors published with its weights.
+"""
+
+LLAMA3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+LLAMA32_1B = LLAMA3_8B | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131072,
+    "eos_token_id": [128001, 128008, 128009],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+QWEN = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "attention_dropout": 0.0,
+    "eos_token_id": 151645,
+}
+QWEN25_05B = QWEN | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "sliding_window": 32768,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "tie_word_embeddings": True,
+}
+QWEN3_06B = QWEN | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+    "attention_bias": False,
+}
+QWEN3_30B_A3B = QWEN | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "sliding_window": None,
+    "router_aux_loss_coef": 0.001,
+}
+PUBLISHED = {
+    "Llama-3-8B": (LLAMA3_8B, 8_030_261_248),
+    "Llama-3.2-1B": (LLAMA32_1B, 1_235_814_400),
+    "Qwen2.5-0.5B": (QWEN25_05B, 494_032_768),
+    "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
+}

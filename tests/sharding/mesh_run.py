@@ -1,0 +1,39 @@
+"""Run as a process of its own with several CPU devices: what a golden folder's model says on meshes, as JSON.
+
+python mesh_run.py FAMILY MESH...
+"""
+
+import dataclasses
+import json
+import math
+import sys
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import LLM
+from tests.support import GOLDENS, SMALL, run
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
+DRAWN = dataclasses.replace(GREEDY, temperature=0.9, top_k=40, seed=5, repetition_penalty=1.2)
+SCORED = dataclasses.replace(GREEDY, prompt_logprobs=20, max_tokens=1)
+PREFIX = list(range(7, 45))
+ROWS = (([*PREFIX, 60], GREEDY), ([9], DRAWN), ([*PREFIX, 61, 62], GREEDY), (PREFIX[:20], SCORED))
+
+
+def say(family: str, mesh: str) -> dict[str, object]:
+    """Tokens, log-probabilities and hits of ROWS; blocks hold NaN until they are written."""
+    config = dataclasses.replace(SMALL, mesh=mesh, max_num_seqs=2, max_model_len=128)
+    llm = LLM(str(GOLDENS / family), config)
+    outputs = run(llm, [row[0] for row in ROWS], [row[1] for row in ROWS], fill=math.nan)
+    entries = [e for o in outputs for e in (*o.outputs[0].logprobs, *(o.prompt_logprobs or ())) if e]
+    return {
+        "tokens": [o.token_ids for o in outputs],
+        "logprobs": [sorted((token, e.logprob) for token, e in entry.items()) for entry in entries],
+        "cached": [o.num_cached_tokens for o in outputs],
+        "kv_bytes": llm.ledger.kv_bytes,
+        "weights_bytes": llm.ledger.weights_bytes,
+        "fingerprint": llm.loaded.fingerprint.hex(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([say(sys.argv[1], mesh) for mesh in sys.argv[2:]]))

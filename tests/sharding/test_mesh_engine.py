@@ -1,0 +1,47 @@
+"""An engine on a mesh says what it says on one device. Each case is a process with simulated devices."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.support import GOLDENS, ROOT
+
+# One KV head and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts.
+CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3")]
+
+
+@pytest.mark.parametrize(("family", "mesh"), CASES)
+def test_tokens_and_hits_on_a_mesh_equal_those_of_one_device_and_logits_agree_to_1e_5(family, mesh):
+    """Of the largest logit: log-probabilities are differences of logits, and on one device another bucket moves
+    them as much."""
+    one, many = run_on(family, "tp=1", mesh)
+    with np.load(GOLDENS / family / "golden.npz") as golden:
+        error = 1e-5 * np.abs(golden["last_logits"]).max()
+    assert one["cached"][2] == 32, "the third prompt hits the first one's blocks"
+    for what in ("tokens", "cached", "fingerprint"):
+        assert many[what] == one[what], what
+    for entry, expected in zip(many["logprobs"], one["logprobs"], strict=True):
+        assert [token for token, _ in entry] == [token for token, _ in expected]
+        np.testing.assert_allclose([p for _, p in entry], [p for _, p in expected], rtol=0, atol=error)
+    assert many["weights_bytes"] < one["weights_bytes"]
+
+
+def run_on(family: str, *meshes: str) -> list[dict]:
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    run = subprocess.run(
+        [sys.executable, "tests/sharding/mesh_run.py", family, *meshes],
+        env=os.environ | environment,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(run.stdout)

@@ -1,0 +1,101 @@
+"""The table of logical axes, and what does not divide: repeated, padded or refused by name."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from checkpoints.fingerprint import fingerprint
+from checkpoints.placement import place
+from checkpoints.rules import Stretch
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.models.registry import abstract_model, spec_of, unbind
+from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
+from tests.models.published import LLAMA3_8B, PUBLISHED, QWEN3_30B_A3B
+
+KV_HEADS = Stretch(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
+VOCABULARY = Stretch(rows=6, size=8)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_parameter_of_a_published_model_has_an_axis_for_each_dimension(name):
+    _, parameters = unbind(abstract_model(spec_of(PUBLISHED[name][0]), "bfloat16"))
+    for path, parameter in parameters.items():
+        assert len(axes_of(path)) == len(parameter.shape), path
+
+
+def test_an_unknown_parameter_is_an_error_that_names_the_table():
+    with pytest.raises(ValueError, match=r"layers\.0\.gate\.weight has no logical axes; add a line to PARAMETERS"):
+        axes_of("layers.0.gate.weight")
+
+
+def test_projections_are_split_by_columns_and_those_after_them_by_rows():
+    assert partition(*axes_of("layers.3.attention.k.weight")) == PartitionSpec("tp", None)
+    assert partition(*axes_of("layers.3.attention.o.weight")) == PartitionSpec(None, "tp")
+    assert partition(*axes_of("layers.3.mlp.up.weight")) == PartitionSpec("tp", None)
+    assert partition(*axes_of("layers.3.mlp.down.weight")) == PartitionSpec(None, "tp")
+    assert partition(*axes_of("layers.3.mlp.experts.down")) == PartitionSpec("tp", None, None)
+    assert partition(*axes_of("layers.3.attention.q_norm.weight")) == PartitionSpec(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"), [("tp=4", (1, 4)), ("dp=2,tp=4", (2, 4)), ("tp=1", (1, 1)), ("tp=2, dp=3", (3, 2))]
+)
+def test_a_mesh_is_read_from_its_text(text, shape):
+    mesh = MeshShape.parse(text)
+    assert (mesh.dp, mesh.tp) == shape and mesh == MeshShape.parse(str(mesh))
+
+
+@pytest.mark.parametrize("text", ["", "4", "tp", "tp=0", "tp=-1", "tp=2,tp=2", "ep=2", "tp=x"])
+def test_a_mesh_that_is_none_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match=r"mesh is '.*'; it must name numbers of devices.*'dp=2,tp=4'"):
+        EngineConfig(mesh=text)
+
+
+def test_more_devices_than_there_are_is_an_error_that_says_how_many():
+    with pytest.raises(ValueError, match=r"mesh is 'tp=64', 64 devices, and there are 1"):
+        make_mesh(MeshShape(tp=64), jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "reason"),
+    [
+        (
+            LLAMA3_8B,
+            3,
+            r"mesh is 'tp=3': num_attention_heads, 32, is no multiple of tp, 3, .*; tp may be 1, 2, 4, 8, 16, 32$",
+        ),
+        (LLAMA3_8B, 64, "num_attention_heads, 32, is no multiple of tp, 64"),
+        (LLAMA3_8B | {"num_key_value_heads": 8, "num_attention_heads": 24}, 12, "num_key_value_heads, 8, and tp, 12"),
+        (LLAMA3_8B | {"intermediate_size": 100}, 8, "intermediate_size, 100, is no multiple of tp, 8"),
+        (QWEN3_30B_A3B | {"num_experts": 30}, 4, r"num_experts, 30, is no multiple of tp, 4; tp may be 1, 2"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_the_model_is_refused_with_those_that_do(config, tp, reason):
+    spec = spec_of(config)
+    assert refusals(spec, MeshShape(tp=1)) == []
+    (refusal,) = refusals(spec, MeshShape(tp=tp))
+    assert re.search(reason, refusal)
+
+
+def test_fewer_kv_heads_than_devices_and_an_odd_vocabulary_are_no_reason():
+    spec = dataclasses.replace(spec_of(LLAMA3_8B), vocab_size=128_257)
+    assert refusals(spec, MeshShape(tp=16)) == []
+
+
+@pytest.mark.parametrize(
+    ("stretch", "stored"),
+    [(KV_HEADS, [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]), (VOCABULARY, [0, 1, 2, 3, 4, 5, -1, -1])],
+    ids=["repeated", "padded"],
+)
+def test_a_stretched_parameter_has_its_rows_repeated_or_zeros_behind_them_and_the_same_fingerprint(stretch, stored):
+    source = np.arange(1, 31, dtype=np.float32).reshape(6, 5)
+    target = jax.ShapeDtypeStruct((stretch.size, 5), "float32")
+    placed = place([source], target, stretch)
+    expected = np.concatenate([source, np.zeros((1, 5), np.float32)])[stored]
+    np.testing.assert_array_equal(placed, expected)
+    assert fingerprint("", "", {"a": placed}, {"a": stretch}) == fingerprint("", "", {"a": source})
+    assert stretch.stored(stretch.places(np.arange(6))).tolist() == list(range(6))
