@@ -64,6 +64,11 @@ class Arguments:
     sinks: Any  # [N] or None
 
 
+class _Dtypes(TypedDict):
+    dtype: str
+    kv_dtype: str
+
+
 class _Heads(TypedDict, total=False):
     num_heads: int
     num_kv_heads: int
@@ -75,7 +80,7 @@ _MIXED = ((40, 1), (0, 1), (129, 1), (0, 21), (33, 5))
 _LONG = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
 _tiny_decode = functools.partial(Case, rows=_DECODE, num_tokens=4, num_rows=4, decode_only=True, tiny=True)
 _tiny_mixed = functools.partial(Case, rows=_MIXED, num_tokens=32, num_rows=8, tiny=True)
-_F32 = {"dtype": "float32", "kv_dtype": "float32"}
+_F32: _Dtypes = {"dtype": "float32", "kv_dtype": "float32"}
 TINY_CASES = (
     _tiny_decode(name="decode_gqa"),
     _tiny_decode(name="decode_one_token", rows=((0, 1),), num_tokens=1, num_rows=1, **_F32),
@@ -206,8 +211,8 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
         dtype=dtype,
         implementation=implementation,
     )
-    ints = jax.ShapeDtypeStruct((R,), jnp.int32)
-    tables = jax.ShapeDtypeStruct((R, case.max_blocks), jnp.int32)
+    ints: Any = jax.ShapeDtypeStruct((R,), jnp.int32)
+    tables: Any = jax.ShapeDtypeStruct((R, case.max_blocks), jnp.int32)
     heads = jax.ShapeDtypeStruct((T, K, H), case.dtype)
     return Arguments(
         q=jax.ShapeDtypeStruct((T, case.num_heads, H), case.dtype),
