@@ -7,8 +7,8 @@ latencies, so bundles that run are cycles; only waits for transfers are not in i
     W0, W1, ...  code that a forward branch may jump over (`pl.when`, guards of loops that may be empty)
 
 A count says how often a region runs for each time that it is reached: a loop's trips, a W's share between 0 and 1.
-Counts come from `tpu_trace`, which runs the scalar half of the schedule, or from the caller. Else a loop whose exit test
-compares with a constant has that count, a W has 1, and after an unconditional branch (the other arm of an if) one minus
+Counts come from `tpu_trace`, which runs the scalar half of the schedule, or from the caller. Else a loop whose exit
+test compares with a constant has that count, a W has 1, and after an unconditional branch (the other arm of an if) one minus
 the first arm's. All other loops are data.
 """
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 _BUNDLE = re.compile(r"^ *(?:0x([0-9a-f]+)|(0)) +(?:[A-Z]{2})? *: [> ]*\{", re.M)
 _BRANCH = re.compile(r"\bsbr\.rel (?:\(!?%(p\w+)\) )?target bundleno = (\d+)")
@@ -61,7 +63,7 @@ class Schedule:
             regions.append(dataclasses.replace(region, count=count))
         return dataclasses.replace(self, regions=tuple(regions))
 
-    def counts_of(self, runs: Sequence[int]) -> dict[str, float]:
+    def counts_of(self, runs: Sequence[int] | np.ndarray) -> dict[str, float]:
         """Each region's count where bundle i ran runs[i] times."""
         entered = [int(runs[region.first]) for region in self.regions]
         return {r.name: n / max(1, entered[r.parent]) for r, n in zip(self.regions[1:], entered[1:], strict=True)}

@@ -170,7 +170,7 @@ class _Walk:
     def run(self) -> None:
         @pl.when(self.num_tiles > 0)
         def _():
-            first = Tile.read(self.tiles, 0)
+            first = Tile.read(self.tiles, jnp.int32(0))
             self._copy_q(0).start()
             self._fetch_blocks(first, first.first_kv)
             self.buffers["border"][...] = jnp.zeros_like(self.buffers["border"])
@@ -237,7 +237,8 @@ class _Walk:
             jnp.where(next_head, first_chunk, chunk + 1),
         )
         beginning = self._first_of(tile, j + 1)
-        return j + next_tile, *(jnp.where(next_tile, a, b) for a, b in zip(beginning, (step, head, chunk), strict=True))
+        step, head, chunk = (jnp.where(next_tile, a, b) for a, b in zip(beginning, (step, head, chunk), strict=True))
+        return j + next_tile, step, head, chunk
 
     def _steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""

@@ -72,7 +72,7 @@ def visible(
     return seen if window is None else seen & (ahead > first_query - first_key - window)
 
 
-def halves(words: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [n, H] uint32 -> two [n, H]
+def halves(words: jax.Array, dtype: jnp.dtype | str) -> tuple[jax.Array, jax.Array]:  # [n, H] uint32 -> two [n, H]
     """The two bfloat16 vectors whose elements share each word, low half first, as dtype."""
     low = pltpu.bitcast(words << 16, jnp.float32)
     high = pltpu.bitcast(words & jnp.uint32(0xFFFF0000), jnp.float32)
