@@ -8,8 +8,8 @@ latencies, so bundles that run are cycles; only waits for transfers are not in i
 
 A count says how often a region runs for each time that it is reached: a loop's trips, a W's share between 0 and 1.
 Counts come from `tpu_trace`, which runs the scalar half of the schedule, or from the caller. Else a loop whose exit
-test compares with a constant has that count, a W has 1, and after an unconditional branch (the other arm of an if) one minus
-the first arm's. All other loops are data.
+test compares with a constant has that count, a W has 1, and after an unconditional branch (the other arm of an if) one
+minus the first arm's. All other loops are data.
 """
 
 from __future__ import annotations
