@@ -61,7 +61,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str | None:
         """Takes the next token; the stop string that has ended the text, if one has. What comes after it is dropped."""
-        if self.stopped is None and not (self._skips and token_id in self._tokenizer.special_ids):
+        if self.stopped is None and self._tokenizer.visible((token_id,), self._skips):
             self._add(self._decoder.push(token_id))
         return self.stopped
 

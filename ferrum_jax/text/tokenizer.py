@@ -100,8 +100,9 @@ class Tokenizer:
         return self.visible(after[-4 * _CONTEXT_TOKENS :], skip_special_tokens)[-_CONTEXT_TOKENS:]
 
     def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """The ids that are text: special tokens are dropped if they are to be skipped."""
-        return [i for i in ids if i not in self.special_ids] if skip_special_tokens else list(ids)
+        """The ids that are text: not those beyond the vocabulary, nor special tokens if they are to be skipped."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return [i for i in ids if i not in skipped and self._library.id_to_token(i) is not None]
 
     def raw_text(self, ids: Sequence[int]) -> str:
         """The library's text of ids, special tokens included."""

@@ -59,6 +59,15 @@ def test_a_run_of_byte_tokens_is_emitted_when_it_ends():
     assert texts == ["", "", "", "", "你e", "你e"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_id_beyond_the_vocabulary_is_no_text_and_ends_no_run_of_bytes(kind):
+    own = tokenizer(kind)
+    first, second = (own.encode("é", add_special_tokens=False)[i] for i in (-2, -1)) if own.byte_ids else (3, 131)
+    ids = [first, own.vocab_size, second]
+    texts, _ = stream_of(kind, ids)
+    assert texts[-1] == own.decode(ids) == own.decode([first, second])
+
+
 def test_what_is_taken_is_the_text_once():
     own = tokenizer("byte_level")
     stream = TextStream(own, stop=["zz"])
