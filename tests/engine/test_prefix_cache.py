@@ -42,6 +42,7 @@ def answer(llm, ids, **fields):
 
 
 def test_a_saved_prefix_is_hit_by_another_engine_with_the_same_tokens(llm, monkeypatch, tmp_path):
+    compiles = llm.stats()["compiles_after_ready"]  # other engines of this process may have compiled
     cold = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
     assert llm.save_prefix_cache(tmp_path / "saved") == 3 * 4
     fresh(llm, monkeypatch)
@@ -50,7 +51,7 @@ def test_a_saved_prefix_is_hit_by_another_engine_with_the_same_tokens(llm, monke
     assert [o.num_cached_tokens for o in warm] == [64] * 3 and [o.token_ids for o in warm] == [
         o.token_ids for o in cold
     ]
-    assert llm.stats()["compiles_after_ready"] == 0
+    assert llm.stats()["compiles_after_ready"] == compiles
 
 
 def test_prefixes_may_be_selected(llm, monkeypatch, tmp_path):
