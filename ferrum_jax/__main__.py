@@ -182,6 +182,13 @@ def _load(args: argparse.Namespace, config: EngineConfig, stack: contextlib.Exit
 
         llm = LLM(args.model, config, tokenizer=args.tokenizer, on_progress=show)
     console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
+    ledger = llm.ledger
+    if ledger.head_copies > 1:
+        console.print(
+            f"{config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
+            f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
+            highlight=False,
+        )
     if args.load_prefix_cache is not None:
         count = llm.load_prefix_cache(args.load_prefix_cache)
         console.print(f"{count} blocks of cached prefixes loaded", highlight=False)

@@ -258,6 +258,7 @@ class LLM:
             "compiles_after_ready": self._counter.count - self._compiles_at_start,
             "weights_bytes": self.ledger.weights_bytes,
             "kv_bytes": self.ledger.kv_bytes,
+            "kv_repeated_bytes": self.ledger.repeated_bytes,
             "num_blocks": self.ledger.num_blocks,
             "startup_s": self.startup_s,
         }

@@ -137,6 +137,11 @@ def _sharding(mesh: Mesh, spec: PartitionSpec) -> jax.sharding.Sharding:
     return SingleDeviceSharding(mesh.devices.item()) if mesh.size == 1 else NamedSharding(mesh, spec)
 
 
+def whole(mesh: Mesh) -> jax.sharding.Sharding:
+    """The sharding of an array that every device has whole."""
+    return _sharding(mesh, PartitionSpec())
+
+
 def partitions(tree: Any) -> Any:
     """The PartitionSpec of each array of a tree that lies on a mesh of several devices."""
     return jax.tree.map(lambda array: array.sharding.spec, tree)

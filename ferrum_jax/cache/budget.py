@@ -31,6 +31,11 @@ class Ledger:
         return (self.num_blocks + 1) * self.block_bytes
 
     @property
+    def repeated_bytes(self) -> int:
+        """Of kv_bytes, what another device of the mesh keeps as well."""
+        return self.kv_bytes - self.kv_bytes // self.head_copies
+
+    @property
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_size
 

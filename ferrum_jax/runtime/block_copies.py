@@ -17,6 +17,7 @@ import numpy as np
 from ferrum_jax.cache.blocks import LayerBlocks, block_shapes, gather_blocks, scatter_blocks
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.sharding import whole
 from pallas_kernels.kv_pool import KVPool
 
 BATCHES = (4, 32)  # ids of a call
@@ -47,7 +48,8 @@ class BlockCopies:
     def __init__(self, layout: Layout, store: ExecutableStore | None) -> None:
         self._pools = layout.pools.kv
         self._groups = [group.layers for group in layout.options.spec.cache_groups]
-        self._head_copies = 1
+        self._mesh = layout.mesh
+        self._head_copies = layout.model.head_copies
         self._store = store
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
@@ -96,13 +98,15 @@ class BlockCopies:
         def gather(pools: tuple[KVPool, ...], ids: jax.Array) -> tuple[LayerBlocks, ...]:
             return gather_blocks(pools, ids, head_copies=self._head_copies)
 
-        return self._get("gather", group, size, lambda pools, ids, _: jax.jit(gather).lower(pools, ids).compile())
+        jitted = jax.jit(gather, out_shardings=whole(self._mesh))
+        return self._get("gather", group, size, lambda pools, ids, _: jitted.lower(pools, ids).compile())
 
     def _scatter(self, group: int, size: int) -> Callable[..., Any]:
         def scatter(pools: tuple[KVPool, ...], ids: jax.Array, blocks: tuple[LayerBlocks, ...]) -> tuple[KVPool, ...]:
             return scatter_blocks(pools, ids, blocks, head_copies=self._head_copies)
 
-        jitted = jax.jit(scatter, donate_argnums=(0,))
+        shardings = jax.tree.map(lambda array: array.sharding, self._of_group(self._pools, group))
+        jitted = jax.jit(scatter, donate_argnums=(0,), out_shardings=shardings)
         return self._get("scatter", group, size, lambda *arguments: jitted.lower(*arguments).compile())
 
     def _get(self, kind: str, group: int, size: int, compile: Callable[..., Any]) -> Callable[..., Any]:

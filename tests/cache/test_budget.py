@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import pytest
@@ -65,4 +66,5 @@ def test_the_cpu_gives_a_quarter_of_what_is_free_and_never_less_than_nothing():
 
 def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
     ledger = Ledger(weights_bytes=1, slots_bytes=2, block_bytes=1000, num_blocks=9, block_size=16)
-    assert (ledger.kv_bytes, ledger.kv_tokens) == (10_000, 144)
+    assert (ledger.kv_bytes, ledger.kv_tokens, ledger.repeated_bytes) == (10_000, 144, 0)
+    assert dataclasses.replace(ledger, head_copies=4).repeated_bytes == 7_500
