@@ -13,6 +13,7 @@ import pytest
 
 from ferrum_jax import __main__ as cli
 from ferrum_jax import flags
+from ferrum_jax.cache.budget import Ledger
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.request import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
@@ -25,7 +26,7 @@ class CommandLLM(FakeLLM):
 
     made: "list[CommandLLM]"
     startup_s = 0.5
-    ledger = types.SimpleNamespace(block_size=16)
+    ledger = Ledger(weights_bytes=1, slots_bytes=1, block_bytes=1000, num_blocks=9, block_size=16)
 
     def __init__(self, model, config, *, tokenizer, on_progress):
         super().__init__()
@@ -91,6 +92,14 @@ def test_one_prompt_is_streamed_as_plain_text(llms, capsys):
     prompt, params = llms[0].asked[0]
     assert (prompt, params) == ("def f", SamplingParams(max_tokens=6))
     assert capsys.readouterr().out == answer(prompt, params).text + "\n"
+
+
+def test_kv_heads_that_several_devices_repeat_are_said_with_their_bytes(llms, capsys, monkeypatch):
+    monkeypatch.setattr(CommandLLM, "ledger", dataclasses.replace(CommandLLM.ledger, head_copies=4))
+    assert cli.main(["generate", "--model", "m", "--mesh", "tp=8", "x"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "tp=8 is more devices than KV heads: each head is on 4 of them" in said
+    assert "7,500 of 10,000 KV bytes of a device are repeated" in said
 
 
 def test_several_prompts_are_printed_one_after_the_other(llms, capsys, tmp_path):
