@@ -21,7 +21,12 @@ CASES = TINY_CASES + INVARIANT_CASES
 BY_NAME = {case.name: case for case in CASES}
 
 
-@functools.partial(jax.jit, static_argnames=("case",))
+# Compiling takes nearly all of a test's time, and half as long with machine code that is not optimised; buffers are
+# assigned before that. Goldens and the tests of bits run what users run.
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+@functools.partial(jax.jit, static_argnames=("case",), compiler_options=FAST_COMPILE)
 def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
     q, k, v, pool, batch, sinks = arguments
     config = AttentionConfig.choose(
@@ -107,7 +112,7 @@ def _compile(
         schedule = make_schedule(batch, num_tokens=tokens, block_size=16, config=config)
         return paged_attention(q, k, v, pool, schedule, scale=128**-0.5)
 
-    return jax.jit(layer, donate_argnums=3).lower(*_shapes(rows, tokens, context, kv_dtype)).compile()
+    return jax.jit(layer, donate_argnums=3).lower(*_shapes(rows, tokens, context, kv_dtype)).compile(FAST_COMPILE)
 
 
 @pytest.mark.parametrize("invariant", [False, True])
