@@ -135,9 +135,8 @@ def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # ids
     P, C, pairs, H = pool.values.shape
     K, n = pairs // 2, len(ids)
     tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, n * C)
-    heads = jnp.arange(K)[:, None]
-    flat = pool.values.reshape(P * C, K, 2, H)
-    k, v = (flat.at[tokens, heads, i].get(mode="promise_in_bounds") for i in range(2))
+    flat = pool.values.reshape(P * C, pairs, H)  # 2K is not split: a TPU would lay the whole pool out anew
+    k, v = (flat.at[tokens, jnp.arange(i, pairs, 2)[:, None]].get(mode="promise_in_bounds") for i in range(2))
     k, v = (from_bits(x, pool).astype(jnp.float32) for x in (k, v))
     if pool.scales is None:
         return k, v
