@@ -13,7 +13,8 @@ class ReuseMetrics:
     A lookup is one admission that asked for hits; it hits when at least one block was found. hit + missed
     tokens are all tokens of such admissions, those after a preemption too; saved_prefill_tokens are the hit
     tokens of first admissions only: prompt tokens that were never computed for their request. A refusal is
-    an admission put off because blocks were missing. Units: tokens, blocks of `block_size` tokens, bytes.
+    an admission put off because blocks were missing. A prompt hit computed no token. Units: tokens, blocks of
+    `block_size` tokens, bytes.
     """
 
     enabled: bool
@@ -26,10 +27,13 @@ class ReuseMetrics:
     hit_tokens: int = 0
     missed_tokens: int = 0
     saved_prefill_tokens: int = 0
+    prompt_hits: int = 0  # hits of a whole prompt with its last hidden state
     hit_blocks: int = 0
     published_blocks: int = 0
     twins_merged: int = 0
+    copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one
     evictions: int = 0
+    prompt_evictions: int = 0  # of last hidden states
     revivals: int = 0
     refusals: int = 0
     preemptions: int = 0
@@ -39,6 +43,7 @@ class ReuseMetrics:
     clean: int = 0
     peak_live: int = 0
     entries: int = 0  # keyed blocks, live or cached
+    cached_prompts: int = 0  # last hidden states that are kept
     bytes: int = 0  # of the keyed blocks
     pinned: int = 0
 

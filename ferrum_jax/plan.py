@@ -31,7 +31,8 @@ class ShardPlan:
     samples: np.ndarray  # [rows] int32, 1 where the last token's logits are sampled, else 0
     block_tables: tuple[np.ndarray, ...]  # per cache group: [rows, width] int32, padded with 0
     state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
-    source_slots: np.ndarray  # [rows] int32, last-token slot to sample from instead of computing, 0 for none
+    source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
+    target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
     copies_before: tuple[Copy, ...] = ()
     copies_after: tuple[Copy, ...] = ()
 

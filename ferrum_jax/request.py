@@ -202,6 +202,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: end tokens and stop_token_ids
     priority: int = 0  # lower runs first
     choice: int = 0
+    num_choices: int = 1  # of its prompt, which arrive together
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
     adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from ferrum_jax.cache.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.plan import Copy, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 
-_ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots")
-_COPY_FIELDS = ("copies_before", "copies_after")  # at most one of each for a row: (pool, source, target)
+_ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,14 @@ class StepInputs:
     samples: jax.Array  # [R] int32
     state_slots: jax.Array  # [R] int32
     source_slots: jax.Array  # [R] int32
-    copies_before: jax.Array  # [R, 3] int32, zero rows copy null to null
-    copies_after: jax.Array  # [R, 3] int32
+    target_slots: jax.Array  # [R] int32
     block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
     num_rows: jax.Array  # [] int32
 
 
 def blob_size(bucket: Bucket, num_groups: int) -> int:
     """Words of the packed input of a bucket."""
-    return 1 + bucket.num_rows * (len(_ROW_FIELDS) + 3 * len(_COPY_FIELDS) + num_groups * bucket.table_width)
+    return 1 + bucket.num_rows * (len(_ROW_FIELDS) + num_groups * bucket.table_width)
 
 
 def pack(plan: ShardPlan, bucket: Bucket) -> np.ndarray:
@@ -50,16 +49,22 @@ def pack(plan: ShardPlan, bucket: Bucket) -> np.ndarray:
     for field in _ROW_FIELDS:
         blob[at : at + rows] = getattr(plan, field)
         at += R
-    for field in _COPY_FIELDS:
-        copies: Sequence[Copy] = getattr(plan, field)
-        assert len(copies) <= R, f"{len(copies)} {field} in a bucket of {R} rows"
-        for i, copy in enumerate(copies):
-            blob[at + 3 * i : at + 3 * i + 3] = (copy.pool, copy.source, copy.target)
-        at += 3 * R
     for table in plan.block_tables:
         blob[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
         at += R * M
     return blob
+
+
+def pack_copies(copies: Sequence[Copy]) -> list[np.ndarray]:
+    """[COPY_BLOB_SIZE] int32 for each call that the copies take: see `cache.copies`."""
+    blobs = []
+    for start in range(0, len(copies), MAX_COPIES):
+        part = copies[start : start + MAX_COPIES]
+        blob = np.zeros(COPY_BLOB_SIZE, np.int32)
+        blob[0] = len(part)
+        blob[1 : 1 + 3 * len(part)] = [word for copy in part for word in (copy.pool, copy.source, copy.target)]
+        blobs.append(blob)
+    return blobs
 
 
 def unpack(blob: jax.Array, bucket: Bucket, num_groups: int) -> StepInputs:
@@ -70,8 +75,5 @@ def unpack(blob: jax.Array, bucket: Bucket, num_groups: int) -> StepInputs:
     for field in _ROW_FIELDS:
         fields[field] = blob[at : at + R]
         at += R
-    for field in _COPY_FIELDS:
-        fields[field] = blob[at : at + 3 * R].reshape(R, 3)
-        at += 3 * R
     tables = tuple(blob[at + g * R * M : at + (g + 1) * R * M].reshape(R, M) for g in range(num_groups))
     return StepInputs(block_tables=tables, num_rows=blob[0], **fields)

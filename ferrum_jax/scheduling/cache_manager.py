@@ -12,6 +12,7 @@ step that uses it is in flight, is read or written under its new meaning by late
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -19,10 +20,23 @@ import numpy as np
 
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import ReuseMetrics
+from ferrum_jax.plan import Copy
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.id_pool import IdPool
+from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.pins import Pins
-from ferrum_jax.scheduling.prefix import extend_keys, root_key
+from ferrum_jax.scheduling.prompts import CachedPrompts
+from ferrum_jax.scheduling.transfers import Transfers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Hit:
+    """What of a request's tokens the pools hold."""
+
+    num_tokens: int  # whose KV is there
+    blocks: list[list[int]]  # per group the ids of leading full blocks
+    tails: list[int] = dataclasses.field(default_factory=list)  # per group the block to copy for the partial tail
+    source: int = 0  # slot of the last token's hidden state
 
 
 class CacheManager:
@@ -38,6 +52,8 @@ class CacheManager:
         fingerprint: bytes = b"",
         kv_dtype: str = "float32",
         block_bytes: Sequence[int] | None = None,
+        max_cached_prompts: int = 0,
+        min_cached_prompt_tokens: int = 8,
         enabled: bool = True,
     ) -> None:
         """pool_sizes: blocks of each cache group's device pool, the null one included.
@@ -53,8 +69,11 @@ class CacheManager:
         self.tables = tuple(np.zeros((max_num_seqs + 1, width), np.int32) for _ in pool_sizes)
         self.num_blocks = np.zeros(max_num_seqs + 1, np.int32)  # by row slot
         self.num_published = np.zeros(max_num_seqs + 1, np.int32)
-        self._fingerprint = fingerprint
-        self._kv_dtype = kv_dtype
+        self.prompts = CachedPrompts(
+            self.pools, block_size=block_size, max_prompts=max_cached_prompts, min_tokens=min_cached_prompt_tokens
+        )
+        self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size)
+        self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
         self.counters = ReuseMetrics(enabled=enabled, block_size=block_size, kv_dtype=kv_dtype)
 
@@ -63,58 +82,88 @@ class CacheManager:
     def admit(self, request: Request, slot: int) -> int | None:
         """Give `slot` the blocks of all of the request's tokens; the number of tokens whose KV is there.
 
-        Hits are whole blocks and stop one token before the end. None, and then nothing has changed but
-        the count of refusals, when a group lacks blocks for what is missing.
+        Hits are whole blocks and stop one token before the end, unless this very prompt is cached: then its partial
+        block is copied, and with its last hidden state nothing is left to compute. None, and then nothing has changed
+        but the count of refusals, when a group lacks blocks for what is missing.
         """
-        num_tokens = len(request.token_ids)
+        total = ceil_div(len(request.token_ids), self.block_size)
         looks_up = self.enabled and request.takes_hits
-        hits = self._longest_hit(request) if looks_up else [[] for _ in self.pools]
-        num_hits = len(hits[0])
-        total = ceil_div(num_tokens, self.block_size)
-        for pool, ids in zip(self.pools, hits, strict=True):
-            if total - num_hits > pool.num_free - pool.num_cached_among(ids):
+        hit = self._find(request) if looks_up else _Hit(num_tokens=0, blocks=[[] for _ in self.pools])
+        if not self._fits(hit, total):
+            hit = self._without_tails(hit)  # which hold a block each that the request itself may need
+            if not self._fits(hit, total):
                 self.counters.refusals += 1
                 return None
         assert self.num_blocks[slot] == 0, f"slot {slot} is admitted twice"
-        for pool, table, ids in zip(self.pools, self.tables, hits, strict=True):
-            for id in ids:  # before anything is acquired, so that no hit is evicted for its own tail
+        self._give(hit, slot, total)
+        if looks_up:
+            self._count_lookup(hit, request)
+        return hit.num_tokens
+
+    def _find(self, request: Request) -> _Hit:
+        """The longest run of leading blocks that every group has, or all of a cached prompt."""
+        num_tokens, limit = len(request.token_ids), (len(request.token_ids) - 1) // self.block_size
+        keys = self._keys.of_blocks(request, limit)[:limit]
+        blocks = []
+        for pool in self.pools:
+            blocks.append(pool.find_run(keys))
+            keys = keys[: len(blocks[-1])]
+        blocks = [ids[: len(keys)] for ids in blocks]
+        if len(keys) == limit and self.prompts.keeps(request):
+            tails, source = self.prompts.find(request, self._keys.of_whole(request))
+            if num_tokens % self.block_size == 0 and source:
+                last = [pool.find(request.keys[limit]) for pool in self.pools]
+                if all(last):
+                    blocks = [[*ids, id] for ids, id in zip(blocks, last, strict=True)]
+                    return _Hit(num_tokens=num_tokens, blocks=blocks, source=source)
+            elif tails:
+                return _Hit(num_tokens=num_tokens - (source == 0), blocks=blocks, tails=tails, source=source)
+        return _Hit(num_tokens=len(keys) * self.block_size, blocks=blocks)
+
+    def _without_tails(self, hit: _Hit) -> _Hit:
+        if not hit.tails:
+            return hit
+        return _Hit(num_tokens=len(hit.blocks[0]) * self.block_size, blocks=hit.blocks)
+
+    def _fits(self, hit: _Hit, total: int) -> bool:
+        """Whether every group has the blocks that are missing, once the hit is retained."""
+        for group, (pool, ids) in enumerate(zip(self.pools, hit.blocks, strict=True)):
+            retained = [*ids, hit.tails[group]] if hit.tails else ids
+            if total - len(ids) > pool.num_free - pool.num_cached_among(retained):
+                return False
+        return True
+
+    def _give(self, hit: _Hit, slot: int, total: int) -> None:
+        """Retain the hit before anything is acquired, so that none of it is evicted for its own tail."""
+        num_hits, transfers = len(hit.blocks[0]), self._transfers
+        for group, (pool, table, ids) in enumerate(zip(self.pools, self.tables, hit.blocks, strict=True)):
+            for id in ids:
                 pool.retain(id)
+            if hit.tails:
+                pool.retain(hit.tails[group])
+                transfers.held.append((pool, hit.tails[group]))
             table[slot, :num_hits] = ids
             table[slot, num_hits:total] = pool.take(total - num_hits)
+            if hit.tails:
+                copy = Copy(pool=group, source=hit.tails[group], target=int(table[slot, num_hits]))
+                transfers.copies_before.append(copy)
+        if hit.source and self.prompts.slots is not None:
+            self.prompts.slots.retain(hit.source)
+            transfers.held.append((self.prompts.slots, hit.source))
+            transfers.sources[slot] = hit.source
         self.num_blocks[slot] = total
         self.num_published[slot] = num_hits
-        if looks_up:
-            self._count_lookup(num_hits, num_tokens, first=request.num_preemptions == 0)
-        return num_hits * self.block_size
 
-    def shares(self, request: Request, filling: Set[bytes]) -> bool:
-        """Whether the request would compute a block whose key is among `filling`, and might hit it a step later."""
-        if not filling or not request.takes_hits:
-            return False
-        limit = (len(request.token_ids) - 1) // self.block_size
-        self._extend_keys(request, limit)
-        return not filling.isdisjoint(request.keys[:limit])
-
-    def _longest_hit(self, request: Request) -> list[list[int]]:
-        """Per group the ids of the longest run of leading blocks that every group has."""
-        limit = (len(request.token_ids) - 1) // self.block_size
-        self._extend_keys(request, limit)
-        keys = request.keys[:limit]
-        hits = []
-        for pool in self.pools:
-            hits.append(pool.find_run(keys))
-            keys = keys[: len(hits[-1])]
-        return [ids[: len(keys)] for ids in hits]
-
-    def _count_lookup(self, num_hits: int, num_tokens: int, *, first: bool) -> None:
-        counters, hit_tokens = self.counters, num_hits * self.block_size
+    def _count_lookup(self, hit: _Hit, request: Request) -> None:
+        counters = self.counters
         counters.lookups += 1
-        counters.hits += num_hits > 0
-        counters.misses += num_hits == 0
-        counters.hit_blocks += num_hits
-        counters.hit_tokens += hit_tokens
-        counters.missed_tokens += num_tokens - hit_tokens
-        counters.saved_prefill_tokens += hit_tokens if first else 0
+        counters.hits += hit.num_tokens > 0
+        counters.misses += hit.num_tokens == 0
+        counters.prompt_hits += hit.source > 0
+        counters.hit_blocks += len(hit.blocks[0])
+        counters.hit_tokens += hit.num_tokens
+        counters.missed_tokens += len(request.token_ids) - hit.num_tokens
+        counters.saved_prefill_tokens += hit.num_tokens if request.num_preemptions == 0 else 0
 
     def rows_to_grow(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Indices of the slots [rows] whose blocks hold fewer than `num_tokens` [rows]."""
@@ -160,13 +209,36 @@ class CacheManager:
         return np.flatnonzero((self.num_published[slots] + 1) * self.block_size <= num_tokens)
 
     def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> list[bytes]:
-        """The keys that publishing the first `num_tokens` would add to the cache."""
+        """The keys that a step which computes up to `num_tokens` will add to the cache."""
         if not self.enabled:
             return []
         end = num_tokens // self.block_size
-        self._extend_keys(request, end)
-        keys = request.keys[int(self.num_published[slot]) : end]
-        return [key for key in keys if not all(pool.find(key) for pool in self.pools)]
+        keys = self._keys.of_blocks(request, end)[int(self.num_published[slot]) : end]
+        keys = [key for key in keys if not all(pool.find(key) for pool in self.pools)]
+        if self._ends_prompt(request, num_tokens):
+            whole = self._keys.of_whole(request)
+            keys += [whole] if self.prompts.would_store(request, whole) else []
+        return keys
+
+    def shares(self, request: Request, filling: Set[bytes]) -> bool:
+        """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
+        if not filling or not request.takes_hits:
+            return False
+        limit = (len(request.token_ids) - 1) // self.block_size
+        keys = self._keys.of_blocks(request, limit)[:limit]
+        return not filling.isdisjoint(keys) or (self.prompts.keeps(request) and self._keys.of_whole(request) in filling)
+
+    def _ends_prompt(self, request: Request, num_tokens: int) -> bool:
+        """Whether a step that computes up to `num_tokens` ends a prompt of which an entry may be kept."""
+        ends = num_tokens == len(request.token_ids) == request.num_prompt_tokens
+        return ends and request.num_computed < num_tokens and self.prompts.keeps(request)
+
+    def keep_prompt(self, request: Request, num_tokens: int) -> None:
+        """Make an entry of the row's prompt if the next plan, which computes up to `num_tokens`, ends it."""
+        if self.enabled and self._ends_prompt(request, num_tokens):
+            last = (num_tokens - 1) // self.block_size
+            tails = [int(table[request.slot, last]) for table in self.tables]
+            self.prompts.store(request, self._keys.of_whole(request), tails, self._transfers)
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.
@@ -177,8 +249,7 @@ class CacheManager:
         first, end = int(self.num_published[slot]), num_tokens // self.block_size
         if not self.enabled or end <= first:
             return
-        self._extend_keys(request, end)
-        keys = request.keys
+        keys = self._keys.of_blocks(request, end)
         for pool, table in zip(self.pools, self.tables, strict=True):
             for index in range(first, end):
                 id = int(table[slot, index])
@@ -192,25 +263,10 @@ class CacheManager:
                     self.counters.published_blocks += 1
         self.num_published[slot] = end
 
-    def _extend_keys(self, request: Request, num_blocks: int) -> None:
-        if len(request.keys) < num_blocks:
-            root = b"" if request.keys else self._root(request)
-            extend_keys(request.keys, root, request.token_ids, num_blocks, self.block_size, request.media)
-
-    def _root(self, request: Request) -> bytes:
-        return root_key(
-            fingerprint=self._fingerprint,
-            kv_dtype=self._kv_dtype,
-            block_size=self.block_size,
-            adapter=request.adapter,
-            salt=request.cache_salt,
-        )
-
     def keys_of(self, request: Request) -> list[bytes]:
         """The keys of all full blocks of the request's tokens."""
         num_blocks = len(request.token_ids) // self.block_size
-        self._extend_keys(request, num_blocks)
-        return request.keys[:num_blocks]
+        return self._keys.of_blocks(request, num_blocks)[:num_blocks]
 
     def num_usable(self, request: Request) -> int:
         """The blocks that the request can have when nothing else runs: all that are not pinned, or pinned for it."""
@@ -228,6 +284,13 @@ class CacheManager:
         width = int(self.num_blocks[slots].max())
         return tuple(table[slots, :width] for table in self.tables)
 
+    def take_transfers(self) -> Transfers:
+        """What the plan that is being made moves beside its rows; its ids may be given away from the next plan on."""
+        taken, self._transfers = self._transfers, Transfers()
+        taken.release()
+        self.counters.copied_blocks += len(taken.copies_before) + len(taken.copies_after)
+        return taken
+
     def metrics(self) -> ReuseMetrics:
         """The counters, with the gauges of this moment over all groups."""
         metrics, pools = self.counters, self.pools
@@ -239,13 +302,18 @@ class CacheManager:
         metrics.peak_live = sum(pool.peak_live for pool in pools)
         metrics.entries = sum(pool.num_keyed for pool in pools)
         metrics.pinned = self.pins.num_pinned
+        slots = self.prompts.slots
+        metrics.cached_prompts, metrics.prompt_evictions = (slots.num_keyed, slots.evictions) if slots else (0, 0)
         metrics.bytes = sum(pool.num_keyed * size for pool, size in zip(pools, self._block_bytes, strict=True))
         return metrics
 
     def reset(self) -> None:
         """Forget every cached prefix. Raises ValueError while a row owns blocks or one is pinned."""
-        for pool in self.pools:
+        for pool in self._all_pools():
             pool.reset()
+
+    def _all_pools(self) -> tuple[IdPool, ...]:
+        return self.pools if self.prompts.slots is None else (*self.pools, self.prompts.slots)
 
     def check_invariants(self, running: Sequence[Request] = ()) -> None:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""
@@ -253,9 +321,13 @@ class CacheManager:
         used = columns < self.num_blocks[:, None]
         for group, (pool, table) in enumerate(zip(self.pools, self.tables, strict=True)):
             assert np.array_equal(table != 0, used), "a table holds ids beyond its blocks, or null within them"
-            pool.check_invariants(Counter([*table[used].tolist(), *self.pins.ids(group)]))
+            held = [id for holder, id in self._transfers.held if holder is pool]
+            pool.check_invariants(Counter([*table[used].tolist(), *held, *self.pins.ids(group)]))
             for request in running:
                 for index in range(int(self.num_published[request.slot])):
                     id = int(table[request.slot, index])
                     assert pool.key_of(id) == request.keys[index], f"block {index} of {request.id} has a foreign key"
+        if self.prompts.slots is not None:
+            slots = self.prompts.slots
+            slots.check_invariants(Counter(id for holder, id in self._transfers.held if holder is slots))
         assert (self.num_published <= self.num_blocks).all(), "a row published more blocks than it has"

@@ -2,10 +2,11 @@
 
     root   = blake2b-128(model fingerprint, adapter, KV dtype, block size, salt)
     key[i] = blake2b-128(the C token ids of block i, extra keys of block i; salted with key[i - 1] or root)
+    whole  = blake2b-128(the tokens after the last full block; salted with its key, and of another person)
 
-A key therefore names a block's content and all that stands before it. Only full blocks have keys. Extra
-keys carry content that token ids do not show: of each media span that touches the block its kind, its digest, its
-start relative to the block and its length.
+A key therefore names a block's content and all that stands before it. Only full blocks have chain keys; a
+whole prompt has one more. Extra keys carry content that token ids do not show: of each media span that touches
+the block its kind, its digest, its start relative to the block and its length.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ def extend_keys(
         content = block + _extra_keys(media, index * block_size, block_size)
         key = blake2b(content, digest_size=KEY_BYTES, salt=key).digest()
         keys.append(key)
+
+
+def whole_key(
+    parent: bytes, token_ids: Sequence[int], num_full: int, block_size: int, media: Sequence[MediaSpan] = ()
+) -> bytes:
+    """The key of a whole sequence: of the `num_full` full blocks under `parent` and what follows them, if anything.
+
+    No block has this key, however many tokens follow.
+    """
+    tail = token_ids[num_full * block_size :]
+    content = struct.pack(f"<{len(tail)}i", *tail) + _extra_keys(media, num_full * block_size, block_size)
+    return blake2b(content, digest_size=KEY_BYTES, salt=parent, person=b"whole").digest()
 
 
 def _extra_keys(media: Sequence[MediaSpan], start: int, block_size: int) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -288,6 +288,9 @@ class Scheduler:
             starts = np.concatenate([starts, np.array([request.num_computed for request, _ in chunks], np.int32)])
             counts, samples = (np.concatenate([counts, np.array(tail, np.int32)]) for tail in (lengths, ends))
         none = np.zeros(len(slots), np.int32)
+        for request, count in chunks:
+            self._cache.keep_prompt(request, request.num_computed + count)
+        transfers = self._cache.take_transfers()
         shard = ShardPlan(
             slots=slots,
             starts=starts,
@@ -295,7 +298,10 @@ class Scheduler:
             samples=samples,
             block_tables=self._cache.gather_tables(slots),
             state_slots=none,
-            source_slots=none,
+            source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
+            target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
+            copies_before=tuple(transfers.copies_before),
+            copies_after=tuple(transfers.copies_after),
         )
         self._num_steps += 1
         return StepPlan(step=self._num_steps, shards=(shard,), admitted=admitted), requests
@@ -367,3 +373,8 @@ class Scheduler:
             assert request.id not in self._waiting, f"request {request.id} runs and waits"
         assert len(self._unfinished) == len(running) + len(self._waiting), "a request is in no list, or in two"
         assert all(id in self._waiting for id in self._awaited), "a request that does not wait is awaited"
+
+
+def _by_row(prompt_slots: Mapping[int, int], slots: np.ndarray) -> np.ndarray:
+    """[rows] int32: the prompt slot of each row, 0 where it has none."""
+    return np.array([prompt_slots.get(slot, 0) for slot in slots.tolist()], np.int32)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_jax.plan import Copy, ShardPlan
+from ferrum_jax.plan import ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import blob_size, pack, unpack
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
-ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots")
+ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
 
 
-def make_plan(rows: int, *, copies_before=(), copies_after=()) -> ShardPlan:
+def make_plan(rows: int) -> ShardPlan:
     """Rows of a model with two cache groups, recurrent state and last-token slots; every number another."""
     numbers = iter(range(1, 10_000))
 
@@ -23,20 +23,12 @@ def make_plan(rows: int, *, copies_before=(), copies_after=()) -> ShardPlan:
     return ShardPlan(
         **{field: take(rows) for field in ROW_FIELDS},
         block_tables=(take(rows, 4), take(rows, 6)),
-        copies_before=copies_before,
-        copies_after=copies_after,
     )
-
-
-COPIES = {
-    "copies_before": (Copy(pool=0, source=7, target=8), Copy(pool=1, source=9, target=3)),
-    "copies_after": (Copy(pool=1, source=70, target=80),),
-}
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
-    plan = make_plan(rows, **(COPIES if rows > 1 else {}))
+    plan = make_plan(rows)
     inputs = unpack(pack(plan, BUCKET), BUCKET, 2)
     assert inputs.num_rows == rows
     for field in ROW_FIELDS:
@@ -48,18 +40,9 @@ def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
         assert not np.any(packed[rows:]) and not np.any(packed[:, table.shape[1] :])
 
 
-@pytest.mark.parametrize("field", COPIES)
-def test_copies_arrive_as_pool_source_target_and_the_rest_copies_null_to_null(field):
-    inputs = unpack(pack(make_plan(2, **COPIES), BUCKET), BUCKET, 2)
-    expected = np.zeros((5, 3), np.int32)
-    for i, copy in enumerate(COPIES[field]):
-        expected[i] = (copy.pool, copy.source, copy.target)
-    np.testing.assert_array_equal(getattr(inputs, field), expected)
-
-
 def test_every_word_of_the_array_belongs_to_one_field():
     inputs = unpack(np.arange(blob_size(BUCKET, 2), dtype=np.int32), BUCKET, 2)
-    parts = [getattr(inputs, f) for f in (*ROW_FIELDS, "copies_before", "copies_after", "num_rows")]
+    parts = [getattr(inputs, f) for f in (*ROW_FIELDS, "num_rows")]
     words = np.concatenate([np.ravel(part) for part in (*parts, *inputs.block_tables)])
     np.testing.assert_array_equal(np.sort(words), np.arange(blob_size(BUCKET, 2)))
 
@@ -68,9 +51,3 @@ def test_two_steps_never_share_an_array():
     """The step in flight may still read the array of the step before."""
     plan = make_plan(2)
     assert not np.shares_memory(pack(plan, BUCKET), pack(plan, BUCKET))
-
-
-def test_more_copies_than_rows_are_a_broken_invariant():
-    copies = tuple(Copy(pool=0, source=i, target=i) for i in range(6))
-    with pytest.raises(AssertionError, match="6 copies_before in a bucket of 5 rows"):
-        pack(make_plan(2, copies_before=copies), BUCKET)

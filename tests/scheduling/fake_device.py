@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ferrum_jax.plan import StepPlan
+from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -41,10 +41,13 @@ def expected_tokens(
 
 
 class FakeDevice:
-    """Pools of (token, position) instead of KV, and the token slots of the rows."""
+    """Pools of (token, position) instead of KV, the token slots of the rows, and histories as hidden states."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int, max_cached_prompts: int = 0
+    ) -> None:
         self.block_size = block_size
+        self.states: list[list[int] | None] = [None] * (max_cached_prompts + 1)
         self.tokens = np.full((num_blocks, block_size), -1)
         self.positions = np.full((num_blocks, block_size), -1)
         self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
@@ -59,6 +62,7 @@ class FakeDevice:
         work = list(
             zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), shard.block_tables[0], strict=True)
         )
+        self._copy(shard.copies_before)
         written: set[tuple[int, int]] = set()
         for slot, start, count, table in work:
             for position in range(start, start + count):
@@ -68,14 +72,32 @@ class FakeDevice:
                 written.add(place)
                 self.tokens[place], self.positions[place] = self.rows[slot, position], position
         sampled = np.full(shard.num_rows, -1, np.int32)
+        states: dict[int, list[int]] = {}
         for row, (slot, start, count, table) in enumerate(work):
             history = self.rows[slot, : start + count]
             self._check_reads(history, table)
             self.num_computed += count
+            source, target = int(shard.source_slots[row]), int(shard.target_slots[row])
+            assert (count == 0) == (source != 0), "a row computes nothing, or computes and samples from a slot"
             if shard.samples[row]:
-                sampled[row] = next_token(history.tolist())
+                state = self.states[source] if source else history.tolist()
+                assert state == history.tolist(), "a row samples from the state of another prompt"
+                sampled[row] = next_token(state)
                 self.rows[slot, start + count] = sampled[row]
+            if target:
+                assert target not in states, "two rows keep their state in one slot"
+                states[target] = history.tolist()
+        for target, state in states.items():  # after every read
+            self.states[target] = state
+        self._copy(shard.copies_after)
         return sampled
+
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        """One after the other."""
+        for copy in copies:
+            assert copy.source and copy.target, "a copy from or to the null block"
+            for pool in (self.tokens, self.positions):
+                pool[copy.target] = pool[copy.source]
 
     def _check_reads(self, history: np.ndarray, table: np.ndarray) -> None:
         position = np.arange(len(history))
@@ -95,6 +117,8 @@ class Engine:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         max_model_len: int = 64,
+        max_cached_prompts: int = 0,
+        min_cached_prompt_tokens: int = 1,
         enabled: bool = True,
     ) -> None:
         self.cache = CacheManager(
@@ -102,6 +126,8 @@ class Engine:
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            max_cached_prompts=max_cached_prompts,
+            min_cached_prompt_tokens=min_cached_prompt_tokens,
             enabled=enabled,
         )
         self.scheduler = Scheduler(
@@ -110,7 +136,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len)
+        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len, max_cached_prompts)
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
@@ -125,6 +151,7 @@ class Engine:
         priority: int = 0,
         takes_hits: bool = True,
         salt: bytes = b"",
+        num_choices: int = 1,
     ) -> Request:
         request = Request(
             id=len(self.requests),
@@ -136,6 +163,7 @@ class Engine:
             priority=priority,
             takes_hits=takes_hits,
             cache_salt=salt,
+            num_choices=num_choices,
         )
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -149,17 +177,29 @@ class Engine:
 
     def dispatch(self) -> None:
         """Plan and run the next step, if there is one."""
+        published = self._published()
         plan = self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
             self._in_flight.append((plan, self.device.run(plan, self.requests)))
         self.scheduler.check_invariants()
+        self._check_unchanged(published)
 
     def commit(self) -> list[tuple[Request, int]]:
         """Commit the oldest step in flight."""
         got = self.scheduler.commit(*self._in_flight.popleft())
         self.scheduler.check_invariants()
         return got
+
+    def _published(self) -> dict[int, tuple[bytes, bytes]]:
+        """Key and content of each published block."""
+        pool, tokens = self.cache.pools[0], self.device.tokens
+        return {id: (key, tokens[id].tobytes()) for id in range(pool.num_ids) if (key := pool.key_of(id)) is not None}
+
+    def _check_unchanged(self, before: dict[int, tuple[bytes, bytes]]) -> None:
+        for id, (key, content) in self._published().items():
+            was = before.get(id)
+            assert was is None or was[0] != key or was[1] == content, f"published block {id} was written"
 
     @property
     def is_idle(self) -> bool:
@@ -174,7 +214,8 @@ class Engine:
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
-        assert all(pool.num_live == 0 for pool in self.cache.pools), "blocks are live after the last request"
+        pools = [*self.cache.pools, *([self.cache.prompts.slots] if self.cache.prompts.slots else [])]
+        assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
 
     def check(self, request: Request) -> None:
         """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""

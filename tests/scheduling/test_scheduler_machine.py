@@ -26,9 +26,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([4, 2, 1]),
         max_num_seqs=st.sampled_from([4, 3, 2, 1]),
         extra_tokens=st.sampled_from([12, 5, 1, 0]),
+        max_cached_prompts=st.sampled_from([2, 0, 1, 6]),
+        min_cached_prompt_tokens=st.sampled_from([1, 5]),
         enabled=st.sampled_from([True, True, True, False]),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, enabled: bool) -> None:
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, **wishes) -> None:
         self.max_total = min(num_blocks * block_size + 1, 40)
         self.engine = Engine(
             num_blocks=num_blocks,
@@ -36,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             max_model_len=self.max_total,
-            enabled=enabled,
+            **wishes,
         )
 
     @rule(
@@ -47,12 +49,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         takes_hits=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from([b"", b"", b"", b"tenant"]),
+        num_choices=st.sampled_from([1, 1, 2, 3]),
     )
-    def add(self, prompts: list[list[int]], max_tokens: int, min_tokens: int, **wishes) -> None:
+    def add(self, prompts: list[list[int]], max_tokens: int, min_tokens: int, num_choices: int, **wishes) -> None:
         for prompt in prompts:
             prompt = prompt[: self.max_total - 1]
             room = min(max_tokens, self.max_total - len(prompt))
-            self.engine.add(prompt, room, min_tokens=min(min_tokens, room), **wishes)
+            for _ in range(num_choices):
+                self.engine.add(prompt, room, min_tokens=min(min_tokens, room), num_choices=num_choices, **wishes)
 
     @rule(steps=st.sampled_from([8, 4, 2, 1]))
     def step(self, steps: int) -> None:

@@ -1,0 +1,53 @@
+"""Copies of blocks between steps: a partial tail gets a block of its own before it is appended to.
+
+They run in an executable of their own, before or after the step that they belong to, and a step without copies
+pays nothing. Inside the step XLA copies whole pools around the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ferrum_jax.cache.pools import Pools
+from ferrum_jax.spec import CacheGroup
+from pallas_kernels.kv_pool import KVPool
+
+MAX_COPIES = 64  # in one call
+COPY_BLOB_SIZE = 1 + 3 * MAX_COPIES  # how many there are, then (group, source, target) of each
+
+
+def make_copy(
+    pools: Pools, groups: Sequence[CacheGroup]
+) -> Callable[[tuple[jax.Array, ...], jax.Array], tuple[jax.Array, ...]]:
+    """The function that copies blocks in the arrays of `pools.kv`, which are to be donated.
+
+    A loop over the copies that exist, one after the other.
+    """
+    tree = jax.tree.structure(pools.kv)
+    group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
+
+    def copy_blocks(kv: tuple[jax.Array, ...], blob: jax.Array) -> tuple[jax.Array, ...]:
+        copies = blob[1:].reshape(MAX_COPIES, 3)
+
+        def one_copy(i: jax.Array, kv: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            layers = jax.tree.unflatten(tree, kv)
+            moved = [_move(layer, copies[i], group_of[index]) for index, layer in enumerate(layers)]
+            return tuple(jax.tree.leaves(moved))
+
+        return jax.lax.fori_loop(0, blob[0], one_copy, kv)
+
+    return copy_blocks
+
+
+def _move(pool: KVPool, copy: jax.Array, group: int) -> KVPool:
+    """The pool of a layer of `group` after one copy; null to null where it is another group's."""
+    ids = jnp.where(copy[0] == group, copy[1:], 0)
+
+    def moved(array: jax.Array) -> jax.Array:
+        block = jax.lax.dynamic_slice_in_dim(array, ids[0], 1)
+        return jax.lax.dynamic_update_slice_in_dim(array, block, ids[1], 0)
+
+    return jax.tree.map(moved, pool)

@@ -1,0 +1,38 @@
+"""RequestKeys: under which keys a request's blocks, and its prompt as a whole, are found."""
+
+from __future__ import annotations
+
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.prefix import extend_keys, root_key, whole_key
+
+
+class RequestKeys:
+    """The keys of one model, KV dtype and block size; a request remembers those of its full blocks."""
+
+    def __init__(self, *, fingerprint: bytes, kv_dtype: str, block_size: int) -> None:
+        self._fingerprint = fingerprint
+        self._kv_dtype = kv_dtype
+        self._block_size = block_size
+
+    def of_blocks(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The keys of at least the first `num_blocks` blocks, which must be full."""
+        keys = request.keys
+        if len(keys) < num_blocks:
+            root = b"" if keys else self._root(request)
+            extend_keys(keys, root, request.token_ids, num_blocks, self._block_size, request.media)
+        return keys
+
+    def of_whole(self, request: Request) -> bytes:
+        """The key of all of the request's tokens, the partial block at their end included."""
+        num_full = len(request.token_ids) // self._block_size
+        parent = self.of_blocks(request, num_full)[num_full - 1] if num_full else self._root(request)
+        return whole_key(parent, request.token_ids, num_full, self._block_size, request.media)
+
+    def _root(self, request: Request) -> bytes:
+        return root_key(
+            fingerprint=self._fingerprint,
+            kv_dtype=self._kv_dtype,
+            block_size=self._block_size,
+            adapter=request.adapter,
+            salt=request.cache_salt,
+        )
