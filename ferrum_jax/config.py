@@ -49,6 +49,8 @@ class EngineConfig:
     max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
     max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
+    enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
+    computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
     implementation: of attention, "xla" on every platform; "mosaic_tpu" is not whole yet and is refused.
     mesh: devices that share a step's work, such as "tp=4".
@@ -68,6 +70,8 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
+    max_cached_prompts: int = 256
+    min_cached_prompt_tokens: int = 8
     invariant: bool = False
     implementation: str | None = None
     mesh: str = "tp=1"
@@ -89,6 +93,10 @@ class EngineConfig:
         for field in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.max_cached_prompts < 0:
+            raise ValueError(f"max_cached_prompts is {self.max_cached_prompts}; it must be 0 (none) or more")
+        if self.min_cached_prompt_tokens < 1:
+            raise ValueError(f"min_cached_prompt_tokens is {self.min_cached_prompt_tokens}; it must be at least 1")
         for field in ("max_model_len", "kv_memory_bytes", "num_blocks"):
             value = getattr(self, field)
             if value is not None and value < 1:

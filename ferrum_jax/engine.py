@@ -175,6 +175,7 @@ class Engine:
             stop_ids=self._stop_ids(sampling),
             priority=priority,
             choice=choice,
+            num_choices=sampling.n,
             # every choice but the first may hit: the prompt's logprobs come from the first one
             takes_hits=sampling.prompt_logprobs is None or choice > 0,
         )

@@ -259,6 +259,7 @@ class LLM:
             "weights_bytes": self.ledger.weights_bytes,
             "kv_bytes": self.ledger.kv_bytes,
             "kv_repeated_bytes": self.ledger.repeated_bytes,
+            "prompts_bytes": self.ledger.prompts_bytes,
             "num_blocks": self.ledger.num_blocks,
             "startup_s": self.startup_s,
         }
@@ -430,6 +431,8 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         fingerprint=loaded.fingerprint,
         kv_dtype=layout.kv_dtype,
         block_bytes=(layout.ledger.block_bytes,),
+        max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
+        min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         enabled=config.enable_prefix_caching,
     )
     return Engine(

@@ -21,6 +21,7 @@ class Ledger:
 
     weights_bytes: int
     slots_bytes: int
+    prompts_bytes: int  # hidden states of cached prompts
     block_bytes: int
     num_blocks: int
     block_size: int

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from ferrum_jax.cache.pools import Pools
+from ferrum_jax.sharding import on_mesh, partitions
 from ferrum_jax.spec import CacheGroup
 from pallas_kernels.kv_pool import KVPool
 
@@ -40,6 +42,16 @@ def make_copy(
         return jax.lax.fori_loop(0, blob[0], one_copy, kv)
 
     return copy_blocks
+
+
+def trace_copies(pools: Pools, groups: Sequence[CacheGroup], mesh: Mesh) -> jax.stages.Traced:
+    """The copies on a mesh, ready to be lowered: every device copies its own heads of its own shard's blocks."""
+    copy_blocks = make_copy(pools, groups)
+    arguments = (pools.flat_kv(), on_mesh(mesh, (COPY_BLOB_SIZE,), jnp.int32, "words"))
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        copy_blocks = jax.shard_map(copy_blocks, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(copy_blocks, donate_argnums=(0,)).trace(*arguments)
 
 
 def _move(pool: KVPool, copy: jax.Array, group: int) -> KVPool:

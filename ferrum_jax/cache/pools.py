@@ -1,8 +1,9 @@
 """The pools: every device array that is donated to a step and comes back from it.
 
 `kv` is one KVPool per layer, in the form that the implementation reads. `slots` is one int32 record per row slot:
-sampling parameters, then the row's token ids. Id 0 of each is null. Nobody may hold a view of a pool across a
-step: donation would silently turn into a copy of the whole pool.
+sampling parameters, then the row's token ids. `prompts` keeps the final hidden state of the last token of each
+cached prompt. Id 0 of each is null. Nobody may hold a view of a pool across a step: donation would silently turn
+into a copy of the whole pool.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Pools:
 
     kv: tuple[KVPool, ...]  # per layer
     slots: Any  # [S, W + max_model_len] int32
+    prompts: Any  # [Q, D], in the dtype of activations
 
     def flat_kv(self) -> tuple[Any, ...]:
         """The arrays of `kv`, as they cross into an executable; its tree puts them together again."""
@@ -58,10 +60,15 @@ def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     return Pools(
         kv=jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)]), local.kv),
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
+        prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
     )
 
 
 def make_pools(shapes: Pools, *, fill: float = 0.0) -> Pools:
-    """Fresh pools. Tests fill the KV with NaN, to prove that nothing reads a block it does not own."""
+    """Fresh pools. Tests fill KV and hidden states with NaN, to prove that nothing reads what it does not own."""
     kv = tuple(make_pool(layer, fill=fill) for layer in shapes.kv)
-    return Pools(kv=kv, slots=jnp.zeros(shapes.slots.shape, jnp.int32, device=shapes.slots.sharding))
+    return Pools(
+        kv=kv,
+        slots=jnp.zeros(shapes.slots.shape, jnp.int32, device=shapes.slots.sharding),
+        prompts=jnp.full(shapes.prompts.shape, fill, shapes.prompts.dtype, device=shapes.prompts.sharding),
+    )

@@ -1,6 +1,6 @@
 """The ladder: every compiled shape of the step, enumerated before the first step.
 
-A bucket is (T tokens, R rows, M blocks per row). Decode buckets hold one token a row (T == R). Mixed
+A bucket is (T tokens, R rows, M blocks per row). Decode buckets hold at most one token a row (T == R). Mixed
 buckets hold any counts; their R is the most rows there are, because logits are computed in tiles of
 rows that exist, so spare rows cost nothing. Token buckets and row buckets therefore add, not multiply.
 """
@@ -18,7 +18,7 @@ SMALLEST_MIXED_TOKENS = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
-    """One compiled shape. decode_only: every row computes one token, and T == R."""
+    """One compiled shape. decode_only: no row computes more than one token, and T == R."""
 
     num_tokens: int  # T
     num_rows: int  # R
@@ -35,9 +35,12 @@ class Ladder:
 
     buckets: tuple[Bucket, ...]
 
-    def find(self, *, num_tokens: int, num_rows: int) -> Bucket:
-        """The smallest bucket that holds a step; a decode bucket where each row computes one token."""
-        decode = num_tokens == num_rows
+    def find(self, *, num_tokens: int, num_rows: int, longest: int) -> Bucket:
+        """The smallest bucket that holds a step; a decode bucket only where no row computes more than one token.
+
+        longest: tokens of the row that computes most.
+        """
+        decode = longest <= 1
         for bucket in self.buckets:
             if bucket.num_tokens >= num_tokens and bucket.num_rows >= num_rows and (decode or not bucket.decode_only):
                 return bucket

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ferrum_jax import sampling
+from ferrum_jax.cache.copies import trace_copies
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.step import trace_step
@@ -39,13 +40,14 @@ class CompileCounter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executables:
-    """All that an engine calls: one step per bucket, and the write of a slot record."""
+    """All that an engine calls: one step per bucket, the write of a slot record, and copies of blocks."""
 
     steps: Mapping[Bucket, Executable]
     write_slot: Executable
+    copy_blocks: Executable
 
     def __len__(self) -> int:
-        return len(self.steps) + 1
+        return len(self.steps) + 2
 
 
 def compile_all(
@@ -56,7 +58,7 @@ def compile_all(
     on_done(done, total) is called after each.
     """
     ladder, pools, options = layout.ladder, layout.pools, layout.options
-    total = len(ladder.buckets) + 1
+    total = len(ladder.buckets) + 2
     shapes = repr((layout.targets, pools, options, options.spec.digest_text()))
 
     def get(description: str, compile: Callable[[], Executable]) -> Executable:
@@ -74,11 +76,18 @@ def compile_all(
         function = jax.jit(sampling.write_slot, donate_argnums=(0,))
         return get("write_slot", lambda: function.lower(pools.slots, slot, record).compile())
 
+    def copy_blocks() -> Executable:
+        def compile() -> Executable:
+            return trace_copies(pools, options.spec.cache_groups, layout.mesh).lower().compile()
+
+        return get("copy_blocks", compile)
+
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         # the largest first: they take longest, and one of them alone at the end would leave cores idle
         jobs = {bucket: threads.submit(step, bucket) for bucket in reversed(ladder.buckets)}
-        writing = threads.submit(write_slot)
-        for done, job in enumerate(concurrent.futures.as_completed([*jobs.values(), writing]), 1):
+        writing, copying = threads.submit(write_slot), threads.submit(copy_blocks)
+        for done, job in enumerate(concurrent.futures.as_completed([*jobs.values(), writing, copying]), 1):
             job.result()
             on_done(done, total)
-    return Executables(steps={bucket: job.result() for bucket, job in jobs.items()}, write_slot=writing.result())
+    steps = {bucket: job.result() for bucket, job in jobs.items()}
+    return Executables(steps=steps, write_slot=writing.result(), copy_blocks=copying.result())

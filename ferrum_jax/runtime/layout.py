@@ -69,6 +69,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
     )
+    num_prompts = 1 + (config.max_cached_prompts if config.enable_prefix_caching else 0)
     record_words = sampling.RECORD_WORDS + max_model_len
     kv = kv_shapes(
         local,
@@ -78,6 +79,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         implementation=implementation,
     )
     slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
+    prompts = jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype)
     return Layout(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -85,7 +87,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         graph=graph,
         mesh=mesh,
         model=model,
-        pools=pools_on_mesh(Pools(kv=kv, slots=slots), mesh),
+        pools=pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh),
         ladder=make_ladder(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -102,6 +104,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         ledger=Ledger(
             weights_bytes=model.weights_bytes,
             slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
+            prompts_bytes=num_prompts * spec.hidden_size * dtype.itemsize,
             block_bytes=per_block,
             num_blocks=num_blocks,
             block_size=block_size,

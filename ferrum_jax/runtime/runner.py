@@ -14,11 +14,11 @@ import numpy as np
 
 from ferrum_jax.cache.blocks import LayerBlocks
 from ferrum_jax.cache.pools import Pools
-from ferrum_jax.plan import StepPlan
+from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.compile import Executables
-from ferrum_jax.runtime.inputs import pack
+from ferrum_jax.runtime.inputs import pack, pack_copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class Runner:
         self._kv_tree = jax.tree.structure(pools.kv)
         self._copies = copies
         self._slots = pools.slots
+        self._prompts = pools.prompts
         self._executables = executables
         self._ladder = ladder
         self.num_steps = 0
@@ -68,7 +69,7 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pools, those too that a step broken off has donated and not returned."""
-        for pool in (*self._kv, self._slots):
+        for pool in (*self._kv, self._slots, self._prompts):
             pool.delete()
 
     def write_slot(self, slot: int, record: np.ndarray) -> None:
@@ -86,13 +87,21 @@ class Runner:
         pools = self._copies.write(jax.tree.unflatten(self._kv_tree, self._kv), group, ids, blocks)
         self._kv = tuple(jax.tree.leaves(pools))
 
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        for blob in pack_copies(copies):
+            self._kv = self._executables.copy_blocks(self._kv, blob)
+
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once."""
         (shard,) = plan.shards
         tokens = shard.num_tokens
-        bucket = self._ladder.find(num_tokens=tokens, num_rows=shard.num_rows)
+        bucket = self._ladder.find(num_tokens=tokens, num_rows=shard.num_rows, longest=int(shard.counts.max()))
         execute = self._executables.steps[bucket]
-        self._kv, self._slots, rows, prompt = execute(self._weights, self._kv, self._slots, pack(shard, bucket))
+        self._copy(shard.copies_before)
+        self._kv, self._slots, self._prompts, rows, prompt = execute(
+            self._weights, self._kv, self._slots, self._prompts, pack(shard, bucket)
+        )
+        self._copy(shard.copies_after)
         rows.copy_to_host_async()
         self.num_steps += 1
         self.num_tokens += tokens

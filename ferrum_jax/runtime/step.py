@@ -1,4 +1,4 @@
-"""The step: one pure function from (weights, kv, slots, packed input) to (kv, slots, rows, prompt).
+"""The step: one pure function from (weights, kv, slots, prompts, packed input) to (kv, slots, prompts, rows, prompt).
 
 Embed, layers, logits of the rows that sample, draw, write the token where the next step reads it. The
 function is made for one bucket; everything else is data. `rows` [R, words] and `prompt` [T, words] are int32
@@ -35,6 +35,9 @@ LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
 INVARIANT_EXPERT_TILE = 16
 
 
+StepResult = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """What is fixed for all steps of an engine. shards: devices that share the work of a step."""
@@ -48,16 +51,16 @@ class StepOptions:
 
 def make_step(
     graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, pools: Pools, options: StepOptions
-) -> Callable[..., tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array]]:
-    """The step of a bucket; weights are in the order of `names`, kv and slots are to be donated.
+) -> Callable[..., StepResult]:
+    """The step of a bucket; weights are in the order of `names`, kv, slots and prompts are to be donated.
 
     kv: the arrays of `pools.kv`, whose tree alone is read here.
     """
     tree = jax.tree.structure(pools.kv)
 
     def step(
-        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, blob: jax.Array
-    ) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array]:
+        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, prompts: jax.Array, blob: jax.Array
+    ) -> StepResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack(blob, bucket, len(options.spec.cache_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
@@ -68,9 +71,11 @@ def make_step(
         asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
         by_row = _divide_rows(model.logits, options)
         prompt = sampling.prompt_logprobs(hidden, by_row, slots, tokens.slots, tokens.positions, asked)
-        rows = _sample_rows(by_row, hidden, slots, inputs, tokens, bucket, options)
+        last = _last_states(hidden, prompts, inputs, tokens)
+        rows = _sample_rows(by_row, last, slots, inputs, bucket, options)
         slots = _append(slots, rows, prompt, inputs)
-        return tuple(jax.tree.leaves(layers)), slots, rows, prompt
+        prompts = _keep_states(prompts, last, rows, inputs)
+        return tuple(jax.tree.leaves(layers)), slots, prompts, rows, prompt
 
     return step
 
@@ -85,16 +90,17 @@ def trace_step(
 ) -> jax.stages.Traced:
     """The step of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
 
-    weights, pools: shapes with their shardings. kv and slots are donated.
+    weights, pools: shapes with their shardings. All pools are donated.
     """
     step = make_step(graph, tuple(weights), bucket, pools, options)
     kv = pools.flat_kv()
     words = blob_size(bucket, len(options.spec.cache_groups))
-    arguments = (tuple(weights.values()), kv, pools.slots, on_mesh(mesh, (words,), jnp.int32, "words"))
+    blob = on_mesh(mesh, (words,), jnp.int32, "words")
+    arguments = (tuple(weights.values()), kv, pools.slots, pools.prompts, blob)
     if mesh.size > 1:
-        results = (*partitions((kv, pools.slots)), partition("rows", None), partition("tokens", None))
+        results = (*partitions(arguments[1:4]), partition("rows", None), partition("tokens", None))
         step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
-    return jax.jit(step, donate_argnums=(1, 2)).trace(*arguments)
+    return jax.jit(step, donate_argnums=(1, 2, 3)).trace(*arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,23 +172,34 @@ def _pad_rows(a: jax.Array, count: int) -> jax.Array:
     return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
 
 
+def _last_states(hidden: jax.Array, prompts: jax.Array, inputs: StepInputs, tokens: _Tokens) -> jax.Array:
+    """[R, D], from [T, D] and [Q, D]: the state of each row's last token, of this step or kept from an equal prompt."""
+    computed = hidden[jnp.maximum(tokens.offsets + inputs.counts - 1, 0)]
+    return jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], computed)
+
+
+def _keep_states(prompts: jax.Array, last: jax.Array, rows: jax.Array, inputs: StepInputs) -> jax.Array:
+    """The prompt slots with the states of the rows that have a target; after every read, as in `_append`."""
+    after_rows = jnp.minimum(jnp.min(rows[:, 0]), 0)
+    targets = jnp.where(inputs.target_slots > 0, inputs.target_slots + after_rows, len(prompts))
+    return prompts.at[targets].set(last, mode="drop")
+
+
 def _sample_rows(
     by_row: sampling.ByRow,
-    hidden: jax.Array,
+    states: jax.Array,  # [R, D]
     slots: jax.Array,
     inputs: StepInputs,
-    tokens: _Tokens,
     bucket: Bucket,
     options: StepOptions,
 ) -> jax.Array:
     """[R, words]: samples tile by tile of the rows that exist."""
     R = bucket.num_rows
     tile = INVARIANT_ROWS if options.invariant else R if bucket.decode_only else min(R, LOGIT_TILE)
-    last = jnp.maximum(tokens.offsets + inputs.counts - 1, 0)  # [R] flat index of each row's last token
     positions = inputs.starts + inputs.counts  # the position that the drawn token takes
     active = inputs.samples > 0
     padded = -R % tile  # the last tile must not reach back into rows already done
-    last, positions, active, row_slots = (_pad_rows(a, padded) for a in (last, positions, active, inputs.slots))
+    states, positions, active, row_slots = (_pad_rows(a, padded) for a in (states, positions, active, inputs.slots))
 
     def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
         return _sample(logits, slots, *rows).result
@@ -191,7 +208,7 @@ def _sample_rows(
         def part(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, i * tile, tile)
 
-        drawn = by_row(hidden[part(last)], draw, part(row_slots), part(positions), part(active))
+        drawn = by_row(part(states), draw, part(row_slots), part(positions), part(active))
         return jax.lax.dynamic_update_slice_in_dim(rows, drawn, i * tile, 0)
 
     words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)

@@ -65,6 +65,6 @@ def test_the_cpu_gives_a_quarter_of_what_is_free_and_never_less_than_nothing():
 
 
 def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
-    ledger = Ledger(weights_bytes=1, slots_bytes=2, block_bytes=1000, num_blocks=9, block_size=16)
+    ledger = Ledger(weights_bytes=1, slots_bytes=2, prompts_bytes=3, block_bytes=1000, num_blocks=9, block_size=16)
     assert (ledger.kv_bytes, ledger.kv_tokens, ledger.repeated_bytes) == (10_000, 144, 0)
     assert dataclasses.replace(ledger, head_copies=4).repeated_bytes == 7_500

@@ -32,7 +32,7 @@ def cached(llm, params=GREEDY, **fields) -> tuple[int, int]:
 def test_prompts_of_different_salts_share_nothing_and_those_of_one_salt_share(llm):
     salts = ({}, {"cache_salt": "a"}, {"cache_salt": "b"})
     assert [cached(llm, **salt) for salt in salts] == [(0, 0)] * 3
-    assert [cached(llm, **salt) for salt in salts] == [(64, 0)] * 3
+    assert [cached(llm, **salt) for salt in salts] == [(70, 0)] * 3
 
 
 def span(digest: bytes, start: int, length: int) -> MediaSpan:
@@ -42,16 +42,23 @@ def span(digest: bytes, start: int, length: int) -> MediaSpan:
 def test_an_item_counts_as_cached_only_if_it_lies_wholly_inside(llm):
     items = [span(b"a", 0, 10), span(b"b", 10, 22), span(b"c", 40, 30)]
     assert cached(llm, media=items) == (0, 0)
-    assert cached(llm, media=items) == (64, 2), "the last one ends in the partial tail"
+    assert cached(llm, media=items) == (70, 3), "the prompt is cached as a whole"
     assert cached(llm, media=[*items[:2], span(b"d", 40, 30)]) == (32, 2)
     assert cached(llm, media=[items[0], span(b"e", 10, 22), items[2]]) == (0, 0)
     assert cached(llm) == (0, 0), "text alone is other content"
 
 
+def test_an_item_that_ends_in_a_partial_tail_is_computed_where_prompts_are_not_kept(llm, monkeypatch):
+    config = dataclasses.replace(llm.config, max_cached_prompts=0)
+    monkeypatch.setattr(llm, "_engine", build_engine(llm.loaded, config, llm.tokenizer))
+    items = [span(b"a", 0, 10), span(b"b", 10, 22), span(b"c", 40, 30)]
+    assert [cached(llm, media=items) for _ in range(2)] == [(0, 0), (64, 2)]
+
+
 def test_spans_move_with_a_prompt_that_is_cut_at_its_start(llm):
     cut = dataclasses.replace(GREEDY, truncate_prompt_tokens=50)
     assert cached(llm, cut, media=[span(b"a", 0, 20), span(b"b", 25, 10)]) == (0, 0)
-    assert cached(llm, cut, media=[span(b"b", 25, 10)]) == (48, 1)
+    assert cached(llm, cut, media=[span(b"b", 25, 10)]) == (50, 1)
 
 
 @pytest.mark.parametrize(

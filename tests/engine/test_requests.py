@@ -414,7 +414,8 @@ def test_a_request_with_prompt_logprobs_takes_no_hit_but_publishes(engine):
     whole = prompt(150)
     asked = finish_one(engine, whole, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
     assert all(len(entry) == 1 for entry in asked.prompt_logprobs[1:])
-    assert finish_one(engine, whole, GREEDY).num_cached_tokens == 144
+    assert finish_one(engine, whole[:149], GREEDY).num_cached_tokens == 144
+    assert finish_one(engine, whole, GREEDY).num_cached_tokens == 150
 
 
 def test_prompt_logprobs_come_once_for_all_choices(engine):
@@ -447,24 +448,27 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
         "lookups": 2,
         "hits": 1,
         "misses": 1,
-        "hit_tokens": 32,
-        "missed_tokens": 48,
-        "saved_prefill_tokens": 32,
+        "hit_tokens": 40,
+        "missed_tokens": 40,
+        "saved_prefill_tokens": 40,
+        "prompt_hits": 1,
+        "copied_blocks": 2,
+        "cached_prompts": 1,
         "hit_blocks": 2,
         "published_blocks": 2,
         "evictions": 0,
-        "revivals": 2,
+        "revivals": 3,
         "refusals": 0,
         "preemptions": 0,
         "live": 0,
-        "cached": 2,
-        "clean": 78,
-        "entries": 2,
-        "bytes": 2 * block_bytes,
+        "cached": 3,
+        "clean": 77,
+        "entries": 3,
+        "bytes": 3 * block_bytes,
         "steps": 6 + 4,
-        "computed_tokens": 43 + 11,
-        "padded_tokens": 3 * 16 + 3 + 16 + 3,
-        "executables": 5,
+        "computed_tokens": 43 + 3,
+        "padded_tokens": 3 * 16 + 3 + 1 + 3,
+        "executables": 6,
         "kv_bytes": 81 * block_bytes,
         "num_blocks": 80,
     }

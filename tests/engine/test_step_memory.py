@@ -18,8 +18,13 @@ def loaded():
     return small_llm("qwen3").loaded
 
 
+def _all_pools(loaded):
+    pools = loaded.layout.pools
+    return (*pools.flat_kv(), pools.slots, pools.prompts)
+
+
 def test_every_pool_is_aliased_in_every_bucket(loaded):
-    pools = (*loaded.layout.pools.flat_kv(), loaded.layout.pools.slots)
+    pools = _all_pools(loaded)
     pool_bytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in pools)
     assert len(loaded.executables.steps) == len(loaded.layout.ladder.buckets)
     for bucket, executable in loaded.executables.steps.items():
@@ -30,7 +35,7 @@ def test_every_pool_is_aliased_in_every_bucket(loaded):
 
 def test_no_step_copies_a_pool(loaded):
     """Under no shape: what has as many elements as a pool or more is a pool, the rest of a step is small."""
-    pools = (*loaded.layout.pools.flat_kv(), loaded.layout.pools.slots)
+    pools = _all_pools(loaded)
     least = min(math.prod(pool.shape) for pool in pools)
     for bucket, executable in loaded.executables.steps.items():
         copies = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", executable.as_text())
@@ -46,8 +51,18 @@ def test_a_slot_is_written_in_place(loaded):
     assert analysis.alias_size_in_bytes == math.prod(slots.shape) * slots.dtype.itemsize
 
 
+def test_blocks_are_copied_in_place(loaded):
+    executable = loaded.executables.copy_blocks
+    pools = loaded.layout.pools.flat_kv()
+    pool_bytes = sum(math.prod(pool.shape) * pool.dtype.itemsize for pool in pools)
+    assert executable.memory_analysis().alias_size_in_bytes == pool_bytes
+    assert executable.memory_analysis().temp_size_in_bytes < pool_bytes / 20
+    shape = ",".join(map(str, pools[0].shape))
+    assert f"[{shape}]" in executable.as_text() and not re.findall(rf"\[{shape}\]\S* copy\(", executable.as_text())
+
+
 def test_temporaries_of_a_step_are_smaller_than_one_pool(loaded):
-    pool_bytes = math.prod(loaded.layout.pools.kv[0].values.shape) * loaded.layout.dtype.itemsize
+    pool_bytes = math.prod(loaded.layout.pools.flat_kv()[0].shape) * loaded.layout.dtype.itemsize
     for bucket, executable in loaded.executables.steps.items():
         assert executable.memory_analysis().temp_size_in_bytes < pool_bytes, str(bucket)
 

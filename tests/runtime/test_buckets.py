@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, make_ladder
 
 fixed = settings(deadline=None, max_examples=60, derandomize=True)
@@ -25,12 +26,14 @@ def limits(draw) -> dict[str, int]:
 def test_a_step_within_the_limits_gets_the_smallest_bucket_that_holds_it(limits, invariant, data):
     ladder = make_ladder(**limits, table_width=8, invariant=invariant)
     rows = data.draw(st.integers(1, limits["max_num_seqs"]))
-    tokens = data.draw(st.one_of(st.just(rows), st.integers(rows, limits["max_num_batched_tokens"])))
-    found = ladder.find(num_tokens=tokens, num_rows=rows)
+    most = st.integers(0, limits["max_num_batched_tokens"])
+    tokens = data.draw(st.one_of(st.just(rows), most))  # rows that sample from a prompt slot compute none
+    longest = data.draw(st.integers(ceil_div(tokens, rows), tokens))
+    found = ladder.find(num_tokens=tokens, num_rows=rows, longest=longest)
     holding = [
         b
         for b in ladder.buckets
-        if b.num_tokens >= tokens and b.num_rows >= rows and (tokens == rows or not b.decode_only)
+        if b.num_tokens >= tokens and b.num_rows >= rows and (longest <= 1 or not b.decode_only)
     ]
     assert found in holding and found.num_tokens == min(b.num_tokens for b in holding)
     assert not found.decode_only or tokens == rows, "decode buckets are for one token a row"
@@ -74,4 +77,4 @@ def test_the_ladder_of_four_rows_and_sixteen_tokens():
 def test_a_step_beyond_the_limits_is_a_broken_invariant():
     ladder = make_ladder(max_num_seqs=4, max_num_batched_tokens=16, table_width=8, invariant=False)
     with pytest.raises(AssertionError, match="no bucket holds 17 tokens in 2 rows"):
-        ladder.find(num_tokens=17, num_rows=2)
+        ladder.find(num_tokens=17, num_rows=2, longest=16)

@@ -1,0 +1,84 @@
+"""Greedy tokens with reuse on are those with reuse off: equal prompts at once, choices, chunks, preemption, poison."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import build_engine
+from tests.support import INVARIANT, finish, run, small_llm
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+LENGTHS = (3, 16, 39, 40, 33)
+
+
+@pytest.fixture(scope="module")
+def prompts(family) -> list[list[int]]:
+    """A short one, one of a whole block, and three with 32 tokens in common."""
+    rng = np.random.default_rng(9)
+    made = [rng.integers(6, 250, n).tolist() for n in LENGTHS]
+    made[3][:32] = made[4][:32] = made[2][:32]
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(family, prompts) -> list[tuple[int, ...]]:
+    """Each prompt alone, without reuse."""
+    llm = small_llm(family)
+    return [run(llm, [p], GREEDY, enable_prefix_caching=False)[0].token_ids for p in prompts]
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_blocks", "max_cached_prompts"),
+    [(16, 80, 256), (16, 80, 0), (5, 80, 256), (16, 6, 2)],
+    ids=["plain", "no prompts", "chunks", "preemption"],
+)
+def test_reuse_changes_no_token(family, prompts, expected, budget, num_blocks, max_cached_prompts):
+    """Every prompt three times at once, as two choices each, and then again; unowned blocks and states hold NaN."""
+    llm = small_llm(family)
+    config = dataclasses.replace(
+        llm.config, max_num_batched_tokens=budget, num_blocks=num_blocks, max_cached_prompts=max_cached_prompts
+    )
+    engine = build_engine(llm.loaded, config, None, fill=math.nan)
+    params = dataclasses.replace(GREEDY, n=2)
+    for _ in range(2):
+        ids = [(engine.add(p, params), wanted) for p, wanted in zip(prompts, expected, strict=True) for _ in range(3)]
+        outputs = finish(engine)
+        for id, wanted in ids:
+            assert [choice.token_ids for choice in outputs[id].outputs] == [wanted, wanted]
+    metrics = engine.scheduler.metrics()
+    assert metrics.hits and metrics.copied_blocks and bool(metrics.prompt_hits) == bool(max_cached_prompts)
+    if num_blocks < 10:
+        assert metrics.preemptions and metrics.evictions
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once(family, prompts):
+    engine = build_engine(small_llm(family).loaded, small_llm(family).config, None)
+    for _ in range(3):
+        engine.add(prompts[3], dataclasses.replace(GREEDY, n=2))
+    finish(engine)
+    assert engine.runner.num_tokens == 40 + 6 * 9
+
+
+def test_the_first_token_of_a_repeat_has_the_bits_of_the_first_run(family, prompts):
+    """And the parameters of the new request: its own logprobs, temperature and seed."""
+    llm = small_llm(family, INVARIANT)
+    kinds = [
+        dataclasses.replace(GREEDY, logprobs=20, max_tokens=4),
+        SamplingParams(temperature=0.9, seed=5, logprobs=3, max_tokens=4, ignore_eos=True, logit_bias={7: 2.0}),
+    ]
+    cold = [run(llm, [prompts[3]], kind, enable_prefix_caching=False)[0] for kind in kinds]
+    engine = build_engine(llm.loaded, llm.config, llm.tokenizer)
+    engine.add(prompts[3], GREEDY)
+    finish(engine)
+    before = engine.runner.num_tokens
+    ids = [engine.add(prompts[3], kind, key="0") for kind in kinds]
+    outputs = finish(engine)
+    assert engine.runner.num_tokens - before == 2 * 3, "only what follows the first token is computed"
+    for id, output in zip(ids, cold, strict=True):
+        assert outputs[id].outputs[0].token_ids == output.outputs[0].token_ids
+        assert outputs[id].outputs[0].logprobs == output.outputs[0].logprobs
