@@ -26,7 +26,7 @@ class CommandLLM(FakeLLM):
 
     made: "list[CommandLLM]"
     startup_s = 0.5
-    ledger = Ledger(weights_bytes=1, slots_bytes=1, block_bytes=1000, num_blocks=9, block_size=16)
+    ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, block_bytes=1000, num_blocks=9, block_size=16)
 
     def __init__(self, model, config, *, tokenizer, on_progress):
         super().__init__()

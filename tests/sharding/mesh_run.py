@@ -18,7 +18,13 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs
 DRAWN = dataclasses.replace(GREEDY, temperature=0.9, top_k=40, seed=5, repetition_penalty=1.2)
 SCORED = dataclasses.replace(GREEDY, prompt_logprobs=20, max_tokens=1)
 PREFIX = list(range(7, 45))
-ROWS = (([*PREFIX, 60], GREEDY), ([9], DRAWN), ([*PREFIX, 61, 62], GREEDY), (PREFIX[:20], SCORED))
+ROWS = (
+    ([*PREFIX, 60], GREEDY),
+    ([9], DRAWN),
+    ([*PREFIX, 61, 62], GREEDY),
+    (PREFIX[:20], SCORED),
+    ([*PREFIX, 60], DRAWN),
+)
 
 
 def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
