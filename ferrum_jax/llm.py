@@ -466,6 +466,8 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=layout.max_model_len,
+        max_cached_prompts=cache.prompts.max_prompts,
+        min_cached_prompt_tokens=config.min_cached_prompt_tokens,
     )
 
 

@@ -29,6 +29,8 @@ class TraceHeader:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    max_cached_prompts: int = 0
+    min_cached_prompt_tokens: int = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ class CachedPrompts:
         self._pools = tuple(pools)
         self._block_size = block_size
         self._min_tokens = min_tokens
+        self.max_prompts = max_prompts
         self.slots = IdPool(max_prompts + 1) if max_prompts else None
 
     def keeps(self, request: Request) -> bool:

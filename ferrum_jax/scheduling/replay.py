@@ -78,6 +78,8 @@ class _Replay:
             block_size=header.block_size,
             max_num_seqs=header.max_num_seqs,
             max_model_len=header.max_model_len,
+            max_cached_prompts=header.max_cached_prompts,
+            min_cached_prompt_tokens=header.min_cached_prompt_tokens,
         )
         self.scheduler = Scheduler(
             cache=cache,
@@ -129,6 +131,7 @@ class _Replay:
             stop_ids=frozenset(choice.token_ids[-1:]) if by_token else frozenset(),
             priority=traced.priority,
             choice=index,
+            num_choices=len(traced.choices),
             takes_hits=index > 0 or not traced.prompt_logprobs,
             cache_salt=traced.cache_salt.encode(),
             media=traced.media,
