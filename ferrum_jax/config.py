@@ -52,7 +52,7 @@ class EngineConfig:
     enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
     computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention, "xla" on every platform; "mosaic_tpu" is not whole yet and is refused.
+    implementation: of attention, "xla" or "mosaic_tpu"; None takes the platform's own.
     mesh: devices that share a step's work, such as "tp=4".
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.

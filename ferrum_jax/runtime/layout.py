@@ -16,12 +16,12 @@ from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
-from ferrum_jax.runtime.step import StepOptions
+from ferrum_jax.runtime.step import StepOptions, attention_config
 from ferrum_jax.sharding import ShardedModel, shard_model, shards_of
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
-from pallas_kernels.paged_attention.support import DEFAULT_IMPLEMENTATION
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.paged_attention.support import default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
 
@@ -53,7 +53,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     auto_dtype = "float32" if target.platform == "cpu" else spec.dtype
     dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
-    implementation = config.implementation or DEFAULT_IMPLEMENTATION
+    implementation = config.implementation or default_implementation(target)
     max_model_len = config.max_model_len or spec.max_position_embeddings
     _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target, mesh)
     graph, parameters = registry.unbind(registry.abstract_model(spec, dtype))
@@ -80,6 +80,23 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     )
     slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
     prompts = jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype)
+    ladder = make_ladder(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        table_width=ceil_div(max_model_len, block_size),
+        invariant=config.invariant,
+    )
+    options = StepOptions(
+        spec=spec,
+        dtype=dtype,
+        target=target,
+        num_heads=model.heads,
+        shards=shards_of(mesh),
+        block_size=block_size,
+        implementation=implementation,
+        invariant=config.invariant,
+    )
+    _refuse_buckets(ladder, options, kv[0])
     return Layout(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -88,19 +105,8 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         mesh=mesh,
         model=model,
         pools=pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh),
-        ladder=make_ladder(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            table_width=ceil_div(max_model_len, block_size),
-            invariant=config.invariant,
-        ),
-        options=StepOptions(
-            spec=spec,
-            shards=shards_of(mesh),
-            block_size=block_size,
-            implementation=implementation,
-            invariant=config.invariant,
-        ),
+        ladder=ladder,
+        options=options,
         ledger=Ledger(
             weights_bytes=model.weights_bytes,
             slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
@@ -124,6 +130,15 @@ def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Tar
         implementation=implementation,
     )
     return target.block_size(token.values.size * token.dtype.itemsize)
+
+
+def _refuse_buckets(ladder: Ladder, options: StepOptions, pool: KVPool) -> None:
+    """Raises ValueError with the reason why attention of a bucket does not fit the target, of the largest such."""
+    for bucket in reversed(ladder.buckets):
+        try:
+            attention_config(bucket, options, pool)
+        except ValueError as error:
+            raise ValueError(f"the bucket {bucket} cannot run with {options.implementation!r}: {error}") from error
 
 
 def _refuse(

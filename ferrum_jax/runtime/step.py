@@ -25,7 +25,8 @@ from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
 from ferrum_jax.sharding import Shards, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, TpuConfig, make_schedule, paged_attention
+from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "implementation"))
@@ -40,9 +41,15 @@ StepResult = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.A
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What is fixed for all steps of an engine. shards: devices that share the work of a step."""
+    """What is fixed for all steps of an engine.
+
+    shards: devices that share the work of a step. num_heads: query heads of one of them. target: one of them.
+    """
 
     spec: ModelSpec
+    dtype: jnp.dtype
+    target: Target
+    num_heads: int
     shards: Shards
     block_size: int
     implementation: str  # of attention; experts are plain XLA on every platform
@@ -135,9 +142,7 @@ def _forward_context(
         counts=inputs.counts,
         query_offsets=tokens.offsets,
     )
-    config = AttentionConfig.choose(
-        num_tokens=bucket.num_tokens, block_size=C, decode_only=bucket.decode_only, invariant=options.invariant
-    )
+    config = attention_config(bucket, options, layers[0])
     schedule = make_schedule(
         batch, num_tokens=bucket.num_tokens, block_size=C, config=config, implementation=options.implementation
     )
@@ -150,6 +155,30 @@ def _forward_context(
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
     return ForwardContext(attend=attend, expert_tile=expert_tile, shards=options.shards)
+
+
+def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> AttentionConfig | TpuConfig:
+    """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes.
+
+    Raises ValueError where the bucket does not fit the implementation on the target.
+    """
+    if options.implementation == "mosaic_tpu":
+        return TpuConfig.choose(
+            num_tokens=bucket.num_tokens,
+            num_rows=bucket.num_rows,
+            max_blocks=bucket.table_width,
+            num_heads=options.num_heads,
+            dtype=options.dtype,
+            pool=pool,
+            decode_only=bucket.decode_only,
+            target=options.target,
+        )
+    return AttentionConfig.choose(
+        num_tokens=bucket.num_tokens,
+        block_size=options.block_size,
+        decode_only=bucket.decode_only,
+        invariant=options.invariant,
+    )
 
 
 def _divide_rows(logits: Callable[[jax.Array], jax.Array], options: StepOptions) -> sampling.ByRow:

@@ -60,7 +60,7 @@ def find_runs(block_ids: jax.Array, offsets: jax.Array) -> Runs:
 
 def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
     """The pool with k and v, [T, K, H], written where the runs say; in place where it is donated."""
-    vectors, token_scales = _vectors(pool, k, v)
+    vectors, token_scales = encode_tokens(pool, k, v)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     scalars = (runs.num_runs, runs.tokens, runs.blocks, runs.offsets, runs.lengths)
     values = pl.pallas_call(
@@ -84,7 +84,7 @@ def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret:
     return dataclasses.replace(pool, values=values, scales=scales)
 
 
-def _vectors(pool: KVPool, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def encode_tokens(pool: KVPool, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """A token's vectors, [T, vectors, lanes], and scales, [T, 2K], as the pool keeps them."""
     (T, K, H), lanes = k.shape, pool.values.shape[3]
     values, scales = encode(jnp.stack([k, v], axis=2), pool.dtype)  # [T, K, 2, H], [T, K, 2]

@@ -97,13 +97,24 @@ def make_schedule(
 
 def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:
     """Block and offset, [T] int32 each, at which each token's K and V are written; block 0 for padding tokens."""
-    t = jnp.arange(num_tokens, dtype=jnp.int32)
-    ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
-    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(ends) - 1)
-    done = t - batch.query_offsets[rows]
+    rows, done = _rows_of_tokens(batch, num_tokens)
     real = (done >= 0) & (done < batch.counts[rows])
     positions = jnp.where(real, batch.starts[rows] + done, 0)
     return jnp.where(real, batch.block_tables[rows, positions // block_size], 0), positions % block_size
+
+
+def is_real(batch: RaggedBatch, *, num_tokens: int) -> jax.Array:  # [T] bool
+    """Which tokens belong to a row."""
+    rows, done = _rows_of_tokens(batch, num_tokens)
+    return (done >= 0) & (done < batch.counts[rows])
+
+
+def _rows_of_tokens(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax.Array]:  # [T] int32 each
+    """The row of each token, and how many tokens of it come before; of padding the latter is out of range."""
+    t = jnp.arange(num_tokens, dtype=jnp.int32)
+    ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
+    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(ends) - 1)
+    return rows, t - batch.query_offsets[rows]
 
 
 def _tile_queries(

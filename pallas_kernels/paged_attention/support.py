@@ -7,7 +7,11 @@ from pallas_kernels.target import Target
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu")
 TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
-DEFAULT_IMPLEMENTATION = "xla"  # on every platform, until "mosaic_tpu" serves a whole step
+
+
+def default_implementation(target: Target) -> str:
+    """The implementation that a target's engine takes where none is named."""
+    return "mosaic_tpu" if target.platform == "tpu" else "xla"
 
 
 def refusals(implementation: str, *, target: Target, head_dim: int, block_size: int | None, kv_dtype: str) -> list[str]:
@@ -16,7 +20,7 @@ def refusals(implementation: str, *, target: Target, head_dim: int, block_size: 
         return []
     if implementation != "mosaic_tpu":
         return [f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS}"]
-    reasons = ["implementation 'mosaic_tpu' has no kernel for prefill yet; take 'xla'"]
+    reasons = []
     if target.platform != "tpu":
         reasons.append(f"implementation is 'mosaic_tpu' on {target.generation}, which is no TPU; take 'xla'")
     if head_dim not in TPU_HEAD_DIMS:

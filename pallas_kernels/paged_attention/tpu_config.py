@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig, PrefillShape
 from pallas_kernels.target import Target
 
 LANES = 128
@@ -157,10 +158,15 @@ class DecodeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuConfig:
-    """What the kernels of one step are specialised to."""
+    """What the kernels of one step are specialised to.
+
+    prefill: None where the decode kernel serves all rows; else rows of prefill_from queries or more are for that one.
+    """
 
     shape: DecodeShape
     decode: DecodeConfig
+    prefill: PrefillConfig | None
+    prefill_from: int = 2
 
     @classmethod
     def choose(
@@ -180,26 +186,34 @@ class TpuConfig:
         num_heads, pool: of one device; pool may be shapes. decode_only: no row has more than one query. Raises
         ValueError where the pool or the step does not fit the kernels or the target's memories.
         """
-        if not decode_only:
-            raise ValueError("decode_only is False; mosaic_tpu has no kernel for rows of several queries")
         shape = DecodeShape.of(num_heads=num_heads, num_kv_heads=pool.num_kv_heads, dtype=dtype, pool=pool)
         decode = DecodeConfig.choose(shape, target)
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
         scalars = decode.smem_bytes(num_rows, max_blocks, pool.block_size)
+        prefill = None
+        has_scales = pool.scales is not None  # the decode kernel knows none
+        if has_scales or not decode_only:
+            prefill = PrefillConfig.choose(
+                PrefillShape.of(num_heads=num_heads, dtype=dtype, pool=pool),
+                num_tokens=num_tokens,
+                max_context=max_blocks * pool.block_size,
+                vmem_bytes=target.vmem_bytes,
+            )
+            scalars = max(scalars, prefill.smem_bytes(num_tokens, num_rows, max_blocks))
         if scalars > target.smem_bytes * _SMEM_SHARE:
             raise ValueError(
                 f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
                 f"{target.generation} has {target.smem_bytes}, of which {_SMEM_SHARE:.0%} may be used: take fewer "
                 f"rows, shorter contexts, or blocks of more than {pool.block_size} tokens"
             )
-        vectors = decode.vmem_bytes(shape, num_tokens)
+        vectors = decode.vmem_bytes(shape, num_tokens if prefill is None else num_rows)
         if vectors > decode.vmem_limit_bytes:
             raise ValueError(
                 f"attention of {num_tokens} tokens, {num_heads} heads and {pool.num_kv_heads} KV heads takes {vectors} "
                 f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "
                 f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
             )
-        return cls(shape=shape, decode=decode)
+        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if has_scales else 2)
 
 
 def _tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:

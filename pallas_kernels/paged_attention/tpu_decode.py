@@ -313,8 +313,12 @@ def _kernel(
     merge(steps - 1)
     result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
     result.start()
-    written = slabs_ref.at[pl.ds(0, sizes[1])]
-    pltpu.make_async_copy(written, written, x.written).wait()
+
+    @pl.when(sizes[1] > 0)
+    def _():
+        written = slabs_ref.at[pl.ds(0, sizes[1])]
+        pltpu.make_async_copy(written, written, x.written).wait()
+
     result.wait()
 
 
@@ -346,6 +350,8 @@ def _load(tiles: Any, words: Any, buffer: Any, token: int, width: int, shape: De
         block = tiles[buffer, pl.ds(token, width // shape.words)]
         if shape.itemsize == 4:
             return block[:, vector::stride].reshape(width, shape.lanes)
+        missing = -shape.vectors % (4 // shape.itemsize)
+        block = jnp.pad(block, ((0, 0), (0, missing), (0, 0)))  # as memory is, whose tiles are whole words
         rows = pltpu.bitcast(block, jnp.uint32).reshape(width, shape.lanes)
     elif shape.itemsize == 4:
         begin = token * shape.vectors + vector

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, LANES, PIECE, PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_math import (
     HIDDEN,
@@ -41,19 +42,18 @@ _LOG2_E = 1.4426950408889634
 
 def prefill_attention(
     q: jax.Array,  # [T, N, H]
-    values: jax.Array,  # [P, C, 2K, lanes] or, packed, [P, C, K, 2H]; the step's own K and V are in it
-    scales: jax.Array | None,  # [P, 2K, C] float32
+    pool: KVPool,  # the step's own K and V are in it
     schedule: PrefillSchedule,
     *,
-    num_kv_heads: int,
     scale: float,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,  # [N]
+    soft_cap: float | None,
+    sinks: jax.Array | None,  # [N]
     interpret: Any = False,
 ) -> jax.Array:  # [T, N, H], the dtype of q; tokens of no query tile hold anything, NaN too
     """softmax(scale * q k^T + mask) v of the tokens of the schedule's query tiles, accumulated in float32."""
-    T, _, H = q.shape
-    config, shape = schedule.config, _shape_of(q, values, num_kv_heads)
+    T, N, H = q.shape
+    values, scales = pool.values, pool.scales
+    config, shape = schedule.config, PrefillShape.of(num_heads=N, dtype=q.dtype, pool=pool)
     config.check(shape)
     heads = _heads_first(q, scale * _LOG2_E if soft_cap is None else scale / soft_cap, config.tile_q, shape.lanes)
     arguments = [heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
@@ -99,18 +99,6 @@ def prefill_attention(
     return out[:, :T].transpose(1, 0, 2)
 
 
-def _shape_of(q: jax.Array, values: jax.Array, num_kv_heads: int) -> PrefillShape:
-    return PrefillShape(
-        num_kv_heads=num_kv_heads,
-        group=q.shape[1] // num_kv_heads,
-        lanes=values.shape[3],
-        vectors=values.shape[2],
-        block_size=values.shape[1],
-        pool_dtype=str(values.dtype),
-        dtype=str(q.dtype),
-    )
-
-
 def _heads_first(q: jax.Array, factor: float, tile_q: int, lanes: int) -> jax.Array:  # -> [N, tokens, lanes]
     """q times factor, with tokens next to lanes as the kernel's matrix products want them."""
     T, _, H = q.shape
@@ -143,7 +131,7 @@ def _kernel(num_tiles, tiles, block_tables, q, pool, *rest, has_scales: bool, ha
 class _Walk:
     """The refs of a launch, and the phases of its work. t: query tile, j: KV tile, both int32 scalars.
 
-    An item is (j, step, head, chunk).
+    An item is (step, head, chunk) of a KV tile.
     """
 
     # prefetched scalars
@@ -188,57 +176,59 @@ class _Walk:
             self._copy_q(t + 1).start()
 
         self._enter(t, tile, tile.first_kv)
-        first = (tile.first_kv, *self._first_of(tile, tile.first_kv))
+        first = self._first_of(tile, tile.first_kv)
         for part in range(self.config.parts):
             self._keys(t, first, part, 0)
-
-        def one_item(state):
-            i, item = state
-            after = self._advance(tile, item)
-            is_end = after[0] == tile.end_kv
-
-            @pl.when((after[0] != item[0]) & ~is_end)
-            def _():
-                self._enter(t, tile, after[0])
-
-            ahead = tuple(jnp.where(is_end, a, b) for a, b in zip(item, after, strict=True))
-            has_hidden = self._has_hidden(tile, item)
-            for slot in (0, 1):
-                for masked in (False, True):
-
-                    @pl.when((i % 2 == slot) & (has_hidden == masked))
-                    def _(slot=slot, masked=masked):
-                        for part in range(self.config.parts):
-                            self._softmax(tile, item, part, slot, masked)
-                            self._keys(t, ahead, part, 1 - slot)
-                            self._values(item, part)
-
-            return i + 1, after
-
-        jax.lax.while_loop(lambda state: state[1][0] < tile.end_kv, one_item, (jnp.int32(0), first))
+        jax.lax.fori_loop(tile.first_kv, tile.end_kv, lambda j, i: self._run_kv_tile(t, tile, j, i), jnp.int32(0))
         self._finish(t, tile)
+
+    def _run_kv_tile(self, t, tile: Tile, j, i) -> Any:
+        """The items of one KV tile; i and the result count the query tile's items so far."""
+        (first_step, end_step), (first_chunk, end_chunk) = self._steps_of(tile, j), self._chunks_of(tile, j)
+        last = i + (end_step - first_step) * self.shape.num_kv_heads * (end_chunk - first_chunk) - 1
+        following = self._first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
+
+        def one_item(i, item):
+            after = self._advance(item, first_chunk, end_chunk)
+
+            @pl.when((i == last) & (j + 1 < tile.end_kv))
+            def _():
+                self._enter(t, tile, j + 1)
+
+            ahead = tuple(jnp.where(i == last, a, b) for a, b in zip(following, after, strict=True))
+            has_hidden = self._has_hidden(tile, j, item)
+
+            def run(slot: int, masked: bool) -> None:
+                for part in range(self.config.parts):
+                    self._softmax(tile, j, item, part, slot, masked)
+                    self._keys(t, ahead, part, 1 - slot)
+                    self._values(j, item, part)
+
+            for slot in (0, 1):
+
+                @pl.when(i % 2 == slot)
+                def _(slot=slot):
+                    pl.when(has_hidden)(lambda: run(slot, True))
+                    pl.when(~has_hidden)(lambda: run(slot, False))
+
+            return after
+
+        jax.lax.fori_loop(i, last + 1, one_item, (first_step, jnp.int32(0), first_chunk))
+        return last + 1
 
     # Items
 
     def _first_of(self, tile: Tile, j) -> tuple[Any, Any, Any]:
-        """step, head and chunk of the first item of KV tile j."""
+        """The first item of KV tile j."""
         return self._steps_of(tile, j)[0], jnp.int32(0), self._chunks_of(tile, j)[0]
 
-    def _advance(self, tile: Tile, item) -> tuple[Any, Any, Any, Any]:
-        """The item that follows, of KV tile end_kv after the last; chunks change first, then heads, then steps."""
-        j, step, head, chunk = item
-        first_chunk, end_chunk = self._chunks_of(tile, j)
-        next_head = chunk + 1 == end_chunk
-        next_step = next_head & (head + 1 == self.shape.num_kv_heads)
-        next_tile = next_step & (step + 1 == self._steps_of(tile, j)[1])
-        step, head, chunk = (
-            step + next_step,
-            jnp.where(next_step, 0, head + next_head),
-            jnp.where(next_head, first_chunk, chunk + 1),
-        )
-        beginning = self._first_of(tile, j + 1)
-        step, head, chunk = (jnp.where(next_tile, a, b) for a, b in zip(beginning, (step, head, chunk), strict=True))
-        return j + next_tile, step, head, chunk
+    def _advance(self, item, first_chunk, end_chunk) -> tuple[Any, Any, Any]:
+        """The item that follows in the KV tile: chunks change first, then heads, then steps."""
+        step, head, chunk = item
+        is_last_chunk = chunk + 1 == end_chunk
+        is_last_head = is_last_chunk & (head + 1 == self.shape.num_kv_heads)
+        head = jnp.where(is_last_head, 0, jnp.where(is_last_chunk, head + 1, head))
+        return jnp.where(is_last_head, step + 1, step), head, jnp.where(is_last_chunk, first_chunk, chunk + 1)
 
     def _steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
@@ -258,15 +248,15 @@ class _Walk:
 
     def _slot_of(self, item) -> Any:
         """Where the running maximum and sums of the item's head and chunk are kept."""
-        return item[2] * self.config.chunks + item[3]
+        return item[1] * self.config.chunks + item[2]
 
-    def _start_of(self, item) -> Any:
+    def _start_of(self, j, item) -> Any:
         """Position of the item's first key."""
-        return item[0] * self.config.tile_kv + item[1] * self.config.step_kv
+        return j * self.config.tile_kv + item[0] * self.config.step_kv
 
-    def _has_hidden(self, tile: Tile, item) -> Any:
+    def _has_hidden(self, tile: Tile, j, item) -> Any:
         """Whether some query of the item may not see some key of it."""
-        start, first = self._start_of(item), item[3] * self.config.chunk_q
+        start, first = self._start_of(j, item), item[2] * self.config.chunk_q
         low = tile.position + jnp.maximum(first, tile.first_lane)
         high = tile.position + jnp.minimum(first + self.config.chunk_q, tile.end_lane) - 1
         hidden = start + self.config.step_kv > (low + 1 if self.causal else tile.end_position)
@@ -283,14 +273,14 @@ class _Walk:
         return pl.ds(pl.multiple_of(first, ALIGNMENT), self.config.part_q)
 
     def _keys(self, t, item, part: int, slot: int) -> None:
-        _, step, head, chunk = item
+        step, head, chunk = item
         G = self.shape.group
         q = self.buffers["q"][t % 2, pl.ds(head * G, G), self._tokens(chunk, part), :]
         logits = dot_keys(q.reshape(-1, self.shape.lanes), self.buffers["keys"][step, head])
         self.buffers[f"logits{slot}"][self._rows(part)] = logits
 
-    def _softmax(self, tile: Tile, item, part: int, slot: int, masked: bool) -> None:
-        j, step, head, chunk = item
+    def _softmax(self, tile: Tile, j, item, part: int, slot: int, masked: bool) -> None:
+        step, head, chunk = item
         buffers, rows, at = self.buffers, self._rows(part), self._slot_of(item)
         logits = buffers[f"logits{slot}"][rows]
         if self.scales is not None:
@@ -301,7 +291,7 @@ class _Walk:
             seen = visible(
                 (self.config.part_q, self.config.step_kv),
                 first_query=tile.position + chunk * self.config.chunk_q + part * self.config.part_q,
-                first_key=self._start_of(item),
+                first_key=self._start_of(j, item),
                 end_position=tile.end_position,
                 window=self.window,
                 causal=self.causal,
@@ -316,8 +306,8 @@ class _Walk:
             weights = weights * buffers["scales"][j % 2, step, head, pl.ds(1, 1), :]
         buffers["weights"][rows] = weights.astype(self.shape.dtype)
 
-    def _values(self, item, part: int) -> None:
-        j, step, head, _ = item
+    def _values(self, j, item, part: int) -> None:
+        step, head, _ = item
         buffers, rows, at = self.buffers, self._rows(part), self._slot_of(item)
         added = dot_values(buffers["weights"][rows], buffers["values"][j % 2, step, head])
         kept = repeat_lanes(buffers["kept"][rows], self.shape.lanes)
@@ -445,21 +435,22 @@ class _Walk:
         """K and V of each head of a step, from blocks in which they alternate; what no query sees of V is zero."""
         size = self.config.step_kv
         start, oldest = j * self.config.tile_kv + step * size, tile.oldest(self.window)
-        hidden = (start + size > tile.end_position) | (start < oldest)
 
         @pl.loop(0, size // PIECE)
         def _(piece):
             self._load_words(step * size + piece * PIECE)
-            for masked in (False, True):
+            rows = pl.ds(pl.multiple_of(piece * PIECE, PIECE), PIECE)
+            for head, (k, v) in enumerate(self._heads_of_words()):
+                self.buffers["keys"][step, head, rows, :] = k
+                self.buffers["values"][j % 2, step, head, rows, :] = v
 
-                @pl.when(hidden == masked)
-                def _(masked=masked):
-                    position = start + piece * PIECE + jax.lax.broadcasted_iota(jnp.int32, (PIECE, 1), 0)
-                    seen = (position >= oldest) & (position < tile.end_position)
-                    rows = pl.ds(pl.multiple_of(piece * PIECE, PIECE), PIECE)
-                    for head, (k, v) in enumerate(self._heads_of_words()):
-                        self.buffers["keys"][step, head, rows, :] = k
-                        self.buffers["values"][j % 2, step, head, rows, :] = jnp.where(seen, v, 0) if masked else v
+        @pl.when((start + size > tile.end_position) | (start < oldest))
+        def _():
+            @pl.loop(0, self.shape.num_kv_heads)
+            def _(head):
+                v = self.buffers["values"].at[j % 2, step, head]
+                position = start + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+                v[...] = jnp.where((position >= oldest) & (position < tile.end_position), v[...], 0)
 
         if self.scales is not None:
             self._join_scales(j, step, oldest, tile.end_position)

@@ -7,6 +7,8 @@ import math
 
 import jax.numpy as jnp
 
+from pallas_kernels.kv_pool import KVPool
+
 LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
 PIECE = 128  # tokens whose heads are taken apart at once
@@ -27,6 +29,19 @@ class PrefillShape:
     block_size: int  # C
     pool_dtype: str
     dtype: str  # of queries and results
+
+    @classmethod
+    def of(cls, *, num_heads: int, dtype: jnp.dtype, pool: KVPool) -> PrefillShape:
+        """The shape for queries of `dtype`; pool may be shapes."""
+        return cls(
+            num_kv_heads=pool.num_kv_heads,
+            group=num_heads // pool.num_kv_heads,
+            lanes=pool.values.shape[3],
+            vectors=pool.values.shape[2],
+            block_size=pool.block_size,
+            pool_dtype=pool.dtype.name,
+            dtype=jnp.dtype(dtype).name,
+        )
 
     @property
     def is_packed(self) -> bool:
@@ -127,6 +142,14 @@ class PrefillConfig:
                 f"{self}: tile_kv must be a multiple of step_kv, and step_kv of {LANES} and of the block size, "
                 f"{shape.block_size}"
             )
+
+    def max_tiles(self, num_tokens: int, num_rows: int) -> int:
+        """Query tiles of a step: a row's may begin and end within groups of ALIGNMENT tokens."""
+        return num_tokens // self.tile_q + 2 * min(num_rows, num_tokens)
+
+    def smem_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
+        """Scalar memory of a schedule: block tables and tiles; or, before, five numbers for each run of tokens."""
+        return 4 * max(num_rows * max_blocks + 8 * self.max_tiles(num_tokens, num_rows), 5 * num_tokens)
 
     def vmem_bytes(self, shape: PrefillShape) -> int:
         """Bytes of scratch memory that the kernel allocates."""

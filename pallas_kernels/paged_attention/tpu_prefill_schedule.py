@@ -1,7 +1,7 @@
 """The query tiles of a step for the TPU prefill kernel: plain integers, made once a step, read as scalars.
 
 A tile is tile_q neighbouring flat tokens that start at a multiple of ALIGNMENT; it serves one row, its other lanes
-belong to neighbours or to nobody. Rows of one query are left out where another kernel serves them.
+belong to neighbours or to nobody.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def make_prefill_schedule(
     config: PrefillConfig,
     window: int | None = None,
     causal: bool = True,
-    skip_single: bool = True,
 ) -> PrefillSchedule:
-    """The query tiles of rows with two queries or more (of one too, unless skip_single), rows in order.
+    """The query tiles of all rows, rows in order.
 
     window: a token at position p sees p - window + 1 .. p. causal: False lets every query see the row's whole context,
     starts + counts.
@@ -82,11 +81,11 @@ def make_prefill_schedule(
     R, M = batch.block_tables.shape
     tile_q = config.tile_q
     padded = -(-max(num_tokens, tile_q) // ALIGNMENT) * ALIGNMENT
-    counts = jnp.where(batch.counts > 1, batch.counts, 0) if skip_single else batch.counts
+    counts = batch.counts
     aligned = batch.query_offsets // ALIGNMENT * ALIGNMENT
     num_of_row = jnp.where(counts > 0, -(-(batch.query_offsets - aligned + counts) // tile_q), 0)  # [R]
     ends = jnp.cumsum(num_of_row)
-    i = jnp.arange(num_tokens // tile_q + 2 * min(R, num_tokens), dtype=jnp.int32)
+    i = jnp.arange(config.max_tiles(num_tokens, R), dtype=jnp.int32)
     row = jnp.minimum(jnp.searchsorted(ends, i, side="right", method="compare_all"), R - 1).astype(jnp.int32)
     begin = aligned[row] + (i - (ends - num_of_row)[row]) * tile_q  # flat, before the tile is moved back to fit
     first = jnp.maximum(batch.query_offsets[row], begin)

@@ -7,8 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.schedule import RaggedBatch
+from pallas_kernels.kv_write.tpu import Runs, find_runs
+from pallas_kernels.paged_attention.schedule import RaggedBatch, is_real, write_places
 from pallas_kernels.paged_attention.tpu_config import LOOK_BACK, DecodeConfig, TpuConfig
+from pallas_kernels.paged_attention.tpu_prefill_schedule import PrefillSchedule, make_prefill_schedule
 from pallas_kernels.ragged import static
 
 
@@ -34,10 +36,25 @@ class DecodeSchedule:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedSchedule:
+    """How a step in which rows may have several queries is shared out between the two kernels."""
+
+    singles: jax.Array  # [R] int32, flat token of each row of one query; T for other rows
+    is_served: jax.Array  # [T] bool, tokens of rows of several queries
+    runs: Runs  # where K and V of these are written
+    tiles: PrefillSchedule
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuSchedule:
-    """What the Mosaic TPU kernels need to know of a step, for all layers of one window."""
+    """What the Mosaic TPU kernels need to know of a step, for all layers of one window.
+
+    mixed: None where no row has more than one query; else the decode kernel's tokens stand by row, R of them.
+    """
 
     decode: DecodeSchedule
+    mixed: MixedSchedule | None
     num_tokens: int = static()
     block_size: int = static()
     config: TpuConfig = dataclasses.field(metadata={"static": True})
@@ -51,9 +68,36 @@ def make_schedule(
     """See the package's make_schedule."""
     if config.shape.block_size != block_size:
         raise ValueError(f"block_size is {block_size}; the config was chosen for {config.shape.block_size}")
-    decode = decode_schedule(batch, num_tokens=num_tokens, block_size=block_size, config=config.decode, window=window)
+    mixed = None
+    if config.prefill is not None:
+        is_several = batch.counts >= config.prefill_from
+        several = dataclasses.replace(batch, counts=jnp.where(is_several, batch.counts, 0))
+        batch = dataclasses.replace(batch, counts=jnp.where(is_several, 0, batch.counts))
+        blocks, offsets = write_places(several, num_tokens=num_tokens, block_size=block_size)
+        mixed = MixedSchedule(
+            singles=jnp.where(batch.counts == 1, batch.query_offsets, num_tokens),
+            is_served=is_real(several, num_tokens=num_tokens),
+            runs=find_runs(blocks, offsets),
+            tiles=make_prefill_schedule(
+                several, num_tokens=num_tokens, config=config.prefill, window=window, causal=causal
+            ),
+        )
+        batch = dataclasses.replace(batch, query_offsets=jnp.arange(len(batch.counts), dtype=jnp.int32))
+    decode = decode_schedule(
+        batch,
+        num_tokens=num_tokens if mixed is None else len(batch.counts),
+        block_size=block_size,
+        config=config.decode,
+        window=window,
+    )
     return TpuSchedule(
-        decode=decode, num_tokens=num_tokens, block_size=block_size, config=config, window=window, causal=causal
+        decode=decode,
+        mixed=mixed,
+        num_tokens=num_tokens,
+        block_size=block_size,
+        config=config,
+        window=window,
+        causal=causal,
     )
 
 

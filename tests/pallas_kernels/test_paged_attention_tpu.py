@@ -1,8 +1,9 @@
-"""The TPU's decode kernel, interpreted with race detection over memory that starts as NaN, against the oracle."""
+"""The TPU's kernels as a step calls them, interpreted with race detection over memory of NaN, against the oracles."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,33 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
-from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, make_schedule, tpu
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
+from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, tpu
 from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
 from pallas_kernels.target import Target
 from tests.oracles import attention as oracle
 from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
-CASES = [case for case in TINY_CASES if case.decode_only and case.kv_dtype != "int8"]
-BY_NAME = {case.name: case for case in CASES}
+_COMPILE_FAST = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+}  # the interpreter's programs are long and run once
+BY_NAME = {case.name: case for case in TINY_CASES}
+_SMALL = PrefillConfig(tile_q=16, chunk_q=16, tile_kv=128, step_kv=128)
+_TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, tile_kv=256, step_kv=128)
+_TWO_CHUNKS = PrefillConfig(tile_q=32, chunk_q=16, tile_kv=128, step_kv=128)
+_PREFILL = {
+    "mixed_mqa_f32": _TWO_PARTS_TWO_STEPS,
+    "mixed_h96_window_sinks": _TWO_CHUNKS,
+    "mixed_h256_scale": _TWO_CHUNKS,
+    "mixed_big_blocks": PrefillConfig(tile_q=16, chunk_q=16, tile_kv=256, step_kv=256),
+    "prefill_long": PrefillConfig(tile_q=64, chunk_q=32, tile_kv=128, step_kv=128),
+    "encoder": _TWO_PARTS_TWO_STEPS,
+}
 
 
 def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
@@ -36,42 +54,61 @@ def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
         target=Target.named("tpu:v5e"),
     )
     tile = max(256 // config.shape.words, case.block_size)
-    return dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=items, chunk=128))
+    decode = dataclasses.replace(config.decode, tile_kv=tile, items=items, chunk=128)
+    prefill = None if config.prefill is None else _PREFILL.get(case.name, _SMALL)
+    return dataclasses.replace(config, decode=decode, prefill=prefill)
 
 
-def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarray, jax.Array]:
-    a = arguments
-    schedule = jax.jit(
-        lambda batch: make_schedule(
+def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarray, KVPool]:
+    config = _config(case, arguments, items)
+
+    def step(q, k, v, pool, batch, sinks) -> tuple[jax.Array, KVPool]:
+        schedule = make_schedule(
             batch,
             num_tokens=case.num_tokens,
             block_size=case.block_size,
-            config=_config(case, arguments, items),
+            config=config,
             window=case.window,
+            causal=case.causal,
             implementation="mosaic_tpu",
         )
-    )(a.batch)
-    out, pool = tpu.paged_attention(
-        a.q,
-        a.k,
-        a.v,
-        a.pool,
-        schedule,
-        scale=case.softmax_scale,
-        soft_cap=case.soft_cap,
-        sinks=a.sinks,
-        interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
-    )
-    out, values = np.asarray(out).astype(np.float64), np.asarray(pool.values).astype(np.float32)
+        assert isinstance(schedule, TpuSchedule)
+        options: dict[str, Any] = {"scale": case.softmax_scale, "soft_cap": case.soft_cap, "sinks": sinks}
+        interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+        return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
+
+    a = arguments
+    out, pool = jax.jit(step, compiler_options=_COMPILE_FAST)(a.q, a.k, a.v, a.pool, a.batch, a.sinks)
+    assert out.dtype == arguments.q.dtype
+    out = np.asarray(out).astype(np.float64)
     assert interpret_pallas_call.races is not None
     assert not interpret_pallas_call.races.races_found
-    return out, values
+    return out, pool
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_decode_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
-    arguments, logical = make_arguments(case, implementation="mosaic_tpu"), make_arguments(case)
-    a, batch = logical, logical.batch
+def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Values and scales of a pool after the step; the token's place by its row's table."""
+    tables = np.asarray(a.batch.block_tables)
+    values, scales = np.array(before.values), None if before.scales is None else np.array(before.scales)
+    vectors, lanes = values.shape[2:]
+    token = 0
+    for r, (start, count) in enumerate(case.rows):
+        for position in range(start, start + count):
+            block, offset = tables[r, position // case.block_size], position % case.block_size
+            pairs = np.stack([np.asarray(a.k)[token], np.asarray(a.v)[token]], axis=1).reshape(-1, case.head_dim)
+            kept, units = encode(jnp.asarray(pairs), before.dtype)
+            kept = np.asarray(kept).reshape(vectors, -1)  # a packed pool has both of a head side by side
+            values[block, offset] = np.pad(kept, ((0, 0), (0, lanes - kept.shape[1])))
+            if scales is not None:
+                scales[block, :, offset] = units
+            token += 1
+    return values, scales
+
+
+@pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name)
+def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
+    arguments, a = make_arguments(case, implementation="mosaic_tpu"), make_arguments(case)
+    batch = a.batch
     expected = oracle.paged_attention(
         *(np.asarray(x) for x in (a.q, a.k, a.v)),
         *kv_oracle.arrays(a.pool),
@@ -80,14 +117,14 @@ def test_every_decode_case_equals_the_float64_oracle_and_leaves_its_tokens_in_th
         window=case.window,
         soft_cap=case.soft_cap,
         sinks=None if a.sinks is None else np.asarray(a.sinks),
+        causal=case.causal,
     )
-    before = np.asarray(arguments.pool.values).astype(np.float32)
-    out, values = _attend(case, arguments)
+    out, pool = _attend(case, arguments)
     np.testing.assert_allclose(out, expected, **TOLERANCE[case.dtype])
-    slabs = np.asarray(tpu.slabs(arguments.k, arguments.v, arguments.pool)).astype(np.float32)
-    for r, (start, _) in enumerate(case.rows):
-        before[batch.block_tables[r, start // case.block_size], start % case.block_size] = slabs[r]
-    np.testing.assert_array_equal(values, before)
+    values, scales = _expected_pool(case, a, arguments.pool)
+    assert np.asarray(pool.values).tobytes() == values.tobytes()
+    if scales is not None:
+        assert np.asarray(pool.scales).tobytes() == scales.tobytes()
 
 
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_in_steps_of_more_items() -> None:

@@ -60,10 +60,10 @@ def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(de
     assert {pool.block_size for pool in layout.pools.kv} == {tokens}
 
 
-def test_implementation_defaults_to_xla_and_kv_dtype_to_that_of_the_weights():
+def test_implementation_and_kv_dtype_default_to_the_platform_s_own():
     on_cpu, on_tpu = layout_of(CPU), layout_of(V6E)
     assert (on_cpu.options.implementation, on_cpu.kv_dtype) == ("xla", "float32")
-    assert (on_tpu.options.implementation, on_tpu.kv_dtype) == ("xla", "bfloat16")
+    assert (on_tpu.options.implementation, on_tpu.kv_dtype) == ("mosaic_tpu", "bfloat16")
     assert layout_of(V6E, implementation="xla", kv_dtype="int8").pools.kv[0].dtype == KV_DTYPES["int8"]
 
 
@@ -71,10 +71,13 @@ def test_what_cannot_run_is_refused_with_every_reason():
     with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 80; .*block_size is 8"):
         layout_of(CPU, spec_of(head_dim=80), implementation="mosaic_tpu", block_size=8)
     with pytest.raises(ValueError, match=r"kv_dtype is 'fp8_e4m3'; v5e has no float8.*max_model_len is 9000"):
-        layout_of(V5E, implementation="mosaic_tpu", kv_dtype="fp8_e4m3", max_model_len=9000)
-    with pytest.raises(ValueError, match="'mosaic_tpu' has no kernel for prefill yet; take 'xla'"):
-        layout_of(V6E, implementation="mosaic_tpu")
+        layout_of(V5E, kv_dtype="fp8_e4m3", max_model_len=9000)
     assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"
+
+
+def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
+    with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
+        layout_of(V6E, spec_of(max_position_embeddings=2**21))
 
 
 def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
