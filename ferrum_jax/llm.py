@@ -423,14 +423,17 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     a smaller token budget, caching off.
     """
     layout = loaded.layout
+    spec = layout.options.spec
+    groups = spec.cache_groups
     cache = CacheManager(
-        pool_sizes=((config.num_blocks or layout.ledger.num_blocks) + 1,),
+        pool_sizes=[(config.num_blocks or layout.ledger.num_blocks) + 1] * len(groups),
+        windows=[group.window for group in groups],
         block_size=layout.ledger.block_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=layout.max_model_len,
         fingerprint=loaded.fingerprint,
         kv_dtype=layout.kv_dtype,
-        block_bytes=(layout.ledger.block_bytes,),
+        block_bytes=[layout.ledger.block_bytes * len(group.layers) // spec.num_hidden_layers for group in groups],
         max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         enabled=config.enable_prefix_caching,
@@ -468,6 +471,7 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
         max_model_len=layout.max_model_len,
         max_cached_prompts=cache.prompts.max_prompts,
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
+        windows=cache.windows,
     )
 
 

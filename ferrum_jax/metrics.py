@@ -31,6 +31,7 @@ class ReuseMetrics:
     hit_blocks: int = 0
     published_blocks: int = 0
     twins_merged: int = 0
+    left_behind_blocks: int = 0  # blocks that running rows gave back behind a sliding window
     copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one
     evictions: int = 0
     prompt_evictions: int = 0  # of last hidden states

@@ -15,7 +15,10 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheGroup:
-    """Layers whose cache is kept alike. kind: "full" (all tokens). window: tokens kept, None for all."""
+    """Layers whose cache is kept alike, under one block table.
+
+    kind: "full" (all tokens) or "window". window: positions that a token attends to, its own the last; None for all.
+    """
 
     kind: str
     layers: tuple[int, ...]
@@ -111,7 +114,20 @@ class ModelSpec:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
+        self._check_groups()
         self._check_experts()
+
+    def _check_groups(self) -> None:
+        layers = sorted(layer for group in self.cache_groups for layer in group.layers)
+        if layers != list(range(self.num_hidden_layers)):
+            raise ValueError(f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once")
+        for group in self.cache_groups:
+            if (group.kind == "window") != (group.window is not None) or (group.window or 1) < 1:
+                raise ValueError(f"a cache group of kind {group.kind!r} has window {group.window}")
+
+    def window_of(self, layer: int) -> int | None:
+        """How many positions a token of this layer attends to; None is all."""
+        return next(group.window for group in self.cache_groups if layer in group.layers)
 
     def _check_experts(self) -> None:
         if not self.moe_layers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceHeader:
-    """The sizes of the engine that wrote a segment; num_blocks without the null one, block_bytes over all layers."""
+    """The sizes of the engine that wrote a segment.
+
+    num_blocks: of each cache group, without the null one. block_bytes: over all layers. windows: of each group.
+    """
 
     ferrum_jax_trace: int = FORMAT
     block_size: int
@@ -31,6 +34,7 @@ class TraceHeader:
     max_model_len: int
     max_cached_prompts: int = 0
     min_cached_prompt_tokens: int = 8
+    windows: Sequence[int | None] = (None,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -166,6 +166,24 @@ GOLDENS = {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     ),
+    "qwen3_window": Golden(
+        architecture="Qwen3",
+        gain=2.2,
+        dtype="float16",
+        config={
+            "vocab_size": 270,
+            "hidden_size": 48,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 18,
+            "intermediate_size": 60,
+            "use_sliding_window": True,
+            "sliding_window": 37,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        },
+    ),
 }
 
 

@@ -31,22 +31,27 @@ class Attend(Protocol):
         k: jax.Array,  # [T, K, H]
         v: jax.Array,  # [T, K, H]
         scale: float,
+        window: int | None,
     ) -> jax.Array: ...  # [T, N, H]
 
 
-def causal_attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
-    """Token t attends to tokens 0 .. t: all tokens are one sequence that starts here. Softmax in float32.
+def causal_attention(
+    layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int | None
+) -> jax.Array:
+    """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
 
-    mask of T = 3:   1 . .
-                     1 1 .
-                     1 1 1
+    Softmax in float32. mask of T = 3:   1 . .     window 2:   1 . .
+                                         1 1 .                 1 1 .
+                                         1 1 1                 . 1 1
     """
     T, N, H = q.shape
     K = k.shape[1]
     heads = q.reshape(T, K, N // K, H)
     scores = jnp.einsum("tkgh,skh->kgts", heads, k, preferred_element_type=jnp.float32) * scale
-    mask = jnp.tril(jnp.ones((T, T), bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    mask = jnp.tril(jnp.ones((T, T), bool))
+    if window is not None:
+        mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
+    weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
 
 
@@ -80,6 +85,7 @@ class Attention(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D, N, K, H = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
         self.layer = layer
+        self.window = spec.window_of(layer)
         self.head_dim = H
         self.q = Linear(D, N * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
@@ -99,5 +105,5 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
-        attended = context.attend(self.layer, q, k, v, H**-0.5)
+        attended = context.attend(self.layer, q, k, v, H**-0.5, self.window)
         return self.o(attended.reshape(T, -1), context.shards)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.models.config_reader import ConfigReader, rope_from, stored_dtype
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import CacheGroup, ModelSpec
 
 
 def qwen2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -70,7 +70,7 @@ def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
     """What the three families read alike."""
     num_layers = reader.require("num_hidden_layers")
     max_positions = reader.get("max_position_embeddings", 32768)
-    _refuse_windows(reader, num_layers, max_positions, family["architecture"])
+    groups = _cache_groups(reader, num_layers, max_positions, family["architecture"])
     spec = ModelSpec(
         vocab_size=reader.require("vocab_size"),
         hidden_size=reader.require("hidden_size"),
@@ -85,14 +85,20 @@ def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
         rope=rope_from(reader, max_positions),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
+        cache_groups=groups,
         **family,
     )
     reader.finish()
     return spec
 
 
-def _refuse_windows(reader: ConfigReader, num_layers: int, max_positions: int, architecture: str) -> None:
-    """Raises ValueError where a layer would attend to a window that is shorter than the longest context."""
+def _cache_groups(
+    reader: ConfigReader, num_layers: int, max_positions: int, architecture: str
+) -> tuple[CacheGroup, ...]:
+    """The layers that attend to all tokens and those that attend to a sliding window, each where there are any.
+
+    A window as long as the longest context is none. Qwen3-MoE has one in all layers, or in those that layer_types says.
+    """
     enabled = bool(reader.get("use_sliding_window", False))
     window = reader.get("sliding_window", max_positions)
     first = reader.get("max_window_layers", 28) if architecture != "Qwen3MoeForCausalLM" else 0
@@ -101,9 +107,11 @@ def _refuse_windows(reader: ConfigReader, num_layers: int, max_positions: int, a
     kinds = reader.get("layer_types", default)
     odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if odd:
-        raise ValueError(f"layer_types has {odd}; this architecture has 'full_attention' only")
-    if enabled and "sliding_attention" in kinds and window < max_positions:
-        raise ValueError(
-            f"use_sliding_window is true, with sliding_window {window} in {kinds.count('sliding_attention')} layers; "
-            "windows are not supported yet. Set use_sliding_window to false if contexts stay shorter than the window"
-        )
+        raise ValueError(f"layer_types has {odd}; known are 'full_attention' and 'sliding_attention'")
+    if len(kinds) != num_layers:
+        raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {num_layers}")
+    slides = [enabled and kind == "sliding_attention" and window < max_positions for kind in kinds]
+    full = tuple(layer for layer, does in enumerate(slides) if not does)
+    windowed = tuple(layer for layer, does in enumerate(slides) if does)
+    groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="window", layers=windowed, window=window))
+    return tuple(group for group in groups if group.layers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,19 +136,25 @@ def _forward_context(
     layers: list[KVPool], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
 ) -> ForwardContext:
     """The context that a model's layers call; it leaves each layer's pool in `layers`."""
-    C = options.block_size
-    batch = RaggedBatch(
-        block_tables=inputs.block_tables[0],
-        starts=inputs.starts,
-        counts=inputs.counts,
-        query_offsets=tokens.offsets,
-    )
     config = attention_config(bucket, options, layers[0])
-    schedule = make_schedule(
-        batch, num_tokens=bucket.num_tokens, block_size=C, config=config, implementation=options.implementation
-    )
+    schedule_of: dict[int, Any] = {}  # by layer
+    for group, table in zip(options.spec.cache_groups, inputs.block_tables, strict=True):
+        batch = RaggedBatch(
+            block_tables=table, starts=inputs.starts, counts=inputs.counts, query_offsets=tokens.offsets
+        )
+        schedule = make_schedule(
+            batch,
+            num_tokens=bucket.num_tokens,
+            block_size=options.block_size,
+            config=config,
+            window=group.window,
+            implementation=options.implementation,
+        )
+        schedule_of |= dict.fromkeys(group.layers, schedule)
 
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> jax.Array:
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int | None) -> jax.Array:
+        schedule = schedule_of[layer]
+        assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
         out, layers[layer] = _attend(
             q, k, v, layers[layer], schedule, scale=scale, implementation=options.implementation
         )

@@ -15,16 +15,18 @@ class Pins:
         self._ids: tuple[set[int], ...] = tuple(set() for _ in pools)
 
     def add(self, keys: Sequence[bytes]) -> int:
-        """Pin the blocks of those keys that every group has; how many of the keys are pinned then."""
+        """Pin the blocks of those keys in every group that has them; how many of the keys have any.
+
+        A group with a window may have lost those that no later token needs.
+        """
         count = 0
         for key in keys:
             ids = [pool.find(key) for pool in self._pools]
-            if all(ids):
-                count += 1
-                for pool, pinned, id in zip(self._pools, self._ids, ids, strict=True):
-                    if id not in pinned:
-                        pool.retain(id)
-                        pinned.add(id)
+            count += any(ids)
+            for pool, pinned, id in zip(self._pools, self._ids, ids, strict=True):
+                if id and id not in pinned:
+                    pool.retain(id)
+                    pinned.add(id)
         return count
 
     def clear(self) -> None:

@@ -74,7 +74,8 @@ class _Replay:
     def __init__(self, segment: Segment, num_blocks: int) -> None:
         header = segment.header
         cache = CacheManager(
-            pool_sizes=(num_blocks + 1,),
+            pool_sizes=[num_blocks + 1] * len(header.windows),
+            windows=header.windows,
             block_size=header.block_size,
             max_num_seqs=header.max_num_seqs,
             max_model_len=header.max_model_len,

@@ -296,7 +296,7 @@ class Scheduler:
             starts=starts,
             counts=counts,
             samples=samples,
-            block_tables=self._cache.gather_tables(slots),
+            block_tables=self._cache.blocks.gather(slots),
             state_slots=none,
             source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
             target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,

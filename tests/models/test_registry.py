@@ -78,12 +78,30 @@ def test_quantised_weights_are_refused_by_name():
         spec_of(TINY | {"quantization_config": {"quant_method": "awq"}})
 
 
+@pytest.mark.parametrize(("config", "num_full"), [(QWEN25_05B, 5), (QWEN3_06B, 5), (QWEN3_30B_A3B, 0)])
+def test_layers_with_a_sliding_window_are_a_cache_group_of_their_own(config, num_full):
+    windowed = config | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 5}
+    layers = tuple(range(config["num_hidden_layers"]))
+    full = CacheGroup(kind="full", layers=layers[:num_full])
+    window = CacheGroup(kind="window", layers=layers[num_full:], window=4096)
+    assert spec_of(windowed).cache_groups == ((full, window) if num_full else (window,))
+    assert [spec_of(windowed).window_of(layer) for layer in layers] == [None] * num_full + [4096] * len(window.layers)
+
+
+def test_layer_types_say_which_layers_have_a_window():
+    kinds = ["sliding_attention", "full_attention"] * 14
+    spec = spec_of(QWEN3_06B | {"use_sliding_window": True, "sliding_window": 100, "layer_types": kinds})
+    assert [group.layers for group in spec.cache_groups] == [tuple(range(1, 28, 2)), tuple(range(0, 28, 2))]
+    with pytest.raises(ValueError, match="layer_types names 2 layers, and num_hidden_layers is 28"):
+        spec_of(QWEN3_06B | {"layer_types": kinds[:2]})
+    with pytest.raises(ValueError, match=r"layer_types has \['linear_attention'\]; known are"):
+        spec_of(QWEN3_06B | {"layer_types": ["linear_attention"] * 28})
+
+
 @pytest.mark.parametrize("config", [QWEN25_05B, QWEN3_06B, QWEN3_30B_A3B])
-def test_a_sliding_window_that_would_apply_is_refused_by_name(config):
-    windowed = config | {"use_sliding_window": True, "sliding_window": 4096}
-    with pytest.raises(ValueError, match="use_sliding_window is true, with sliding_window 4096"):
-        spec_of(windowed | {"max_window_layers": 5})
-    spec_of(config | {"use_sliding_window": True, "sliding_window": config["max_position_embeddings"]})
+def test_a_window_as_long_as_the_longest_context_is_none(config):
+    longest = config["max_position_embeddings"]
+    assert spec_of(config | {"use_sliding_window": True, "sliding_window": longest}) == spec_of(config)
 
 
 def test_a_window_only_behind_the_last_layer_is_no_window():

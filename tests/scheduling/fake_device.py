@@ -7,6 +7,7 @@ block that is shared, given away or written wrongly shows at once.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -44,12 +45,19 @@ class FakeDevice:
     """Pools of (token, position) instead of KV, the token slots of the rows, and histories as hidden states."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int, max_cached_prompts: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_cached_prompts: int = 0,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.block_size = block_size
+        self.windows = tuple(windows)
         self.states: list[list[int] | None] = [None] * (max_cached_prompts + 1)
-        self.tokens = np.full((num_blocks, block_size), -1)
-        self.positions = np.full((num_blocks, block_size), -1)
+        shape = (len(self.windows), num_blocks, block_size)  # a pool for each cache group
+        self.tokens, self.positions = np.full(shape, -1), np.full(shape, -1)
         self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
         self.num_computed = 0
 
@@ -59,23 +67,23 @@ class FakeDevice:
         for _, slot, request_id in plan.admitted:
             ids = requests[request_id].token_ids
             self.rows[slot, : len(ids)] = ids
-        work = list(
-            zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), shard.block_tables[0], strict=True)
-        )
+        work = list(zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True))
         self._copy(shard.copies_before)
-        written: set[tuple[int, int]] = set()
-        for slot, start, count, table in work:
-            for position in range(start, start + count):
-                place = int(table[position // self.block_size]), position % self.block_size
-                assert place[0] != 0, "a token is written to the null block"
+        written: set[tuple[int, int, int]] = set()
+        for row, (slot, start, count) in enumerate(work):
+            for group, position in itertools.product(range(len(self.windows)), range(start, start + count)):
+                id = int(shard.block_tables[group][row, position // self.block_size])
+                place = group, id, position % self.block_size
+                assert id != 0, "a token is written to the null block"
                 assert place not in written, "two rows write to the same place in one step"
                 written.add(place)
                 self.tokens[place], self.positions[place] = self.rows[slot, position], position
         sampled = np.full(shard.num_rows, -1, np.int32)
         states: dict[int, list[int]] = {}
-        for row, (slot, start, count, table) in enumerate(work):
+        for row, (slot, start, count) in enumerate(work):
             history = self.rows[slot, : start + count]
-            self._check_reads(history, table)
+            for group, tables in enumerate(shard.block_tables):
+                self._check_reads(group, history, start, tables[row])
             self.num_computed += count
             source, target = int(shard.source_slots[row]), int(shard.target_slots[row])
             assert (count == 0) == (source != 0), "a row computes nothing, or computes and samples from a slot"
@@ -97,13 +105,16 @@ class FakeDevice:
         for copy in copies:
             assert copy.source and copy.target, "a copy from or to the null block"
             for pool in (self.tokens, self.positions):
-                pool[copy.target] = pool[copy.source]
+                pool[copy.pool, copy.target] = pool[copy.pool, copy.source]
 
-    def _check_reads(self, history: np.ndarray, table: np.ndarray) -> None:
-        position = np.arange(len(history))
+    def _check_reads(self, group: int, history: np.ndarray, start: int, table: np.ndarray) -> None:
+        """Of the keys that queries from `start` on see."""
+        window = self.windows[group]
+        oldest = 0 if window is None else max(start - window + 1, 0)
+        position = np.arange(oldest, len(history))
         block, offset = table[position // self.block_size], position % self.block_size
-        assert np.array_equal(self.positions[block, offset], position), "a row reads positions that are not its own"
-        assert np.array_equal(self.tokens[block, offset], history), "a row reads tokens that are not its own"
+        assert np.array_equal(self.positions[group, block, offset], position), "a row reads foreign positions"
+        assert np.array_equal(self.tokens[group, block, offset], history[oldest:]), "a row reads foreign tokens"
 
 
 class Engine:
@@ -119,10 +130,12 @@ class Engine:
         max_model_len: int = 64,
         max_cached_prompts: int = 0,
         min_cached_prompt_tokens: int = 1,
+        windows: Sequence[int | None] = (None,),
         enabled: bool = True,
     ) -> None:
         self.cache = CacheManager(
-            pool_sizes=(num_blocks + 1,),
+            pool_sizes=[num_blocks + 1] * len(windows),
+            windows=windows,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -136,7 +149,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len, max_cached_prompts)
+        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len, max_cached_prompts, windows)
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
@@ -191,15 +204,19 @@ class Engine:
         self.scheduler.check_invariants()
         return got
 
-    def _published(self) -> dict[int, tuple[bytes, bytes]]:
-        """Key and content of each published block."""
-        pool, tokens = self.cache.pools[0], self.device.tokens
-        return {id: (key, tokens[id].tobytes()) for id in range(pool.num_ids) if (key := pool.key_of(id)) is not None}
+    def _published(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        """Key and content of each published block, by group and id."""
+        return {
+            (group, id): (key, self.device.tokens[group, id].tobytes())
+            for group, pool in enumerate(self.cache.pools)
+            for id in range(pool.num_ids)
+            if (key := pool.key_of(id)) is not None
+        }
 
-    def _check_unchanged(self, before: dict[int, tuple[bytes, bytes]]) -> None:
-        for id, (key, content) in self._published().items():
-            was = before.get(id)
-            assert was is None or was[0] != key or was[1] == content, f"published block {id} was written"
+    def _check_unchanged(self, before: dict[tuple[int, int], tuple[bytes, bytes]]) -> None:
+        for place, (key, content) in self._published().items():
+            was = before.get(place)
+            assert was is None or was[0] != key or was[1] == content, f"published block {place} was written"
 
     @property
     def is_idle(self) -> bool:

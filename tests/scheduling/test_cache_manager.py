@@ -18,14 +18,14 @@ from ferrum_jax.scheduling.cache_manager import CacheManager
 _ids = itertools.count()
 
 
-def _manager(*pool_sizes: int, max_num_seqs: int = 4, max_model_len: int = 40, enabled: bool = True) -> CacheManager:
+def _manager(*pool_sizes: int, max_num_seqs: int = 4, max_model_len: int = 40, **wishes) -> CacheManager:
     return CacheManager(
         pool_sizes=pool_sizes or (17,),
         block_size=4,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         block_bytes=[100] * len(pool_sizes or (17,)),
-        enabled=enabled,
+        **wishes,
     )
 
 
@@ -37,7 +37,12 @@ def _request(tokens: list[int] | int, **wishes) -> Request:
 def _books(manager: CacheManager) -> list:
     """Everything that a failure must leave as it was, the order of eviction with it."""
     pools = [(list(p._next), list(p._prev), list(p._refs), dict(p._id_of), list(p._returned)) for p in manager.pools]
-    return [pools, [t.tolist() for t in manager.tables], manager.num_blocks.tolist(), manager.num_published.tolist()]
+    return [
+        pools,
+        [t.tolist() for t in manager.blocks.tables],
+        manager.blocks.num_blocks.tolist(),
+        manager.blocks.num_published.tolist(),
+    ]
 
 
 def _run(manager: CacheManager, tokens: list[int] | int, slot: int = 1) -> Request:
@@ -54,9 +59,9 @@ def test_growth_takes_only_the_difference_and_the_table_is_padded_with_0() -> No
     manager = _manager()
     request = _request(6)
     manager.admit(request, 1)
-    assert manager.tables[0][1].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert manager.grow(1, 8) and manager.num_blocks[1] == 2
-    assert manager.grow(1, 13) and manager.tables[0][1, :5].tolist() == [1, 2, 3, 4, 0]
+    assert manager.blocks.tables[0][1].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert manager.grow(1, 8) and manager.blocks.num_blocks[1] == 2
+    assert manager.grow(1, 13) and manager.blocks.tables[0][1, :5].tolist() == [1, 2, 3, 4, 0]
     manager.check_invariants()
 
 
@@ -72,11 +77,11 @@ def test_the_slot_of_a_token_is_the_same_before_and_after_a_hit() -> None:
     manager = _manager()
     request = _request(9)
     manager.admit(request, 1)
-    before = manager.tables[0][1, :2].tolist()
+    before = manager.blocks.tables[0][1, :2].tolist()
     manager.publish(request, 1, 9)
     manager.release(1)
     assert manager.admit(_request(12), 2) == 8
-    assert manager.tables[0][2, :2].tolist() == before
+    assert manager.blocks.tables[0][2, :2].tolist() == before
 
 
 def test_a_second_request_with_the_same_prefix_takes_only_its_own_tail() -> None:
@@ -109,7 +114,7 @@ def test_what_is_about_to_be_hit_cannot_be_evicted_by_the_same_admission() -> No
     _run(manager, 16)  # 4 cached, 4 clean
     hit = manager.admit(_request(32), 1)
     assert hit == 16 and manager.metrics().evictions == 0
-    assert sorted(manager.tables[0][1, :8].tolist()) == list(range(1, 9))
+    assert sorted(manager.blocks.tables[0][1, :8].tolist()) == list(range(1, 9))
 
 
 @pytest.mark.parametrize("sizes", [(9,), (9, 7), (7, 9)])
@@ -148,8 +153,8 @@ def test_publishing_is_incremental_and_idempotent_by_absolute_block_index() -> N
     manager.admit(request, 1)
     for num_tokens, published in ((3, 0), (6, 1), (6, 1), (13, 3), (5, 3), (19, 4)):
         manager.publish(request, 1, num_tokens)
-        assert manager.num_published[1] == published == manager.metrics().entries
-    table = manager.tables[0][1]
+        assert manager.blocks.num_published[1] == published == manager.metrics().entries
+    table = manager.blocks.tables[0][1]
     assert [manager.pools[0].find(key) for key in request.keys] == table[:4].tolist()
 
 
@@ -168,7 +173,7 @@ def test_a_row_that_hit_publishes_only_what_lies_beyond() -> None:
     manager = _manager()
     _run(manager, 8)
     request = _request(16)
-    assert manager.admit(request, 2) == 8 and manager.num_published[2] == 2
+    assert manager.admit(request, 2) == 8 and manager.blocks.num_published[2] == 2
     manager.publish(request, 2, 16)
     assert manager.counters.published_blocks == 4 and manager.counters.twins_merged == 0
 
@@ -188,7 +193,7 @@ def test_a_twin_is_replaced_by_the_first_published_block_and_freed_clean() -> No
     manager.admit(second, 2)
     manager.publish(first, 1, 8)
     manager.publish(second, 2, 8)
-    assert manager.tables[0][2].tolist() == manager.tables[0][1].tolist()
+    assert manager.blocks.tables[0][2].tolist() == manager.blocks.tables[0][1].tolist()
     metrics = manager.metrics()
     assert (metrics.twins_merged, metrics.live, metrics.cached) == (2, 2, 0)
     manager.release(1)
@@ -212,7 +217,7 @@ def test_trimming_returns_tail_blocks_and_never_cuts_a_published_one() -> None:
     manager.grow(1, 16)
     manager.publish(request, 1, 9)
     manager.trim(1, 10)
-    assert manager.num_blocks[1] == 3 and manager.tables[0][1, 3:].tolist() == [0] * 7
+    assert manager.blocks.num_blocks[1] == 3 and manager.blocks.tables[0][1, 3:].tolist() == [0] * 7
     manager.trim(1, 10)
     with pytest.raises(AssertionError, match="trim to 7 tokens, of which 8 are published"):
         manager.trim(1, 7)
@@ -239,7 +244,10 @@ def test_nothing_hits_across_model_dtype_block_size_adapter_salt_or_media(manage
         mine = CacheManager(pool_sizes=(17,), max_num_seqs=4, max_model_len=40, **wishes)
         _run(mine, 12)
         other = CacheManager(pool_sizes=(17,), max_num_seqs=4, max_model_len=40, **(wishes | manager))
-        other.pools = mine.pools
+        for _, key in mine.pools[0].keyed():
+            ids = other.pools[0].take(1)
+            other.pools[0].publish(ids[0], key)
+            other.pools[0].release(ids)
         return other.admit(_request(13, **request), 2)
 
     assert hit({}, {}) == 12
@@ -279,6 +287,7 @@ def test_counters_are_exact() -> None:
         "hit_blocks": 3,
         "published_blocks": 3,
         "twins_merged": 0,
+        "left_behind_blocks": 0,
         "copied_blocks": 0,
         "evictions": 0,
         "prompt_evictions": 0,
@@ -319,9 +328,14 @@ def test_a_reset_forgets_every_prefix_and_is_refused_while_a_row_runs() -> None:
 class CacheManagerMachine(RuleBasedStateMachine):
     """Rows come, grow, publish and go over two groups; the naive model knows prefixes as tuples of tokens."""
 
-    @initialize(first=st.integers(4, 14), second=st.integers(4, 14))
-    def start(self, first: int, second: int) -> None:
-        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24)
+    @initialize(
+        first=st.integers(4, 14),
+        second=st.integers(4, 14),
+        windows=st.sampled_from([(None, None), (None, 6), (1, None), (9, 5), (4, 4)]),
+    )
+    def start(self, first: int, second: int, windows: tuple[int | None, ...]) -> None:
+        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24, windows=windows)
+        self.windows = windows
         self.rows: dict[int, Request] = {}
         self.published: dict[int, int] = {}  # tokens, by slot
 
@@ -329,6 +343,11 @@ class CacheManagerMachine(RuleBasedStateMachine):
         return {
             key: id for id in range(self.manager.pools[group].num_ids) if (key := self.manager.pools[group].key_of(id))
         }
+
+    def _needed(self, group: int, num_blocks: int) -> set[int]:
+        """The blocks of which a query that follows `num_blocks` full ones attends to a token."""
+        end, window = 4 * num_blocks, self.windows[group]
+        return {position // 4 for position in range(0 if window is None else max(end - window + 1, 0), end)}
 
     @rule(stem=st.integers(0, 1), cut=st.integers(1, 20), tail=st.lists(st.integers(0, 2), max_size=3))
     def admit(self, stem: int, cut: int, tail: list[int]) -> None:
@@ -340,21 +359,26 @@ class CacheManagerMachine(RuleBasedStateMachine):
         free = [pool.num_free for pool in self.manager.pools]
         before = _books(self.manager)
         hit = self.manager.admit(request, slot)
-        expected = list(itertools.takewhile(lambda key: all(key in k for k in keyed), request.keys))
-        total = -(-len(request.token_ids) // 4)
-        missing = total - len(expected)
+        keys, total = request.keys, -(-len(request.token_ids) // 4)
+        expected = max(
+            count
+            for count in range((len(request.token_ids) - 1) // 4 + 1)
+            if all(keys[index] in keyed[group] for group in range(2) for index in self._needed(group, count))
+        )
+        needed = [sorted(self._needed(group, expected)) for group in range(2)]
+        missing = total - expected
         if hit is None:
             idle = [
-                sum(pool.num_holders(k[key]) == 0 for key in expected)
-                for pool, k in zip(self.manager.pools, keyed, strict=True)
+                sum(pool.num_holders(k[keys[index]]) == 0 for index in indices)
+                for pool, k, indices in zip(self.manager.pools, keyed, needed, strict=True)
             ]
             assert any(f - i < missing for f, i in zip(free, idle, strict=True)), "refused without need"
             assert _books(self.manager) == before
             return
-        assert hit == 4 * len(expected) <= len(request.token_ids) - 1
+        assert hit == 4 * expected <= len(request.token_ids) - 1
         for group in range(2):
-            ids = self.manager.tables[group][slot, : len(expected)].tolist()
-            assert ids == [keyed[group][key] for key in expected]
+            ids = self.manager.blocks.tables[group][slot, :expected].tolist()
+            assert ids == [keyed[group][keys[i]] if i in needed[group] else 0 for i in range(expected)]
         request.slot = slot
         self.rows[slot] = request
         self.published[slot] = hit
@@ -402,19 +426,22 @@ class CacheManagerMachine(RuleBasedStateMachine):
             return
         self.manager.check_invariants(list(self.rows.values()))
         for slot, request in self.rows.items():
-            assert self.manager.num_published[slot] * 4 == self.published[slot]
-            assert self.manager.num_blocks[slot] == -(-len(request.token_ids) // 4)
-        for pool, table in zip(self.manager.pools, self.manager.tables, strict=True):
+            assert self.manager.blocks.num_published[slot] * 4 == self.published[slot]
+            assert self.manager.blocks.num_blocks[slot] == -(-len(request.token_ids) // 4)
+        for group, (pool, table) in enumerate(zip(self.manager.pools, self.manager.blocks.tables, strict=True)):
             owned = [
                 (tuple(r.token_ids[: 4 * i + 4]), int(table[s, i]))
                 for s, r in self.rows.items()
-                for i in range(self.published[s] // 4)
+                for i in range(int(self.manager.blocks.num_behind[group, s]), self.published[s] // 4)
             ]
+            assert all(int(table[s, i]) for s in self.rows for i in self._needed(group, self.published[s] // 4))
             assert len({id for _, id in owned}) == len({prefix for prefix, _ in owned}) == len(set(owned)), (
                 "a twin remains"
             )
             unpublished = Counter(
-                int(id) for s in self.rows for id in table[s, self.published[s] // 4 : self.manager.num_blocks[s]]
+                int(id)
+                for s in self.rows
+                for id in table[s, self.published[s] // 4 : self.manager.blocks.num_blocks[s]]
             )
             assert all(pool.num_holders(id) == count == 1 for id, count in unpublished.items()), (
                 "a private block is shared"

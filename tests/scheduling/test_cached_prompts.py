@@ -143,7 +143,7 @@ def test_choices_append_to_copies_of_the_tail_of_their_own() -> None:
     rows = [engine.add(PROMPT[:6], 2, num_choices=3) for _ in range(3)]
     engine.step()
     engine.step()
-    table = engine.cache.tables[0]
+    table = engine.cache.blocks.tables[0]
     assert len({int(table[row.slot, 0]) for row in rows}) == 1
     assert len({int(table[row.slot, 1]) for row in rows}) == 3
     engine.drain()

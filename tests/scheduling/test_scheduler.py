@@ -319,7 +319,7 @@ def test_equal_prompts_that_arrive_together_prefill_once_and_end_up_on_the_same_
     engine.step()
     assert engine.device.num_computed == 13 and engine.scheduler.num_waiting == 2
     engine.step()
-    table = engine.cache.tables[0]
+    table = engine.cache.blocks.tables[0]
     assert all(np.array_equal(table[rows[0].slot, :3], table[row.slot, :3]) for row in rows[1:])
     assert [row.num_cached_tokens for row in rows] == [0, 12, 12]
     assert engine.scheduler.metrics().twins_merged == 0
