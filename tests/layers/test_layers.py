@@ -173,10 +173,12 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=TOLERANCE[dtype]["atol"] * 5)
 
 
+@pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_causal_attention_sees_the_past_alone(dtype: str):
+def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: int | None):
     (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
-    assert_close(causal_attention(0, q, k, v, 0.3), oracle.causal_attention(wide_q, wide_k, wide_v, 0.3), dtype)
+    expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, window)
+    assert_close(causal_attention(0, q, k, v, 0.3, window), expected, dtype)
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])

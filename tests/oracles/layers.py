@@ -44,15 +44,18 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time."""
+def causal_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: int | None = None
+) -> np.ndarray:
+    """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time; of the last `window` tokens."""
     T, N, _ = q.shape
     group = N // k.shape[1]
     out = np.zeros_like(q)
     for t in range(T):
         for n in range(N):
-            weights = softmax(k[: t + 1, n // group] @ q[t, n] * scale)
-            out[t, n] = weights @ v[: t + 1, n // group]
+            seen = slice(0 if window is None else max(t + 1 - window, 0), t + 1)
+            weights = softmax(k[seen, n // group] @ q[t, n] * scale)
+            out[t, n] = weights @ v[seen, n // group]
     return out
 
 
