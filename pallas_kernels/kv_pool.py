@@ -81,8 +81,8 @@ def pool_shape(
     elif implementation == "xla":
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
             kept, bits_of = jnp.dtype(f"uint{8 * dtype.itemsize}"), dtype
-    else:
-        raise ValueError(f"implementation is {implementation!r}; pools have 'xla' and 'mosaic_tpu'")
+    elif implementation != "mosaic_gpu":
+        raise ValueError(f"implementation is {implementation!r}; pools have 'xla', 'mosaic_tpu' and 'mosaic_gpu'")
     values = jax.ShapeDtypeStruct((num_blocks, block_size, vectors, lanes), kept)
     scales = jax.ShapeDtypeStruct((num_blocks, 2 * num_kv_heads, block_size), jnp.float32)
     return KVPool(values=values, scales=scales if dtype == jnp.int8 else None, head_dim=head_dim, bits_of=bits_of)

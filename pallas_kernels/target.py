@@ -19,8 +19,8 @@ class Target:
     """One device. flops: dense bfloat16 multiply-adds counted as two, per second (float32 on the CPU).
 
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
-    lay them out; None elsewhere. has_fp8: the matrix unit multiplies float8; elsewhere float8 is only a format to
-    store in.
+    lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. num_cores: a Hopper GPU's
+    multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere float8 is only a format to store in.
     """
 
     platform: str  # "cpu", "tpu", "gpu"
@@ -32,6 +32,7 @@ class Target:
     smem_bytes: int | None
     clock_hz: float | None
     has_fp8: bool
+    num_cores: int | None = None
 
     @classmethod
     def named(cls, name: str) -> Target:
@@ -76,6 +77,7 @@ def _target(
     vmem_mib: int | None = None,
     flops_per_cycle: int = 0,
     has_fp8: bool = False,
+    num_cores: int | None = None,
 ) -> Target:
     return Target(
         platform=platform,
@@ -84,9 +86,10 @@ def _target(
         bandwidth_bytes_per_s=gb_per_s * 1e9,
         flops_per_s=tflops * 1e12,
         vmem_bytes=None if vmem_mib is None else vmem_mib * 2**20,
-        smem_bytes=None if platform != "tpu" else _SMEM_BYTES,
+        smem_bytes=_SMEM_BYTES if platform == "tpu" else _SHARED_BYTES if num_cores else None,
         clock_hz=None if not flops_per_cycle else round(tflops * 1e12 / flops_per_cycle, -7),
         has_fp8=has_fp8,
+        num_cores=num_cores,
     )
 
 
@@ -94,6 +97,7 @@ def _target(
 # VMEM, SMEM and float8 of TPUs: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes.
 # No vendor states a TPU's clock: it is the peak over the power of two of flops a cycle that gives a round figure.
 _SMEM_BYTES = 2**20
+_SHARED_BYTES = 227 * 2**10  # of a Hopper program
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
     "tpu:v5e": _target("tpu", "v5e", 16, 819, 197, vmem_mib=128, flops_per_cycle=2**17),
@@ -102,8 +106,8 @@ _TARGETS = {
     # one of a chip's two cores
     "tpu:v7x": _target("tpu", "v7x", 96, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, has_fp8=True),
     "gpu:a100": _target("gpu", "a100", 80, 2039, 312),
-    "gpu:h100": _target("gpu", "h100", 80, 3350, 989, has_fp8=True),
-    "gpu:h200": _target("gpu", "h200", 141, 4800, 989, has_fp8=True),
+    "gpu:h100": _target("gpu", "h100", 80, 3350, 989, has_fp8=True, num_cores=132),
+    "gpu:h200": _target("gpu", "h200", 141, 4800, 989, has_fp8=True, num_cores=132),
 }
 _KINDS = (
     ("v5 lite", "tpu:v5e"),

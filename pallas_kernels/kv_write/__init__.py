@@ -28,8 +28,8 @@ def kv_write(
     """
     sizes = check_shapes(("T K H", k), ("T K H", v), ("T", block_ids), ("T", offsets), H=pool.head_dim)
     check_pool(pool, sizes["K"], implementation)
-    if implementation == "xla":
+    if implementation in ("xla", "mosaic_gpu"):  # a scatter in place is all that a GPU needs
         return xla.kv_write(pool, k, v, block_ids, offsets)
     if implementation == "mosaic_tpu":
         return tpu.kv_write(pool, k, v, tpu.find_runs(block_ids, offsets))
-    raise ValueError(f"implementation is {implementation!r}; kv_write has 'xla' and 'mosaic_tpu'")
+    raise ValueError(f"implementation is {implementation!r}; kv_write has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")

@@ -11,15 +11,27 @@ import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import gpu_schedule, tpu, tpu_schedule, xla
 from pallas_kernels.paged_attention import schedule as xla_schedule
-from pallas_kernels.paged_attention import tpu, tpu_schedule, xla
 from pallas_kernels.paged_attention.config import AttentionConfig
+from pallas_kernels.paged_attention.gpu_config import GpuConfig
+from pallas_kernels.paged_attention.gpu_schedule import GpuSchedule
 from pallas_kernels.paged_attention.schedule import RaggedBatch, Schedule
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_schedule import TpuSchedule
 from pallas_kernels.shapes import check_shapes
 
-__all__ = ["AttentionConfig", "RaggedBatch", "Schedule", "TpuConfig", "TpuSchedule", "make_schedule", "paged_attention"]
+__all__ = [
+    "AttentionConfig",
+    "GpuConfig",
+    "GpuSchedule",
+    "RaggedBatch",
+    "Schedule",
+    "TpuConfig",
+    "TpuSchedule",
+    "make_schedule",
+    "paged_attention",
+]
 
 
 def make_schedule(
@@ -27,23 +39,25 @@ def make_schedule(
     *,
     num_tokens: int,
     block_size: int,
-    config: AttentionConfig | TpuConfig,
+    config: AttentionConfig | TpuConfig | GpuConfig,
     window: int | None = None,
     causal: bool = True,
     implementation: str = "xla",
-) -> Schedule | TpuSchedule:
+) -> Schedule | TpuSchedule | GpuSchedule:
     """The work of a step of `num_tokens` flat tokens, for all layers of one window, as `implementation` needs it.
 
-    config: AttentionConfig for "xla", TpuConfig for "mosaic_tpu". window: a token at position p attends to positions
-    p - window + 1 .. p; None is all up to p. causal: False for encoders, where each token of a row attends to all of
-    the row's positions, 0 .. start + count - 1. Raises ValueError for a config of another implementation, for one
-    that does not fit the step, for a window that is not causal, and for an unknown implementation.
+    config: AttentionConfig for "xla", TpuConfig for "mosaic_tpu", GpuConfig for "mosaic_gpu". window: a token at
+    position p attends to positions p - window + 1 .. p; None is all up to p. causal: False for encoders, where each
+    token of a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of
+    another implementation, for one that does not fit the step, for a window that is not causal, and for an unknown
+    implementation.
     """
     if window is not None and not causal:
         raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
     makers = {
         "xla": (AttentionConfig, xla_schedule.make_schedule),
         "mosaic_tpu": (TpuConfig, tpu_schedule.make_schedule),
+        "mosaic_gpu": (GpuConfig, gpu_schedule.make_schedule),
     }
     if implementation not in makers:
         raise ValueError(f"implementation is {implementation!r}; paged_attention has {sorted(makers)}")
@@ -58,7 +72,7 @@ def paged_attention(
     k: jax.Array,
     v: jax.Array,
     pool: KVPool,
-    schedule: Schedule | TpuSchedule,
+    schedule: Schedule | TpuSchedule | GpuSchedule,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -88,4 +102,9 @@ def paged_attention(
     if implementation == "mosaic_tpu":
         assert isinstance(schedule, TpuSchedule), "the schedule was made for another implementation"
         return tpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
-    raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla' and 'mosaic_tpu'")
+    if implementation == "mosaic_gpu":
+        from pallas_kernels.paged_attention import gpu  # half a second that no other platform should pay
+
+        assert isinstance(schedule, GpuSchedule), "the schedule was made for another implementation"
+        return gpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
+    raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")

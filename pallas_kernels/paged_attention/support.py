@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS
+from pallas_kernels.paged_attention import gpu_config
 from pallas_kernels.target import Target
 
-IMPLEMENTATIONS = ("xla", "mosaic_tpu")
+IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
@@ -18,6 +19,8 @@ def refusals(implementation: str, *, target: Target, head_dim: int, block_size: 
     """Every reason why the implementation cannot run so; block_size None is the target's own choice."""
     if implementation == "xla":
         return []
+    if implementation == "mosaic_gpu":
+        return _gpu_refusals(target, head_dim, block_size, kv_dtype)
     if implementation != "mosaic_tpu":
         return [f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS}"]
     reasons = []
@@ -29,4 +32,17 @@ def refusals(implementation: str, *, target: Target, head_dim: int, block_size: 
         reasons.append(f"block_size is {block_size}; 'mosaic_tpu' has {TPU_BLOCK_SIZES}")
     if KV_DTYPES[kv_dtype].name.startswith("float8") and target.platform == "tpu" and not target.has_fp8:
         reasons.append(f"kv_dtype is {kv_dtype!r}; {target.generation} has no float8 in 'mosaic_tpu'; take 'int8'")
+    return reasons
+
+
+def _gpu_refusals(target: Target, head_dim: int, block_size: int | None, kv_dtype: str) -> list[str]:
+    reasons = []
+    if target.num_cores is None:
+        reasons.append(f"implementation is 'mosaic_gpu' on {target.generation}, which is no Hopper GPU; take 'xla'")
+    if head_dim not in gpu_config.HEAD_DIMS:
+        reasons.append(f"head_dim is {head_dim}; 'mosaic_gpu' has {gpu_config.HEAD_DIMS}; take implementation 'xla'")
+    if block_size is not None and block_size not in gpu_config.BLOCK_SIZES:
+        reasons.append(f"block_size is {block_size}; 'mosaic_gpu' has {gpu_config.BLOCK_SIZES}")
+    if kv_dtype == "float32":
+        reasons.append("kv_dtype is 'float32'; 'mosaic_gpu' has 'bfloat16', 'int8' and float8; take dtype 'bfloat16'")
     return reasons

@@ -54,5 +54,5 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
         kv_write(dataclasses.replace(pool, values=pool.values.astype("int8")), k, v, block_ids, offsets)
     with pytest.raises(ValueError, match="axis T"):
         kv_write(pool, k, v, block_ids[:2], offsets)
-    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
-        kv_write(pool, k, v, block_ids, offsets, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match="implementation is 'mosaic'"):
+        kv_write(pool, k, v, block_ids, offsets, implementation="mosaic")

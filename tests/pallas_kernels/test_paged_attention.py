@@ -149,10 +149,10 @@ def test_what_does_not_fit_is_an_error_that_names_it() -> None:
     config = AttentionConfig.choose(num_tokens=128, block_size=16, decode_only=False, invariant=False)
     make = functools.partial(make_schedule, num_tokens=128, block_size=16, config=config)
     schedule = make(a.batch)
-    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
-        paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=1.0, implementation="mosaic_gpu")
-    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
-        make(a.batch, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match="implementation is 'mosaic'"):
+        paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=1.0, implementation="mosaic")
+    with pytest.raises(ValueError, match="implementation is 'mosaic'"):
+        make(a.batch, implementation="mosaic")
     with pytest.raises(ValueError, match="window is 8 and causal is False"):
         make(a.batch, window=8, causal=False)
     with pytest.raises(ValueError, match="axis T"):

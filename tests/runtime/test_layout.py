@@ -83,8 +83,8 @@ def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_
 def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
     sizes = {"target": Target.named("cpu"), "head_dim": 80, "block_size": 8, "kv_dtype": "fp8_e5m2"}
     assert refusals("xla", **sizes) == []
-    assert refusals("mosaic_gpu", **sizes) == [
-        "implementation is 'mosaic_gpu'; it must be one of ('xla', 'mosaic_tpu')"
+    assert refusals("mosaic", **sizes) == [
+        "implementation is 'mosaic'; it must be one of ('xla', 'mosaic_tpu', 'mosaic_gpu')"
     ]
     with pytest.raises(ValueError, match="implementation is 'mosaic'; it must be one of"):
         EngineConfig(implementation="mosaic")

@@ -1,0 +1,106 @@
+"""Tiles of the GPU's attention kernels: a pure function of shapes, dtypes and Target.
+
+A program holds one multiprocessor for the whole launch. It has one warpgroup that fetches and `consumers` that
+compute, each on 64 lanes; a lane is one query of one head. Items of work go round the programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.target import Target
+
+LANES = 64  # rows of a wgmma
+HEAD_DIMS = (64, 96, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+_TILE_KV = 64
+_SPLIT_TOKENS = (1024, 4096)  # decode: fewer heads need more splits to fill a chip, more heads make them for nothing
+_SPLIT_PER_HEAD = 256  # 8 heads and 128k tokens: 512 items
+_MAX_STAGES = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How one of the two kernels is cut.
+
+    tile_q: queries of an item. tile_kv: tokens of a stage, at absolute positions. split: tokens of an item's context,
+    at absolute positions; None is all of it. loaded: lanes of a consumer that are fetched and, of partial results,
+    stored. part: lanes of a head dim that are multiplied at once.
+    """
+
+    consumers: int
+    tile_q: int
+    tile_kv: int
+    split: int | None
+    loaded: int
+    part: int
+    stages: int
+    query_slots: int
+    smem_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuConfig:
+    """decode: of rows of one query. prefill: of rows of several, None where there are none. programs: of a launch."""
+
+    decode: Form
+    prefill: Form | None
+    programs: int
+
+    @classmethod
+    def choose(cls, *, num_heads: int, pool: KVPool, decode_only: bool, target: Target, dtype: jnp.dtype) -> GpuConfig:
+        """The tiles for these heads on this target.
+
+        num_heads: of queries, N. dtype: of activations. Raises ValueError for a dtype that is not bfloat16, for a
+        target without its multiprocessors' number and memory, for more heads of a KV head than there are lanes, and
+        for what shared memory does not hold.
+        """
+        if dtype != jnp.bfloat16:
+            raise ValueError(
+                f"activations are {jnp.dtype(dtype).name}; 'mosaic_gpu' multiplies bfloat16; take dtype 'bfloat16'"
+            )
+        if target.num_cores is None or target.smem_bytes is None:
+            raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
+        group = num_heads // pool.num_kv_heads
+        if group > LANES:
+            raise ValueError(f"{group} query heads share a KV head; 'mosaic_gpu' has at most {LANES}")
+        return cls(
+            decode=_form(pool, group, is_decode=True, target=target),
+            prefill=None if decode_only else _form(pool, group, is_decode=False, target=target),
+            programs=target.num_cores,
+        )
+
+
+def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
+    H, consumers, tile_kv = pool.head_dim, 1 if is_decode else 2, _TILE_KV
+    part = H if H <= 128 else 64  # what results leave of the registers
+    is_small = pool.dtype.itemsize == 1
+    query_slots = 2 if is_decode and H <= 128 else 1
+    queries = query_slots * consumers * LANES * H * 2
+    outputs = LANES * (part * 4 + 4) if is_decode else 0  # prefill writes its results where the queries were
+    copies = 2 * tile_kv * H * 2 if is_small else 0  # K and V in bfloat16
+    stage = 2 * tile_kv * H * pool.dtype.itemsize + (2 * tile_kv * 4 if pool.dtype == jnp.int8 else 0)
+    spare = 4096  # barriers, alignment and the compiler's own scratch
+    fixed = queries + outputs + copies + spare
+    assert target.smem_bytes is not None
+    least, most = _SPLIT_TOKENS
+    stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
+    if stages < 2:
+        raise ValueError(
+            f"two stages of {tile_kv} tokens take {fixed + 2 * stage} bytes of shared memory; {target.generation} has "
+            f"{target.smem_bytes}; take implementation 'xla'"
+        )
+    return Form(
+        consumers=consumers,
+        tile_q=1 if is_decode else consumers * LANES // group,
+        tile_kv=tile_kv,
+        split=min(max(_SPLIT_PER_HEAD * pool.num_kv_heads, least), most) // tile_kv * tile_kv if is_decode else None,
+        loaded=-(-group // 8) * 8 if is_decode else LANES,
+        part=part,
+        stages=stages,
+        query_slots=query_slots,
+        smem_bytes=fixed + stages * stage,
+    )

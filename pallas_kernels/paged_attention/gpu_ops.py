@@ -1,0 +1,66 @@
+"""The few operations of Mosaic GPU that its interpreter does not know, each with what it computes there instead.
+
+Layouts of arrays in registers are the compiler's business and mean nothing to the interpreter; its wgmma takes no left
+operand from registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+MATRIX = plgpu.Layout.WGMMA
+SMALL = plgpu.Layout.WGMMA_UPCAST_2X  # of a matrix of bytes that become bfloat16
+PER_LANE = MATRIX.reduce(1)  # [64], one for each row of a matrix
+PER_TOKEN = MATRIX.reduce(0)  # one for each column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ops:
+    """is_interpreted: take what the interpreter knows."""
+
+    is_interpreted: bool
+
+    def load(self, ref: Any, layout: Any) -> jax.Array:
+        """The whole ref, in shared or global memory."""
+        return ref[...] if self.is_interpreted else plgpu.load(ref, (), layout=layout, optimized=False)
+
+    def scalars(self, ref: Any, row: jax.Array, count: int) -> list[jax.Array]:
+        """The first elements of a row in global memory, which the interpreter is slow to read one by one."""
+        if self.is_interpreted:
+            found = ref[row]
+            return [found[i] for i in range(count)]
+        return [ref[row, i] for i in range(count)]
+
+    def iota(self, shape: tuple[int, ...], axis: int, layout: Any) -> jax.Array:
+        """int32 indices along the axis."""
+        iota = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        return iota if self.is_interpreted else plgpu.layout_cast(iota, layout)
+
+    def full(self, shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
+        """An array of float32."""
+        array = jnp.full(shape, value, jnp.float32)
+        return array if self.is_interpreted else plgpu.layout_cast(array, layout)
+
+    def accumulate(self, total: jax.Array, lhs: jax.Array, rhs: Any) -> jax.Array:
+        """[64, H] float32 and, in registers, [64, T] times what the ref [T, H] holds."""
+        if self.is_interpreted:
+            return total + jnp.dot(lhs.astype(jnp.float32), rhs[...].astype(jnp.float32))
+        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+        return pl.run_state(lambda acc: plgpu.wgmma(acc, lhs, rhs))(accumulator)
+
+    def scores(self, queries: Any, keys: Any) -> jax.Array:  # refs [64, H], [T, H] -> [64, T] float32
+        """Every query times every key."""
+
+        def multiply(acc: Any) -> jax.Array:
+            plgpu.wgmma(acc, queries, plgpu.transpose_ref(keys, (1, 0)))
+            return acc[...]
+
+        if self.is_interpreted:
+            return jnp.dot(queries[...].astype(jnp.float32), keys[...].astype(jnp.float32).T)
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((queries.shape[0], keys.shape[0]), jnp.float32))

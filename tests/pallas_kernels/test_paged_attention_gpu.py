@@ -1,0 +1,182 @@
+"""Attention for Hopper, interpreted with race detection over memory that starts as NaN, against the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
+from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, gpu, make_schedule
+from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
+from pallas_kernels.paged_attention.gpu_schedule import Field, Work
+from pallas_kernels.paged_attention.support import refusals
+from pallas_kernels.target import Target
+from tests.oracles import attention as oracle
+from tests.oracles import kv_pool as kv_oracle
+from tests.oracles.tolerance import TOLERANCE
+from tests.pallas_kernels.gpu_interpreter import interpreted
+
+H200 = Target.named("gpu:h200")
+
+
+def _on_gpu(case: Case) -> Case:
+    """The case in the dtypes that the matrix unit has."""
+    kv_dtype = "bfloat16" if case.kv_dtype == "float32" else case.kv_dtype
+    return dataclasses.replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
+
+
+CASES = [_on_gpu(case) for case in TINY_CASES if case.head_dim in HEAD_DIMS]
+BY_NAME = {case.name: case for case in CASES}
+QUICK = ("decode_gqa",)
+QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks")
+
+
+def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
+    """The chosen one with splits so short that rows have several, and few programs, which run one after the other."""
+    config = GpuConfig.choose(
+        num_heads=case.num_heads, pool=arguments.pool, decode_only=case.decode_only, target=H200, dtype=jnp.bfloat16
+    )
+    return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=64))
+
+
+def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
+    schedule = jax.jit(
+        lambda batch: make_schedule(
+            batch,
+            num_tokens=case.num_tokens,
+            block_size=case.block_size,
+            config=config,
+            window=case.window,
+            causal=case.causal,
+            implementation="mosaic_gpu",
+        )
+    )(batch)
+    assert isinstance(schedule, GpuSchedule)
+    return schedule
+
+
+def _attend(case: Case, arguments: Arguments, programs: int = 1) -> np.ndarray:
+    a = arguments
+    with interpreted() as interpret:
+        out, _ = gpu.paged_attention(
+            a.q,
+            a.k,
+            a.v,
+            a.pool,
+            _schedule(case, a.batch, _config(case, a, programs)),
+            scale=case.softmax_scale,
+            soft_cap=case.soft_cap,
+            sinks=a.sinks,
+            interpret=interpret,
+        )
+        return np.asarray(out).astype(np.float64)
+
+
+def _cases(quick: tuple[str, ...]) -> Any:
+    """All of them; those that are not named are slow."""
+    marked = [pytest.param(c, id=c.name, marks=[] if c.name in quick else pytest.mark.slow) for c in CASES]
+    return pytest.mark.parametrize("case", marked)
+
+
+@_cases(QUICK)
+def test_every_case_equals_the_float64_oracle(case: Case) -> None:
+    logical = make_arguments(case)
+    a, batch = logical, logical.batch
+    expected = oracle.paged_attention(
+        *(np.asarray(x) for x in (a.q, a.k, a.v)),
+        *kv_oracle.arrays(a.pool),
+        *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
+        scale=case.softmax_scale,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=None if a.sinks is None else np.asarray(a.sinks),
+        causal=case.causal,
+    )
+    out = _attend(case, make_arguments(case, implementation="mosaic_gpu"))
+    np.testing.assert_allclose(out, expected, **TOLERANCE["bfloat16"])
+
+
+@pytest.mark.slow
+def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
+    case, r = BY_NAME["decode_gqa"], 1
+    a = make_arguments(case, implementation="mosaic_gpu")
+    together = _attend(case, a, programs=3)
+    alone = dataclasses.replace(case, rows=(case.rows[r],), num_tokens=1, num_rows=1)
+    batch = RaggedBatch(
+        block_tables=a.batch.block_tables[r : r + 1],
+        starts=a.batch.starts[r : r + 1],
+        counts=a.batch.counts[r : r + 1],
+        query_offsets=jnp.zeros(1, jnp.int32),
+    )
+    one = dataclasses.replace(a, q=a.q[r : r + 1], k=a.k[r : r + 1], v=a.v[r : r + 1], batch=batch)
+    np.testing.assert_array_equal(_attend(alone, one)[0], together[r])
+
+
+@_cases(QUICK_SCHEDULES)
+def test_each_token_attends_to_each_visible_position_in_one_item_and_no_item_is_idle(case: Case) -> None:
+    a = make_arguments(case, implementation="mosaic_gpu")
+    schedule = _schedule(case, a.batch, config := _config(case, a))
+    seen: dict[int, list[int]] = {t: [] for t in range(sum(count for _, count in case.rows))}
+    for work, form in ((schedule.decode, config.decode), (schedule.prefill, config.prefill)):
+        for token, item in _served(work):
+            assert form is not None
+            tile_kv, row, tiles = form.tile_kv, item[Field.ROW], range(item[Field.FIRST_KV], item[Field.END_KV])
+            assert len(tiles) > 0
+            position = case.rows[row][0] + token - sum(count for _, count in case.rows[:row])
+            seen[token] += [p for p in _visible(case, row, position) if p // tile_kv in tiles]
+    offset = 0
+    for row, (start, count) in enumerate(case.rows):
+        for i in range(count):
+            assert seen[offset + i] == list(_visible(case, row, start + i))
+        offset += count
+
+
+def _served(work: Work | None) -> list[tuple[int, np.ndarray]]:
+    """Tokens of this kernel, each with each of its items."""
+    if work is None:
+        return []
+    items, tiles, is_mine = (np.asarray(x) for x in (work.items, work.tiles, work.is_mine))
+    items = items[: int(work.num_items[0])]
+    return [(int(t), item) for t in np.flatnonzero(is_mine) for item in items if item[Field.TILE] == tiles[t]]
+
+
+def _visible(case: Case, row: int, position: int) -> range:
+    oldest = 0 if case.window is None else max(0, position - case.window + 1)
+    return range(oldest, position + 1 if case.causal else sum(case.rows[row]))
+
+
+def test_one_long_row_and_many_short_ones_both_fill_the_chip() -> None:
+    for rows, context in ((1, 128 * 1024), (256, 1024), (64, 4096)):
+        pool = _pool(num_kv_heads=8)
+        config = GpuConfig.choose(num_heads=32, pool=pool, decode_only=True, target=H200, dtype=jnp.bfloat16)
+        case = Case(name="", rows=((context - 1, 1),) * rows, num_tokens=rows, num_rows=rows, decode_only=True)
+        tables = jnp.zeros((rows, case.max_blocks), jnp.int32)
+        starts, ones = jnp.full(rows, context - 1), jnp.ones(rows, jnp.int32)
+        batch = RaggedBatch(block_tables=tables, starts=starts, counts=ones, query_offsets=jnp.arange(rows))
+        items = int(_schedule(case, batch, config).decode.num_items[0]) * 8
+        rounds = -(-items // config.programs)
+        assert items / (rounds * config.programs) > 0.95
+
+
+def _pool(**sizes: int):
+    sizes = {"num_blocks": 2, "block_size": 16, "num_kv_heads": 8, "head_dim": 128} | sizes
+    return pool_shape(**sizes, dtype=KV_DTYPES["bfloat16"], implementation="mosaic_gpu")
+
+
+def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> None:
+    reasons = refusals("mosaic_gpu", target=Target.named("gpu:a100"), head_dim=80, block_size=8, kv_dtype="float32")
+    for reason, part in zip(
+        reasons, ("a100, which is no Hopper", "head_dim is 80", "size is 8", "float32"), strict=True
+    ):
+        assert part in reason
+    assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8")
+    with pytest.raises(ValueError, match="80 query heads share a KV head; 'mosaic_gpu' has at most 64"):
+        GpuConfig.choose(num_heads=80, pool=_pool(num_kv_heads=1), decode_only=True, target=H200, dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match="activations are float32; 'mosaic_gpu' multiplies bfloat16"):
+        GpuConfig.choose(num_heads=8, pool=_pool(), decode_only=True, target=H200, dtype=jnp.float32)
