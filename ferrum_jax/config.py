@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-_IMPLEMENTATIONS = (None, "xla", "mosaic_tpu")
+_IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
@@ -52,7 +52,7 @@ class EngineConfig:
     enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
     computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention, "xla" or "mosaic_tpu"; None takes the platform's own.
+    implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None takes the platform's own, on GPUs "xla".
     mesh: devices that share a step's work, such as "tp=4".
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.

@@ -25,7 +25,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
     "max_cached_prompts": (int, "most whole prompts whose repeat computes no token; 0 keeps none"),
     "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
-    "implementation": (str, "implementation of attention: xla, also the default"),
+    "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
     "mesh": (str, "devices by axis; only tp=1, one device, so far"),
     "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
     "seed": (int, "seed from which requests without one get theirs"),

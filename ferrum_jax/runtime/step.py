@@ -26,7 +26,14 @@ from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
 from ferrum_jax.sharding import Shards, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, TpuConfig, make_schedule, paged_attention
+from pallas_kernels.paged_attention import (
+    AttentionConfig,
+    GpuConfig,
+    RaggedBatch,
+    TpuConfig,
+    make_schedule,
+    paged_attention,
+)
 from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
@@ -164,7 +171,7 @@ def _forward_context(
     return ForwardContext(attend=attend, expert_tile=expert_tile, shards=options.shards)
 
 
-def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> AttentionConfig | TpuConfig:
+def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> AttentionConfig | TpuConfig | GpuConfig:
     """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes.
 
     Raises ValueError where the bucket does not fit the implementation on the target.
@@ -179,6 +186,14 @@ def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> Atte
             pool=pool,
             decode_only=bucket.decode_only,
             target=options.target,
+        )
+    if options.implementation == "mosaic_gpu":
+        return GpuConfig.choose(
+            num_heads=options.num_heads,
+            pool=pool,
+            decode_only=bucket.decode_only,
+            target=options.target,
+            dtype=options.dtype,
         )
     return AttentionConfig.choose(
         num_tokens=bucket.num_tokens,

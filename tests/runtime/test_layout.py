@@ -28,6 +28,7 @@ class Device:
 CPU = Device("cpu", "cpu")
 V6E = Device("tpu", "TPU v6 lite")
 V5E = Device("tpu", "TPU v5 lite")
+H200 = Device("gpu", "NVIDIA H200")
 
 
 def spec_of(**fields) -> ModelSpec:
@@ -78,6 +79,14 @@ def test_what_cannot_run_is_refused_with_every_reason():
 def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
     with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
         layout_of(V6E, spec_of(max_position_embeddings=2**21))
+
+
+def test_a_gpu_takes_xla_unless_the_kernels_are_named():
+    assert layout_of(H200).options.implementation == "xla"
+    layout = layout_of(H200, implementation="mosaic_gpu", kv_dtype="int8")
+    assert layout.pools.kv[0].values.shape[2:] == (16, 128)
+    with pytest.raises(ValueError, match="cannot run with 'mosaic_gpu': activations are float32"):
+        layout_of(H200, implementation="mosaic_gpu", dtype="float32", kv_dtype="bfloat16")
 
 
 def test_xla_has_no_limits_and_an_unknown_implementation_is_named():

@@ -1,0 +1,183 @@
+"""What the compiler makes of a Mosaic GPU kernel for Hopper: registers, spills and shared memory; no GPU is involved.
+
+    python scripts/gpu_static.py                       # every case of paged attention, a table
+    python scripts/gpu_static.py llama_8b_decode_c16   # some of them
+
+Needs the `aot` extra. What a kernel would take in time, no compiler says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.pallas.mosaic_gpu import lowering
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
+from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
+from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
+from pallas_kernels.target import Target
+
+TARGET = Target.named("gpu:h200")
+# Source: NVIDIA's H200 data sheet and the CUDA C++ Programming Guide, table of compute capabilities, 9.0.
+_H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 device_memory_size: 150000000000
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+_KERNEL = re.compile(
+    r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+ptxas info\s*: Used (\d+) registers"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """registers: of a thread, before warpgroups divide them anew. spill_bytes: of a thread, stored and loaded."""
+
+    registers: int
+    spill_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """kernels: in the order in which they were compiled. shared_bytes: the most that one takes of a multiprocessor."""
+
+    executable: jax.stages.Compiled
+    kernels: list[Kernel]
+    shared_bytes: int
+
+
+def compile_for_h200(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Compiled:
+    """The function, compiled for one H200 that is not here."""
+    # PROCESSES x HOSTS x GPUS
+    topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology="1x1x1")
+    where = NamedSharding(Mesh(np.array(topology.devices[:1]), ("tp",)), PartitionSpec())
+    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), shapes)
+    with _shared_memory() as shared, _output() as output:
+        lowered = jax.jit(function, donate_argnums=donate).trace(*placed).lower(lowering_platforms=("cuda",))
+        executable = lowered.compile()
+        found = _KERNEL.findall(output.read_text())
+    kernels = [
+        Kernel(registers=int(registers), spill_bytes=int(stores) + int(loads)) for stores, loads, registers in found
+    ]
+    return Compiled(executable=executable, kernels=kernels, shared_bytes=max(shared, default=0))
+
+
+@contextlib.contextmanager
+def _shared_memory() -> Iterator[list[int]]:
+    """The shared memory that each part of the kernels that are lowered meanwhile asks for."""
+    found: list[int] = []
+    estimate = lowering._estimate_resources
+
+    def recording(*arguments: Any) -> Any:
+        resources = estimate(*arguments)
+        found.append(resources.smem_scratch_bytes)
+        return resources
+
+    lowering._estimate_resources = recording
+    try:
+        yield found
+    finally:
+        lowering._estimate_resources = estimate
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[pathlib.Path]:
+    """A file with what is written to the standard output meanwhile, by compilers too."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            yield pathlib.Path(file.name)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.unlink(file.name)
+
+
+def gpu_cases() -> list[Case]:
+    """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has their head dims."""
+    return [case for case in CASES if not case.tiny and case.head_dim in HEAD_DIMS]
+
+
+def config_of(case: Case) -> GpuConfig:
+    """The tiles that an engine would take for a case."""
+    return GpuConfig.choose(
+        num_heads=case.num_heads,
+        pool=make_shapes(case, "mosaic_gpu").pool,
+        decode_only=case.decode_only,
+        target=TARGET,
+        dtype=jnp.dtype(case.dtype),
+    )
+
+
+def compile_case(case: Case) -> Compiled:
+    """A case of paged attention; its pool is donated."""
+    a, config = make_shapes(case, "mosaic_gpu"), config_of(case)
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, pool: Any, batch: Any, sinks: Any) -> Any:
+        schedule = make_schedule(
+            batch,
+            num_tokens=case.num_tokens,
+            block_size=case.block_size,
+            config=config,
+            window=case.window,
+            causal=case.causal,
+            implementation="mosaic_gpu",
+        )
+        return paged_attention(
+            q,
+            k,
+            v,
+            pool,
+            schedule,
+            scale=case.softmax_scale,
+            soft_cap=case.soft_cap,
+            sinks=sinks,
+            implementation="mosaic_gpu",
+        )
+
+    return compile_for_h200(attend, a.q, a.k, a.v, a.pool, a.batch, a.sinks, donate=(3,))
+
+
+def main(names: list[str]) -> None:
+    print("case                         registers (spilled bytes) of each kernel      shared   temporary")
+    for case in gpu_cases():
+        if names and case.name not in names:
+            continue
+        compiled = compile_case(case)
+        memory = compiled.executable.memory_analysis()
+        assert memory is not None
+        kernels = "  ".join(f"{kernel.registers} ({kernel.spill_bytes})" for kernel in compiled.kernels)
+        temporary = f"{memory.temp_size_in_bytes / 2**20:.1f} MiB"
+        print(f"{case.name:28} {kernels:45} {compiled.shared_bytes / 1024:5.0f} KiB {temporary:>11}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
