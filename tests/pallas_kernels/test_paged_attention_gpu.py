@@ -152,7 +152,7 @@ def _visible(case: Case, row: int, position: int) -> range:
 
 
 def test_one_long_row_and_many_short_ones_both_fill_the_chip() -> None:
-    for rows, context in ((1, 128 * 1024), (256, 1024), (64, 4096)):
+    for rows, context in ((1, 128 * 1024), (256, 1024)):
         pool = _pool(num_kv_heads=8)
         config = GpuConfig.choose(num_heads=32, pool=pool, decode_only=True, target=H200, dtype=jnp.bfloat16)
         case = Case(name="", rows=((context - 1, 1),) * rows, num_tokens=rows, num_rows=rows, decode_only=True)

@@ -45,7 +45,11 @@ def test_a_tpu_states_its_on_chip_memories_and_clock(
     assert (target.clock_hz, target.has_fp8) == (clock_ghz * 1e9, has_fp8)
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu:h200"])
-def test_what_is_no_tpu_states_no_on_chip_memories(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "cores", "shared"), [("cpu", None, None), ("gpu:a100", None, None), ("gpu:h200", 132, 227)]
+)
+def test_what_is_no_tpu_states_no_on_chip_memories_but_a_hopper_gpu_its_multiprocessors(name, cores, shared) -> None:
     target = Target.named(name)
-    assert (target.vmem_bytes, target.smem_bytes, target.clock_hz) == (None, None, None)
+    smem_bytes = None if shared is None else shared * 2**10
+    assert (target.vmem_bytes, target.smem_bytes, target.clock_hz) == (None, smem_bytes, None)
+    assert target.num_cores == cores
