@@ -32,9 +32,10 @@ class ReuseMetrics:
     published_blocks: int = 0
     twins_merged: int = 0
     left_behind_blocks: int = 0  # blocks that running rows gave back behind a sliding window
-    copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one
+    copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one, and recurrent states
     evictions: int = 0
     prompt_evictions: int = 0  # of last hidden states
+    snapshot_evictions: int = 0
     revivals: int = 0
     refusals: int = 0
     preemptions: int = 0
@@ -46,6 +47,8 @@ class ReuseMetrics:
     entries: int = 0  # keyed blocks, live or cached
     cached_prompts: int = 0  # last hidden states that are kept
     bytes: int = 0  # of the keyed blocks
+    snapshots: int = 0  # of recurrent states
+    snapshot_bytes: int = 0
     pinned: int = 0
 
     def snapshot(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.pins import Pins
 from ferrum_jax.scheduling.prompts import CachedPrompts
+from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.scheduling.tables import BlockTables
 from ferrum_jax.scheduling.transfers import Transfers
 
@@ -45,13 +46,16 @@ class CacheManager:
         block_bytes: Sequence[int] | None = None,
         max_cached_prompts: int = 0,
         min_cached_prompt_tokens: int = 8,
+        max_snapshots: int | None = None,
+        state_bytes: int = 0,
         enabled: bool = True,
     ) -> None:
         """pool_sizes: blocks of each cache group's device pool, the null one included.
 
         windows: of each group, the positions that a query sees, or None for all; by default no group has one.
         block_bytes: bytes of one block of each group over all its layers, for the metrics.
-        enabled: False neither looks up nor publishes.
+        max_snapshots: of a model with recurrent layers, kept beside the rows' own states; None where it has none.
+        state_bytes: bytes of one recurrent state. enabled: False neither looks up nor publishes.
         """
         self.block_size = block_size
         self.enabled = enabled
@@ -62,10 +66,29 @@ class CacheManager:
             self.pools, self.windows, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
         )
         self.prompts = CachedPrompts(
-            self.pools, block_size=block_size, max_prompts=max_cached_prompts, min_tokens=min_cached_prompt_tokens
+            self.pools,
+            block_size=block_size,
+            max_prompts=max_cached_prompts,
+            min_tokens=min_cached_prompt_tokens,
+            keeps_tails=max_snapshots is None,
         )
+        self.states: StateSlots | None = None
+        if max_snapshots is not None:
+            self.states = StateSlots(
+                max_num_seqs=max_num_seqs,
+                max_snapshots=max_snapshots if enabled else 0,
+                copy_pool=len(self.pools),
+                slot_bytes=state_bytes,
+            )
         self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size)
-        self._lookup = Lookup(self.pools, self.windows, keys=self._keys, prompts=self.prompts, block_size=block_size)
+        self._lookup = Lookup(
+            self.pools,
+            self.windows,
+            keys=self._keys,
+            prompts=self.prompts,
+            block_size=block_size,
+            states=self.states,
+        )
         self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
         self.counters = ReuseMetrics(enabled=enabled, block_size=block_size, kv_dtype=kv_dtype)
@@ -83,7 +106,8 @@ class CacheManager:
         looks_up = self.enabled and request.takes_hits
         hit = self._lookup.find(request) if looks_up else self._lookup.nothing()
         if not self._fits(hit, total):
-            hit = self._lookup.without_tails(hit)  # which hold a block each that the request itself may need
+            # tails hold a block each that the request itself may need
+            hit = self._lookup.find(request, whole=False) if hit.tails else hit
             if not self._fits(hit, total):
                 self.counters.refusals += 1
                 return None
@@ -98,7 +122,7 @@ class CacheManager:
             retained = [*hit.held(group), hit.tails[group]] if hit.tails else hit.held(group)
             if total - hit.num_blocks > pool.num_free - pool.num_cached_among(retained):
                 return False
-        return True
+        return self.states is None or self.states.fits(hit.snapshot)
 
     def _give(self, hit: Hit, slot: int, total: int) -> None:
         """Retain the hit before anything is acquired, so that none of it is evicted for its own tail."""
@@ -117,6 +141,8 @@ class CacheManager:
             self.prompts.slots.retain(hit.source)
             transfers.held.append((self.prompts.slots, hit.source))
             transfers.sources[slot] = hit.source
+        if self.states is not None:
+            self.states.enter(slot, hit.snapshot, transfers)
 
     def _count_lookup(self, hit: Hit, request: Request) -> None:
         counters = self.counters
@@ -144,8 +170,19 @@ class CacheManager:
         self.blocks.cut(slot, ceil_div(num_tokens, self.block_size))
 
     def release(self, slot: int) -> None:
-        """Give back all blocks of `slot`."""
+        """Give back all blocks of `slot`, and its state."""
         self.blocks.clear(slot)
+        if self.states is not None:
+            self.states.leave(slot)
+
+    def chunk(self, request: Request, budget: int) -> int:
+        """How many of a row's known tokens a step computes, at most `budget`.
+
+        With recurrent layers it ends at a block boundary if it reaches one, for only there a snapshot can be shared.
+        """
+        start, end = request.num_computed, min(len(request.token_ids), request.num_computed + budget)
+        boundary = end // self.block_size * self.block_size
+        return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
     # -- what others may share -------------------------------------------------------------------------
 
@@ -161,7 +198,11 @@ class CacheManager:
             return []
         end = num_tokens // self.block_size
         keys = self._keys.of_blocks(request, end)[int(self.blocks.num_published[slot]) : end]
-        keys = [key for key in keys if not all(pool.find(key) for pool in self.pools)]
+        pools = self.pools
+        if self.states is not None:  # without a snapshot at their end, blocks are no hit
+            pools = (*pools, self.states.pool)
+            keys = keys[-1:] if num_tokens % self.block_size == 0 else []
+        keys = [key for key in keys if not all(pool.find(key) for pool in pools)]
         if self._ends_prompt(request, num_tokens):
             whole = self._keys.of_whole(request)
             keys += [whole] if self.prompts.would_store(request, whole) else []
@@ -180,12 +221,20 @@ class CacheManager:
         ends = num_tokens == len(request.token_ids) == request.num_prompt_tokens
         return ends and request.num_computed < num_tokens and self.prompts.keeps(request)
 
-    def keep_prompt(self, request: Request, num_tokens: int) -> None:
-        """Make an entry of the row's prompt if the next plan, which computes up to `num_tokens`, ends it."""
-        if self.enabled and self._ends_prompt(request, num_tokens):
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`.
+
+        An entry of its prompt if that ends there, and a snapshot of its recurrent state.
+        """
+        if not self.enabled or request.num_computed == num_tokens:
+            return
+        ends_prompt = self._ends_prompt(request, num_tokens)
+        if ends_prompt:
             last = (num_tokens - 1) // self.block_size
             tails = [int(table[request.slot, last]) for table in self.blocks.tables]
             self.prompts.store(request, self._keys.of_whole(request), tails, self._transfers)
+        if self.states is not None and (ends_prompt or num_tokens % self.block_size == 0):
+            self.states.keep(request.slot, self._keys.of_prefix(request, num_tokens), self._transfers)
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.
@@ -232,6 +281,10 @@ class CacheManager:
 
     # -- what a step and a reader see ------------------------------------------------------------------
 
+    def state_slots(self, slots: np.ndarray) -> np.ndarray:
+        """[rows] int32: where the recurrent states of row slots [rows] are; 0 where the model has none."""
+        return np.zeros(len(slots), np.int32) if self.states is None else self.states.of_rows(slots)
+
     def take_transfers(self) -> Transfers:
         """What the plan that is being made moves beside its rows; its ids may be given away from the next plan on."""
         taken, self._transfers = self._transfers, Transfers()
@@ -252,16 +305,22 @@ class CacheManager:
         metrics.pinned = self.pins.num_pinned
         slots = self.prompts.slots
         metrics.cached_prompts, metrics.prompt_evictions = (slots.num_keyed, slots.evictions) if slots else (0, 0)
+        if self.states is not None:
+            snapshots = metrics.snapshots = self.states.pool.num_keyed
+            metrics.snapshot_bytes = snapshots * self.states.slot_bytes
+            metrics.snapshot_evictions = self.states.pool.evictions
         metrics.bytes = sum(pool.num_keyed * size for pool, size in zip(pools, self._block_bytes, strict=True))
         return metrics
 
     def reset(self) -> None:
         """Forget every cached prefix. Raises ValueError while a row owns blocks or one is pinned."""
-        for pool in self._all_pools():
+        for pool in self.all_pools():
             pool.reset()
 
-    def _all_pools(self) -> tuple[IdPool, ...]:
-        return self.pools if self.prompts.slots is None else (*self.pools, self.prompts.slots)
+    def all_pools(self) -> tuple[IdPool, ...]:
+        """Those of blocks, of prompts and of states."""
+        slots = () if self.prompts.slots is None else (self.prompts.slots,)
+        return (*self.pools, *slots, *(() if self.states is None else (self.states.pool,)))
 
     def check_invariants(self, running: Sequence[Request] = ()) -> None:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""
@@ -273,6 +332,8 @@ class CacheManager:
                 for index in range(int(first), int(end)):
                     id = int(self.blocks.tables[group][request.slot, index])
                     assert pool.key_of(id) == request.keys[index], f"block {index} of {request.id} has a foreign key"
-        if self.prompts.slots is not None:
-            slots = self.prompts.slots
-            slots.check_invariants(Counter(id for holder, id in self._transfers.held if holder is slots))
+        rows = [] if self.states is None else self.states.holders()
+        for pool in self.all_pools()[len(self.pools) :]:
+            held = [id for holder, id in self._transfers.held if holder is pool]
+            is_states = self.states is not None and pool is self.states.pool
+            pool.check_invariants(Counter([*held, *(rows if is_states else ())]))

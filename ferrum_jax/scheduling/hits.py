@@ -1,8 +1,9 @@
 """Lookup: how much of a request's tokens the pools hold, over all kinds of cache groups.
 
 A row resumes at position p where each group holds what a query at p attends to: without a window all blocks before
-p, with one those of positions p - window + 1 .. p - 1. What lies behind a window need not be there. Where a window's
-blocks are gone, a shorter prefix may be whole, so the hit is the longest at which every group resumes.
+p, with one those of positions p - window + 1 .. p - 1, with recurrent state the snapshot at p. What lies behind a
+window need not be there. Where a window's blocks are gone, a shorter prefix may be whole, so the hit is the longest at
+which every group resumes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.prompts import CachedPrompts
+from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.scheduling.tables import first_needed
 
 
@@ -26,6 +28,7 @@ class Hit:
     blocks: list[list[int]]  # per group their ids, 0 where they lie behind the window
     tails: list[int] = dataclasses.field(default_factory=list)  # per group the block to copy for the partial tail
     source: int = 0  # slot of the last token's hidden state
+    snapshot: int = 0  # slot of the recurrent state after num_tokens
 
     def held(self, group: int) -> list[int]:
         """The ids of the group's blocks that are there."""
@@ -44,43 +47,63 @@ class Lookup:
         keys: RequestKeys,
         prompts: CachedPrompts,
         block_size: int,
+        states: StateSlots | None,
     ) -> None:
-        """windows: per cache group how many positions a query sees, its own the last; None is all."""
+        """windows: per cache group how many positions a query sees, its own the last; None is all.
+
+        states: of a model that has recurrent layers.
+        """
         self._groups = tuple(zip(pools, windows, strict=True))
         self._keys = keys
         self._prompts = prompts
         self._block_size = block_size
+        self._states = states
 
     def nothing(self) -> Hit:
         return Hit(num_tokens=0, num_blocks=0, blocks=[[] for _ in self._groups])
 
-    def find(self, request: Request) -> Hit:
-        """Leading blocks up to one token before the end, or all of a cached prompt."""
-        num_tokens, limit = len(request.token_ids), (len(request.token_ids) - 1) // self._block_size
-        blocks = self._find_blocks(self._keys.of_blocks(request, limit)[:limit])
+    def find(self, request: Request, *, whole: bool = True) -> Hit:
+        """Leading blocks up to one token before the end, or, with `whole`, all of a cached prompt."""
+        limit = (len(request.token_ids) - 1) // self._block_size
+        keys = self._keys.of_blocks(request, limit)[:limit]
+        blocks = self._find_blocks(keys)
+        if whole and len(blocks[0]) == limit and self._prompts.keeps(request):
+            hit = self._find_whole(request, blocks)
+            if hit is not None:
+                return hit
+        snapshot = 0
+        if self._states is not None:
+            blocks = self._find_blocks(keys[: len(blocks[0])], self._states)
+            snapshot = self._states.pool.find(keys[len(blocks[0]) - 1]) if blocks[0] else 0
         num_blocks = len(blocks[0])
-        if num_blocks == limit and self._prompts.keeps(request):
-            tails, source = self._prompts.find(request, self._keys.of_whole(request))
-            if num_tokens % self._block_size == 0 and source:
-                last = [pool.find(request.keys[limit]) for pool, _ in self._groups]
-                if all(last):
-                    blocks = [[*ids, id] for ids, id in zip(blocks, last, strict=True)]
-                    return Hit(num_tokens=num_tokens, num_blocks=limit + 1, blocks=blocks, source=source)
-            elif tails:
-                computed = 0 if source else 1
-                return Hit(
-                    num_tokens=num_tokens - computed, num_blocks=limit, blocks=blocks, tails=tails, source=source
-                )
-        return Hit(num_tokens=num_blocks * self._block_size, num_blocks=num_blocks, blocks=blocks)
+        return Hit(num_tokens=num_blocks * self._block_size, num_blocks=num_blocks, blocks=blocks, snapshot=snapshot)
 
-    def without_tails(self, hit: Hit) -> Hit:
-        """The hit's full blocks alone."""
-        if not hit.tails:
-            return hit
-        return Hit(num_tokens=hit.num_blocks * self._block_size, num_blocks=hit.num_blocks, blocks=hit.blocks)
+    def _find_whole(self, request: Request, blocks: list[list[int]]) -> Hit | None:
+        """The hit of a cached prompt, of which `blocks` are all full ones before its last token."""
+        num_tokens, num_blocks = len(request.token_ids), len(blocks[0])
+        key = self._keys.of_whole(request)
+        tails, source = self._prompts.find(request, key)
+        snapshot = 0
+        if self._states is not None:
+            snapshot = self._states.pool.find(self._keys.of_prefix(request, num_tokens))
+            if not (source and snapshot):  # a state cannot be taken back by one token
+                return None
+        if num_tokens % self._block_size:
+            if not tails:
+                return None
+            num_tokens -= source == 0
+        else:
+            last = [pool.find(request.keys[num_blocks]) for pool, _ in self._groups]
+            if not (source and all(last)):
+                return None
+            blocks = [[*ids, id] for ids, id in zip(blocks, last, strict=True)]
+            num_blocks += 1
+        return Hit(
+            num_tokens=num_tokens, num_blocks=num_blocks, blocks=blocks, tails=tails, source=source, snapshot=snapshot
+        )
 
-    def _find_blocks(self, keys: Sequence[bytes]) -> list[list[int]]:
-        """Per group the ids of the longest run of leading blocks at whose end every group resumes."""
+    def _find_blocks(self, keys: Sequence[bytes], states: StateSlots | None = None) -> list[list[int]]:
+        """Per group the ids of the longest run of leading blocks at whose end every group resumes, and `states` too."""
         runs: dict[IdPool, list[int]] = {}
         for pool, window in self._groups:
             if window is None:
@@ -88,10 +111,11 @@ class Lookup:
                 keys = keys[: len(runs[pool])]
         windowed = [(pool, window) for pool, window in self._groups if window is not None]
         end, longest = len(keys), -1
-        while end != longest:  # what one window lacks shortens the others' prefix too
+        while end != longest:  # what one of them lacks shortens the others' prefix too
             longest = end
             for pool, window in windowed:
                 end = self._longest_in_window(pool, window, keys[:end])
+            end = end if states is None else states.longest(keys[:end])
         found = []
         for pool, window in self._groups:
             first = first_needed(window, end * self._block_size, self._block_size)

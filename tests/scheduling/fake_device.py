@@ -52,8 +52,10 @@ class FakeDevice:
         max_model_len: int,
         max_cached_prompts: int = 0,
         windows: Sequence[int | None] = (None,),
+        num_states: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.recurrent: list[list[int] | None] = [None] * num_states  # the tokens that each state stands for
         self.windows = tuple(windows)
         self.states: list[list[int] | None] = [None] * (max_cached_prompts + 1)
         shape = (len(self.windows), num_blocks, block_size)  # a pool for each cache group
@@ -85,6 +87,8 @@ class FakeDevice:
             for group, tables in enumerate(shard.block_tables):
                 self._check_reads(group, history, start, tables[row])
             self.num_computed += count
+            if self.recurrent:
+                self._recur(int(shard.state_slots[row]), history, start)
             source, target = int(shard.source_slots[row]), int(shard.target_slots[row])
             assert (count == 0) == (source != 0), "a row computes nothing, or computes and samples from a slot"
             if shard.samples[row]:
@@ -104,8 +108,18 @@ class FakeDevice:
         """One after the other."""
         for copy in copies:
             assert copy.source and copy.target, "a copy from or to the null block"
+            if copy.pool == len(self.windows):
+                self.recurrent[copy.target] = self.recurrent[copy.source]
+                continue
             for pool in (self.tokens, self.positions):
                 pool[copy.pool, copy.target] = pool[copy.pool, copy.source]
+
+    def _recur(self, id: int, history: np.ndarray, start: int) -> None:
+        """A state is reset at position 0, and goes on from the very tokens before it everywhere else."""
+        assert id, "a row has no state"
+        if start:
+            assert self.recurrent[id] == history[:start].tolist(), "a row goes on from the state of other tokens"
+        self.recurrent[id] = history.tolist()
 
     def _check_reads(self, group: int, history: np.ndarray, start: int, table: np.ndarray) -> None:
         """Of the keys that queries from `start` on see."""
@@ -131,11 +145,14 @@ class Engine:
         max_cached_prompts: int = 0,
         min_cached_prompt_tokens: int = 1,
         windows: Sequence[int | None] = (None,),
+        max_snapshots: int | None = None,
         enabled: bool = True,
     ) -> None:
         self.cache = CacheManager(
             pool_sizes=[num_blocks + 1] * len(windows),
             windows=windows,
+            max_snapshots=max_snapshots,
+            state_bytes=1000,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -149,7 +166,15 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len, max_cached_prompts, windows)
+        self.device = FakeDevice(
+            num_blocks + 1,
+            block_size,
+            max_num_seqs,
+            max_model_len,
+            max_cached_prompts,
+            windows,
+            self.cache.states.pool.num_ids if self.cache.states else 0,
+        )
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
@@ -231,8 +256,7 @@ class Engine:
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
-        pools = [*self.cache.pools, *([self.cache.prompts.slots] if self.cache.prompts.slots else [])]
-        assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
+        assert all(pool.num_live == 0 for pool in self.cache.all_pools()), "blocks are live after the last request"
 
     def check(self, request: Request) -> None:
         """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""
