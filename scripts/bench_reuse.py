@@ -1,22 +1,37 @@
-"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`.
+"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host` or `device`.
 
 host: ids through an `IdPool` in calls of 16, at several pool sizes, whose ids are all cached when it starts; and
 the key chain of a long sequence, beside bare blake2b calls over the same bytes. Best of many short repeats,
 so that other work on the machine counts little.
+
+device: an engine answers prompts of which a given part is cached, with the cache on and off in turn; time to the
+first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`. A table on
+stderr too.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
 import platform
 import random
 import sys
 import time
 from collections.abc import Callable
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.engine import Engine
+from ferrum_jax.llm import build_engine
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.prefix import KEY_BYTES, extend_keys
 from scripts.bench_host import fill_with_cached_ids, git
@@ -24,6 +39,11 @@ from scripts.bench_host import fill_with_cached_ids, git
 _IDS_PER_CALL = 16
 _CALLS = 1000
 _TOKENS = 1 << 15
+
+_HIT_PERCENT = (0, 25, 50, 75, 90, 99, 100)
+_PROMPT_BLOCKS = 124  # with what is generated, 2,048 tokens: the most that the demo model takes
+_BLOCK_SIZE = 16
+_GENERATED = 64
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -95,14 +115,144 @@ def _millions(value: float) -> float:
     return round(value / 1e6, 2)
 
 
+@dataclasses.dataclass(kw_only=True)
+class _Times:
+    """What the runs of one hit rate took, all of one engine."""
+
+    first_s: list[float] = dataclasses.field(default_factory=list)  # from the request to its first token
+    token_s: list[float] = dataclasses.field(default_factory=list)  # from one token to the next
+    wall_s: float = 0.0
+    cache_s: float = 0.0  # within CacheManager
+    num_tokens: int = 0
+
+    def record(self) -> dict[str, float]:
+        p50, p99 = np.percentile(self.token_s, [50, 99])
+        return {
+            "first_token_ms": round(float(np.median(self.first_s)) * 1e3, 2),
+            "token_p50_ms": round(float(p50) * 1e3, 3),
+            "token_p99_ms": round(float(p99) * 1e3, 3),
+            "output_tok_s": round(self.num_tokens / self.wall_s, 1),
+            "cache_code_percent": round(100 * self.cache_s / self.wall_s, 3),
+        }
+
+
+class _Timed:
+    """An engine whose calls into its CacheManager are timed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.cache_s = 0.0
+        self._depth = 0
+        cache = engine.scheduler.cache
+        for name in (n for n, member in vars(type(cache)).items() if callable(member) and not n.startswith("_")):
+            setattr(cache, name, self._timed(getattr(cache, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            if self._depth:
+                return call(*arguments)
+            self._depth = 1
+            started = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self.cache_s += time.perf_counter() - started
+                self._depth = 0
+
+        return timed
+
+    def answer(self, prompt: list[int], num_tokens: int, times: _Times) -> tuple[tuple[int, ...], int]:
+        """The tokens after a prompt, and how many of the prompt's were cached."""
+        cache_s, started = self.cache_s, time.perf_counter()
+        self.engine.add(prompt, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True), streams=True)
+        at, outputs = [], []
+        while self.engine.has_unfinished:
+            for output in self.engine.step():
+                at.append(time.perf_counter())
+                outputs.append(output)
+        output = outputs[-1]
+        assert len(at) == num_tokens == len(output.outputs[0].token_ids), "a token is late, or a request ended early"
+        times.first_s.append(at[0] - started)
+        times.token_s += np.diff(at).tolist()
+        times.wall_s += at[-1] - started
+        times.cache_s += self.cache_s - cache_s
+        times.num_tokens += num_tokens
+        self.engine.drain()
+        return output.outputs[0].token_ids, output.num_cached_tokens
+
+
+def measure_device(model: str, repeats: int) -> dict[str, Any]:
+    """By hit rate, with the cache on and off in turn; equal tokens are asserted."""
+    config = EngineConfig(
+        max_num_seqs=4, max_num_batched_tokens=512, max_model_len=2048, block_size=_BLOCK_SIZE, num_blocks=1024
+    )
+    llm = LLM(model, config)
+    on = _Timed(llm.engine)
+    off = _Timed(build_engine(llm.loaded, dataclasses.replace(config, enable_prefix_caching=False), None))
+    rng = np.random.default_rng(0)
+    times = {percent: (_Times(), _Times()) for percent in _HIT_PERCENT}
+    for repeat in range(-1, repeats):  # the first does not count; who goes first alternates, for others use the machine
+        for percent in _HIT_PERCENT:
+            prompt = rng.integers(10, llm.spec.vocab_size, _PROMPT_BLOCKS * _BLOCK_SIZE).tolist()
+            cached = _PROMPT_BLOCKS * percent // 100 * _BLOCK_SIZE
+            if cached:
+                on.answer(prompt[:cached], 1, _Times())
+            pairs = list(zip((on, off), times[percent] if repeat >= 0 else (_Times(), _Times()), strict=True))
+            answers = {engine: engine.answer(prompt, _GENERATED, t) for engine, t in pairs[:: (-1) ** repeat]}
+            assert answers[on][1] == cached, f"{answers[on][1]} tokens were cached, not {cached}"
+            assert (answers[on][0], 0) == answers[off], "the cache changed a token"
+    assert llm.stats()["compiles_after_ready"] == 0
+    rates = {
+        percent: {"on": on.record(), "off": off.record(), "token_p99_ratio": _ratio(on, off)}
+        for percent, (on, off) in times.items()
+    }
+    cold = float(np.median(times[0][0].first_s))
+    return {
+        "prompt_tokens": _PROMPT_BLOCKS * _BLOCK_SIZE,
+        "generated_tokens": _GENERATED,
+        "repeats": repeats,
+        "by_hit_percent": rates,
+        "repeat_percent_of_cold": round(100 * float(np.median(times[100][0].first_s)) / cold, 2),
+        "token_p99_ratio": _ratio(*(_joined([pair[i] for pair in times.values()]) for i in (0, 1))),
+        "device": jax.devices()[0].device_kind,
+        "cpus": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
+    }
+
+
+def _joined(times: list[_Times]) -> _Times:
+    return _Times(token_s=[seconds for each in times for seconds in each.token_s])
+
+
+def _ratio(on: _Times, off: _Times) -> float:
+    return round(float(np.percentile(on.token_s, 99) / np.percentile(off.token_s, 99)), 3)
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table(title=f"prompts of {result['prompt_tokens']} tokens, {result['generated_tokens']} generated")
+    names = ("first_token_ms", "token_p50_ms", "token_p99_ms", "output_tok_s", "cache_code_percent")
+    for name in ("hit %", *(f"{name} on (off)" for name in names), "p99 on / off"):
+        table.add_column(name, justify="right")
+    for percent, row in result["by_hit_percent"].items():
+        cells = [f"{row['on'][name]} ({row['off'][name]})" for name in names]
+        table.add_row(str(percent), *cells, str(row["token_p99_ratio"]))
+    Console(stderr=True).print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("part", choices=("host",))
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("part", choices=("host", "device"))
+    parser.add_argument("--repeats", type=int, help="by default 100 of the host's part, 5 of the device's")
+    parser.add_argument("--model", default=str(Path(__file__).parent.parent / "checkpoints" / "demo"))
     arguments = parser.parse_args()
+    if arguments.part == "host":
+        measured = measure_host(arguments.repeats or 100)
+    else:
+        measured = measure_device(arguments.model, arguments.repeats or 5)
+        _show(measured)
     result = {
         "benchmark": f"reuse {arguments.part}",
-        **measure_host(arguments.repeats),
+        **measured,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "git_sha": git("rev-parse", "--short", "HEAD"),
