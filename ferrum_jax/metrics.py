@@ -32,13 +32,10 @@ class ReuseMetrics:
     published_blocks: int = 0
     twins_merged: int = 0
     left_behind_blocks: int = 0  # blocks that running rows gave back behind a sliding window
-    copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one
+    copied_blocks: int = 0  # on the device: partial tails, kept for a repeat or taken by one, and recurrent states
     evictions: int = 0
     prompt_evictions: int = 0  # of last hidden states
-    host_hits: int = 0  # lookups that took a block from host memory
-    spilled_blocks: int = 0  # copied to host memory
-    loaded_blocks: int = 0  # copied back
-    host_evictions: int = 0  # blocks that host memory gave up
+    snapshot_evictions: int = 0
     revivals: int = 0
     refusals: int = 0
     preemptions: int = 0
@@ -50,8 +47,8 @@ class ReuseMetrics:
     entries: int = 0  # keyed blocks, live or cached
     cached_prompts: int = 0  # last hidden states that are kept
     bytes: int = 0  # of the keyed blocks
-    host_entries: int = 0  # blocks that host memory keeps
-    host_bytes: int = 0  # of those
+    snapshots: int = 0  # of recurrent states
+    snapshot_bytes: int = 0
     pinned: int = 0
 
     def snapshot(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ step that uses it is in flight, is read or written under its new meaning by late
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -22,11 +21,11 @@ from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.plan import Copy
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.hits import Hit, Lookup
-from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.pins import Pins
 from ferrum_jax.scheduling.prompts import CachedPrompts
+from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.scheduling.tables import BlockTables
 from ferrum_jax.scheduling.transfers import Transfers
 
@@ -42,20 +41,21 @@ class CacheManager:
         max_num_seqs: int,
         max_model_len: int,
         windows: Sequence[int | None] | None = None,
-        tier: HostTier | None = None,
         fingerprint: bytes = b"",
         kv_dtype: str = "float32",
         block_bytes: Sequence[int] | None = None,
         max_cached_prompts: int = 0,
         min_cached_prompt_tokens: int = 8,
+        max_snapshots: int | None = None,
+        state_bytes: int = 0,
         enabled: bool = True,
     ) -> None:
         """pool_sizes: blocks of each cache group's device pool, the null one included.
 
         windows: of each group, the positions that a query sees, or None for all; by default no group has one.
-        tier: the books of host memory, which keeps what the pools evict.
         block_bytes: bytes of one block of each group over all its layers, for the metrics.
-        enabled: False neither looks up nor publishes.
+        max_snapshots: of a model with recurrent layers, kept beside the rows' own states; None where it has none.
+        state_bytes: bytes of one recurrent state. enabled: False neither looks up nor publishes.
         """
         self.block_size = block_size
         self.enabled = enabled
@@ -66,20 +66,28 @@ class CacheManager:
             self.pools, self.windows, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
         )
         self.prompts = CachedPrompts(
-            self.pools, block_size=block_size, max_prompts=max_cached_prompts, min_tokens=min_cached_prompt_tokens
+            self.pools,
+            block_size=block_size,
+            max_prompts=max_cached_prompts,
+            min_tokens=min_cached_prompt_tokens,
+            keeps_tails=max_snapshots is None,
         )
+        self.states: StateSlots | None = None
+        if max_snapshots is not None:
+            self.states = StateSlots(
+                max_num_seqs=max_num_seqs,
+                max_snapshots=max_snapshots if enabled else 0,
+                copy_pool=len(self.pools),
+                slot_bytes=state_bytes,
+            )
         self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size)
-        self.tier = tier if enabled else None
-        if self.tier is not None:
-            for group, pool in enumerate(self.pools):
-                pool.on_evict = functools.partial(self.tier.spill, group)
         self._lookup = Lookup(
             self.pools,
             self.windows,
             keys=self._keys,
             prompts=self.prompts,
             block_size=block_size,
-            tier=self.tier,
+            states=self.states,
         )
         self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
@@ -98,11 +106,12 @@ class CacheManager:
         looks_up = self.enabled and request.takes_hits
         hit = self._lookup.find(request) if looks_up else self._lookup.nothing()
         if not self._fits(hit, total):
-            hit = self._lookup.without_tails(hit)  # which hold a block each that the request itself may need
+            # tails hold a block each that the request itself may need
+            hit = self._lookup.find(request, whole=False) if hit.tails else hit
             if not self._fits(hit, total):
                 self.counters.refusals += 1
                 return None
-        self._give(hit, request, slot, total)
+        self._give(hit, slot, total)
         if looks_up:
             self._count_lookup(hit, request)
         return hit.num_tokens
@@ -110,45 +119,30 @@ class CacheManager:
     def _fits(self, hit: Hit, total: int) -> bool:
         """Whether every group has the blocks that are missing, once the hit is retained."""
         for group, pool in enumerate(self.pools):
-            missing = total - hit.num_blocks + hit.num_to_load(group)
-            if missing > pool.num_free - pool.num_cached_among(hit.held(group)):
+            retained = [*hit.held(group), hit.tails[group]] if hit.tails else hit.held(group)
+            if total - hit.num_blocks > pool.num_free - pool.num_cached_among(retained):
                 return False
-        return True
+        return self.states is None or self.states.fits(hit.snapshot)
 
-    def _give(self, hit: Hit, request: Request, slot: int, total: int) -> None:
+    def _give(self, hit: Hit, slot: int, total: int) -> None:
         """Retain the hit before anything is acquired, so that none of it is evicted for its own tail."""
         transfers = self._transfers
         for group, pool in enumerate(self.pools):
             for id in hit.held(group):
                 pool.retain(id)
-            if hit.tails and hit.tails[group]:
+            if hit.tails:
+                pool.retain(hit.tails[group])
                 transfers.held.append((pool, hit.tails[group]))
-        self.blocks.fill(slot, self._load(hit, request) if hit.loads else hit.blocks, total)
+        self.blocks.fill(slot, hit.blocks, total)
         for group, tail in enumerate(hit.tails):
             target = int(self.blocks.tables[group][slot, hit.num_blocks])
-            if tail:
-                transfers.copies_before.append(Copy(pool=group, source=tail, target=target))
-            elif self.tier is not None:
-                self.tier.load(group, hit.loads[group][hit.num_blocks], target)
+            transfers.copies_before.append(Copy(pool=group, source=tail, target=target))
         if hit.source and self.prompts.slots is not None:
             self.prompts.slots.retain(hit.source)
             transfers.held.append((self.prompts.slots, hit.source))
             transfers.sources[slot] = hit.source
-
-    def _load(self, hit: Hit, request: Request) -> list[list[int]]:
-        """The hit's blocks, with device blocks for those that are in host memory: published, and to be loaded."""
-        assert self.tier is not None
-        blocks = []
-        for group, (pool, ids, loads) in enumerate(zip(self.pools, hit.blocks, hit.loads, strict=True)):
-            for host_id in loads.values():  # before anything is evicted
-                self.tier.hold(group, host_id)
-            new, ids = pool.take(hit.num_to_load(group)), list(ids)
-            for id, (index, host_id) in zip(new, loads.items(), strict=False):  # a tail is the last, and has no new id
-                pool.publish(id, request.keys[index])
-                self.tier.load(group, host_id, id)
-                ids[index] = id
-            blocks.append(ids)
-        return blocks
+        if self.states is not None:
+            self.states.enter(slot, hit.snapshot, transfers)
 
     def _count_lookup(self, hit: Hit, request: Request) -> None:
         counters = self.counters
@@ -156,7 +150,6 @@ class CacheManager:
         counters.hits += hit.num_tokens > 0
         counters.misses += hit.num_tokens == 0
         counters.prompt_hits += hit.source > 0
-        counters.host_hits += bool(hit.loads)
         counters.hit_blocks += hit.num_blocks
         counters.hit_tokens += hit.num_tokens
         counters.missed_tokens += len(request.token_ids) - hit.num_tokens
@@ -177,8 +170,19 @@ class CacheManager:
         self.blocks.cut(slot, ceil_div(num_tokens, self.block_size))
 
     def release(self, slot: int) -> None:
-        """Give back all blocks of `slot`."""
+        """Give back all blocks of `slot`, and its state."""
         self.blocks.clear(slot)
+        if self.states is not None:
+            self.states.leave(slot)
+
+    def chunk(self, request: Request, budget: int) -> int:
+        """How many of a row's known tokens a step computes, at most `budget`.
+
+        With recurrent layers it ends at a block boundary if it reaches one, for only there a snapshot can be shared.
+        """
+        start, end = request.num_computed, min(len(request.token_ids), request.num_computed + budget)
+        boundary = end // self.block_size * self.block_size
+        return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
     # -- what others may share -------------------------------------------------------------------------
 
@@ -194,7 +198,11 @@ class CacheManager:
             return []
         end = num_tokens // self.block_size
         keys = self._keys.of_blocks(request, end)[int(self.blocks.num_published[slot]) : end]
-        keys = [key for key in keys if not all(pool.find(key) for pool in self.pools)]
+        pools = self.pools
+        if self.states is not None:  # without a snapshot at their end, blocks are no hit
+            pools = (*pools, self.states.pool)
+            keys = keys[-1:] if num_tokens % self.block_size == 0 else []
+        keys = [key for key in keys if not all(pool.find(key) for pool in pools)]
         if self._ends_prompt(request, num_tokens):
             whole = self._keys.of_whole(request)
             keys += [whole] if self.prompts.would_store(request, whole) else []
@@ -213,12 +221,20 @@ class CacheManager:
         ends = num_tokens == len(request.token_ids) == request.num_prompt_tokens
         return ends and request.num_computed < num_tokens and self.prompts.keeps(request)
 
-    def keep_prompt(self, request: Request, num_tokens: int) -> None:
-        """Make an entry of the row's prompt if the next plan, which computes up to `num_tokens`, ends it."""
-        if self.enabled and self._ends_prompt(request, num_tokens):
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`.
+
+        An entry of its prompt if that ends there, and a snapshot of its recurrent state.
+        """
+        if not self.enabled or request.num_computed == num_tokens:
+            return
+        ends_prompt = self._ends_prompt(request, num_tokens)
+        if ends_prompt:
             last = (num_tokens - 1) // self.block_size
             tails = [int(table[request.slot, last]) for table in self.blocks.tables]
             self.prompts.store(request, self._keys.of_whole(request), tails, self._transfers)
+        if self.states is not None and (ends_prompt or num_tokens % self.block_size == 0):
+            self.states.keep(request.slot, self._keys.of_prefix(request, num_tokens), self._transfers)
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.
@@ -265,12 +281,14 @@ class CacheManager:
 
     # -- what a step and a reader see ------------------------------------------------------------------
 
+    def state_slots(self, slots: np.ndarray) -> np.ndarray:
+        """[rows] int32: where the recurrent states of row slots [rows] are; 0 where the model has none."""
+        return np.zeros(len(slots), np.int32) if self.states is None else self.states.of_rows(slots)
+
     def take_transfers(self) -> Transfers:
         """What the plan that is being made moves beside its rows; its ids may be given away from the next plan on."""
         taken, self._transfers = self._transfers, Transfers()
         taken.release()
-        if self.tier is not None:
-            taken.spills, taken.loads = self.tier.take()
         self.counters.copied_blocks += len(taken.copies_before) + len(taken.copies_after)
         return taken
 
@@ -285,22 +303,24 @@ class CacheManager:
         metrics.peak_live = sum(pool.peak_live for pool in pools)
         metrics.entries = sum(pool.num_keyed for pool in pools)
         metrics.pinned = self.pins.num_pinned
-        if self.tier is not None:
-            self.tier.measure(metrics)
         slots = self.prompts.slots
         metrics.cached_prompts, metrics.prompt_evictions = (slots.num_keyed, slots.evictions) if slots else (0, 0)
+        if self.states is not None:
+            snapshots = metrics.snapshots = self.states.pool.num_keyed
+            metrics.snapshot_bytes = snapshots * self.states.slot_bytes
+            metrics.snapshot_evictions = self.states.pool.evictions
         metrics.bytes = sum(pool.num_keyed * size for pool, size in zip(pools, self._block_bytes, strict=True))
         return metrics
 
     def reset(self) -> None:
         """Forget every cached prefix. Raises ValueError while a row owns blocks or one is pinned."""
-        for pool in self._all_pools():
+        for pool in self.all_pools():
             pool.reset()
-        if self.tier is not None:
-            self.tier.reset()
 
-    def _all_pools(self) -> tuple[IdPool, ...]:
-        return self.pools if self.prompts.slots is None else (*self.pools, self.prompts.slots)
+    def all_pools(self) -> tuple[IdPool, ...]:
+        """Those of blocks, of prompts and of states."""
+        slots = () if self.prompts.slots is None else (self.prompts.slots,)
+        return (*self.pools, *slots, *(() if self.states is None else (self.states.pool,)))
 
     def check_invariants(self, running: Sequence[Request] = ()) -> None:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""
@@ -312,8 +332,8 @@ class CacheManager:
                 for index in range(int(first), int(end)):
                     id = int(self.blocks.tables[group][request.slot, index])
                     assert pool.key_of(id) == request.keys[index], f"block {index} of {request.id} has a foreign key"
-        if self.tier is not None:
-            self.tier.check_invariants()
-        if self.prompts.slots is not None:
-            slots = self.prompts.slots
-            slots.check_invariants(Counter(id for holder, id in self._transfers.held if holder is slots))
+        rows = [] if self.states is None else self.states.holders()
+        for pool in self.all_pools()[len(self.pools) :]:
+            held = [id for holder, id in self._transfers.held if holder is pool]
+            is_states = self.states is not None and pool is self.states.pool
+            pool.check_invariants(Counter([*held, *(rows if is_states else ())]))

@@ -22,6 +22,12 @@ class RequestKeys:
             extend_keys(keys, root, request.token_ids, num_blocks, self._block_size, request.media)
         return keys
 
+    def of_prefix(self, request: Request, num_tokens: int) -> bytes:
+        """The key of the first `num_tokens`: of the block that ends there, or of the whole request."""
+        num_full, rest = divmod(num_tokens, self._block_size)
+        assert rest == 0 or num_tokens == len(request.token_ids), f"{num_tokens} tokens end within a block"
+        return self.of_whole(request) if rest else self.of_blocks(request, num_full)[num_full - 1]
+
     def of_whole(self, request: Request) -> bytes:
         """The key of all of the request's tokens, the partial block at their end included."""
         num_full = len(request.token_ids) // self._block_size

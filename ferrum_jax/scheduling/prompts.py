@@ -20,11 +20,17 @@ from ferrum_jax.scheduling.transfers import Transfers
 class CachedPrompts:
     """The entries over the block pools of all cache groups and one pool of slots."""
 
-    def __init__(self, pools: Sequence[IdPool], *, block_size: int, max_prompts: int, min_tokens: int) -> None:
-        """max_prompts: slots beside the null one; 0 keeps no states. min_tokens: shorter prompts are not kept."""
+    def __init__(
+        self, pools: Sequence[IdPool], *, block_size: int, max_prompts: int, min_tokens: int, keeps_tails: bool = True
+    ) -> None:
+        """max_prompts: slots beside the null one; 0 keeps no states. min_tokens: shorter prompts are not kept.
+
+        keeps_tails: whether a copy of a tail is of use without the hidden state.
+        """
         self._pools = tuple(pools)
         self._block_size = block_size
         self._min_tokens = min_tokens
+        self._keeps_tails = keeps_tails
         self.max_prompts = max_prompts
         self.slots = IdPool(max_prompts + 1) if max_prompts else None
 
@@ -37,11 +43,14 @@ class CachedPrompts:
 
     def _keeps_tail(self, request: Request) -> bool:
         """A copy of the tail alone is for the other choices of the request, and saves all tokens of it but one."""
-        return request.num_choices > 1 and len(request.token_ids) % self._block_size > 1
+        return self._keeps_tails and request.num_choices > 1 and len(request.token_ids) % self._block_size > 1
 
-    def find(self, key: bytes) -> int:
-        """The slot of the state of a whole prompt's key, or 0."""
-        return self.slots.find(key) if self.slots is not None else 0
+    def find(self, request: Request, key: bytes) -> tuple[list[int], int]:
+        """The copies of the tail, one for each group or none, and the slot of the state or 0."""
+        tails = [pool.find(key) for pool in self._pools] if len(request.token_ids) % self._block_size else []
+        if not all(tails):
+            return [], 0
+        return tails, self.slots.find(key) if self.slots is not None else 0
 
     def would_store(self, request: Request, key: bytes) -> bool:
         """Whether `store` has something to do and, as things are, room for it."""

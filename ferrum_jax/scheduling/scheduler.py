@@ -219,7 +219,7 @@ class Scheduler:
         """Rows with tokens left to compute, each with its chunk's length, within `budget` tokens."""
         chunks = []
         for request in self._rows.prefilling():
-            count = min(len(request.token_ids) - request.num_computed, budget)
+            count = self._cache.chunk(request, budget)
             if count == 0:
                 break
             chunks.append((request, count))
@@ -246,7 +246,7 @@ class Scheduler:
                 continue
             if not self._admit_one(request):
                 break
-            count = min(len(request.token_ids) - request.num_computed, budget)
+            count = self._cache.chunk(request, budget)
             filling.update(self._keys_to_publish(request, count))
             admitted.append((request, count))
             budget -= count
@@ -289,7 +289,7 @@ class Scheduler:
             counts, samples = (np.concatenate([counts, np.array(tail, np.int32)]) for tail in (lengths, ends))
         none = np.zeros(len(slots), np.int32)
         for request, count in chunks:
-            self._cache.keep_prompt(request, request.num_computed + count)
+            self._cache.keep(request, request.num_computed + count)
         transfers = self._cache.take_transfers()
         shard = ShardPlan(
             slots=slots,
@@ -297,11 +297,9 @@ class Scheduler:
             counts=counts,
             samples=samples,
             block_tables=self._cache.blocks.gather(slots),
-            state_slots=none,
+            state_slots=self._cache.state_slots(slots),
             source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
             target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
-            spills=transfers.spills,
-            loads=transfers.loads,
             copies_before=tuple(transfers.copies_before),
             copies_after=tuple(transfers.copies_after),
         )

@@ -16,7 +16,6 @@ import numpy as np
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 VOCABULARY = 5
@@ -53,14 +52,15 @@ class FakeDevice:
         max_model_len: int,
         max_cached_prompts: int = 0,
         windows: Sequence[int | None] = (None,),
+        num_states: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.recurrent: list[list[int] | None] = [None] * num_states  # the tokens that each state stands for
         self.windows = tuple(windows)
         self.states: list[list[int] | None] = [None] * (max_cached_prompts + 1)
         shape = (len(self.windows), num_blocks, block_size)  # a pool for each cache group
         self.tokens, self.positions = np.full(shape, -1), np.full(shape, -1)
         self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
-        self.host: dict[tuple[int, int], np.ndarray] = {}  # by group and host id: tokens and positions
         self.num_computed = 0
 
     def run(self, plan: StepPlan, requests: dict[int, Request]) -> np.ndarray:
@@ -70,7 +70,6 @@ class FakeDevice:
             ids = requests[request_id].token_ids
             self.rows[slot, : len(ids)] = ids
         work = list(zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True))
-        self._move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
         written: set[tuple[int, int, int]] = set()
         for row, (slot, start, count) in enumerate(work):
@@ -88,6 +87,8 @@ class FakeDevice:
             for group, tables in enumerate(shard.block_tables):
                 self._check_reads(group, history, start, tables[row])
             self.num_computed += count
+            if self.recurrent:
+                self._recur(int(shard.state_slots[row]), history, start)
             source, target = int(shard.source_slots[row]), int(shard.target_slots[row])
             assert (count == 0) == (source != 0), "a row computes nothing, or computes and samples from a slot"
             if shard.samples[row]:
@@ -103,22 +104,22 @@ class FakeDevice:
         self._copy(shard.copies_after)
         return sampled
 
-    def _move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
-        """To host memory, then back."""
-        assert all(copy.source and copy.target for copy in (*spills, *loads)), "a copy from or to the null block"
-        for copy in spills:
-            block = self.tokens[copy.pool, copy.source], self.positions[copy.pool, copy.source]
-            self.host[copy.pool, copy.target] = np.stack(block)
-        for copy in loads:
-            block = self.host[copy.pool, copy.source]
-            self.tokens[copy.pool, copy.target], self.positions[copy.pool, copy.target] = block
-
     def _copy(self, copies: Sequence[Copy]) -> None:
         """One after the other."""
         for copy in copies:
             assert copy.source and copy.target, "a copy from or to the null block"
+            if copy.pool == len(self.windows):
+                self.recurrent[copy.target] = self.recurrent[copy.source]
+                continue
             for pool in (self.tokens, self.positions):
                 pool[copy.pool, copy.target] = pool[copy.pool, copy.source]
+
+    def _recur(self, id: int, history: np.ndarray, start: int) -> None:
+        """A state is reset at position 0, and goes on from the very tokens before it everywhere else."""
+        assert id, "a row has no state"
+        if start:
+            assert self.recurrent[id] == history[:start].tolist(), "a row goes on from the state of other tokens"
+        self.recurrent[id] = history.tolist()
 
     def _check_reads(self, group: int, history: np.ndarray, start: int, table: np.ndarray) -> None:
         """Of the keys that queries from `start` on see."""
@@ -144,13 +145,14 @@ class Engine:
         max_cached_prompts: int = 0,
         min_cached_prompt_tokens: int = 1,
         windows: Sequence[int | None] = (None,),
-        num_host_blocks: int = 0,
+        max_snapshots: int | None = None,
         enabled: bool = True,
     ) -> None:
         self.cache = CacheManager(
             pool_sizes=[num_blocks + 1] * len(windows),
             windows=windows,
-            tier=HostTier([num_host_blocks + 1] * len(windows)) if num_host_blocks else None,
+            max_snapshots=max_snapshots,
+            state_bytes=1000,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -164,7 +166,15 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        self.device = FakeDevice(num_blocks + 1, block_size, max_num_seqs, max_model_len, max_cached_prompts, windows)
+        self.device = FakeDevice(
+            num_blocks + 1,
+            block_size,
+            max_num_seqs,
+            max_model_len,
+            max_cached_prompts,
+            windows,
+            self.cache.states.pool.num_ids if self.cache.states else 0,
+        )
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
@@ -246,8 +256,7 @@ class Engine:
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
-        pools = [*self.cache.pools, *([self.cache.prompts.slots] if self.cache.prompts.slots else [])]
-        assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
+        assert all(pool.num_live == 0 for pool in self.cache.all_pools()), "blocks are live after the last request"
 
     def check(self, request: Request) -> None:
         """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""

@@ -291,10 +291,7 @@ def test_counters_are_exact() -> None:
         "copied_blocks": 0,
         "evictions": 0,
         "prompt_evictions": 0,
-        "host_hits": 0,
-        "spilled_blocks": 0,
-        "loaded_blocks": 0,
-        "host_evictions": 0,
+        "snapshot_evictions": 0,
         "revivals": 3,
         "refusals": 0,
         "preemptions": 0,
@@ -305,8 +302,8 @@ def test_counters_are_exact() -> None:
         "entries": 3,
         "cached_prompts": 0,
         "bytes": 300,
-        "host_entries": 0,
-        "host_bytes": 0,
+        "snapshots": 0,
+        "snapshot_bytes": 0,
         "pinned": 0,
     }
 
