@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from checkpoints.rules import Stretch
@@ -135,6 +136,24 @@ def on_mesh(mesh: Mesh, local: tuple[int, ...], dtype: Any, *axes: str | None) -
 
 def _sharding(mesh: Mesh, spec: PartitionSpec) -> jax.sharding.Sharding:
     return SingleDeviceSharding(mesh.devices.item()) if mesh.size == 1 else NamedSharding(mesh, spec)
+
+
+def row_major(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The array laid out in memory as kernels read it: the last axis innermost, then the one before it.
+
+    It matters on a TPU. There XLA has an order of its own for arrays whose last axes are small, and would copy a whole
+    pool into the kernel's order and back in each layer of a step.
+    """
+    assert array.sharding is not None
+    if all(device.platform != "tpu" for device in array.sharding.device_set):
+        return array
+    layout = Layout(major_to_minor=tuple(range(len(array.shape))))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=Format(layout, array.sharding))
+
+
+def formats(tree: Any) -> Any:
+    """The sharding and layout of each array of a tree of shapes, as results of a jitted function are given them."""
+    return jax.tree.map(lambda array: array.format, tree)
 
 
 def whole(mesh: Mesh) -> jax.sharding.Sharding:

@@ -89,15 +89,21 @@ def pool_shape(
 
 
 def make_pool(shape: KVPool, *, fill: float) -> KVPool:
-    """A pool of this shape and sharding in which everything reads as `fill`; of int8, whose values are 0, scales do."""
-    where, count = shape.values.sharding, shape.values.shape
+    """A pool of this shape, sharding and layout in which everything reads as `fill`; of int8, whose values are 0,
+    scales do."""
+
+    def filled(leaf: Any, of: float | jax.Array) -> jax.Array:
+        if leaf.format.layout is None:
+            return jnp.full(leaf.shape, of, leaf.dtype, device=leaf.sharding)
+        # made where and as it lies: an array of another layout beside it would be as large
+        return jax.jit(lambda: jnp.full(leaf.shape, of, leaf.dtype), out_shardings=leaf.format)()
+
     if shape.dtype == jnp.int8:
-        values = jnp.zeros(count, jnp.int8, device=where)
+        values = filled(shape.values, 0)
     else:
-        values = as_bits(jnp.full(count, fill, shape.dtype, device=where), shape)
-    scales = shape.scales
-    if scales is not None:
-        scales = jnp.full(scales.shape, fill, jnp.float32, device=scales.sharding)
+        bits = as_bits(jnp.asarray(fill, shape.dtype), shape)
+        values = filled(shape.values, bits)
+    scales = None if shape.scales is None else filled(shape.scales, fill)
     return dataclasses.replace(shape, values=values, scales=scales)
 
 

@@ -40,6 +40,7 @@ for _name, _value in {
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
+from jax.experimental.layout import Format, Layout  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from pallas_kernels.target import Target  # noqa: E402
@@ -189,14 +190,23 @@ def measure(
 
 
 def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str, donate: Sequence[int] = ()) -> Any:
-    """The executable of jit(fn) for one device of a generation that need not be here."""
+    """The executable of jit(fn) for one device of a generation that need not be here.
+
+    Arguments and results lie row by row, as an engine's pools do: XLA would copy others for a kernel.
+    """
     topology = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[generation])
     mesh = Mesh(np.array(topology.devices[:1]), ("x",))
     sharding = NamedSharding(mesh, PartitionSpec())
-    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), list(args))
+
+    def place(array: Any) -> jax.ShapeDtypeStruct:
+        layout = Format(Layout(major_to_minor=tuple(range(len(array.shape)))), sharding)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
+
+    placed = jax.tree.map(place, list(args))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jax.jit(fn, donate_argnums=tuple(donate)).trace(*placed).lower(lowering_platforms=("tpu",))
-        return lowered.compile()
+        results = jax.tree.map(lambda array: place(array).format, jax.eval_shape(fn, *args))
+        jitted = jax.jit(fn, donate_argnums=tuple(donate), out_shardings=results)
+        return jitted.trace(*placed).lower(lowering_platforms=("tpu",)).compile()
 
 
 def _dumps() -> dict[str, dict[str, str]]:

@@ -22,6 +22,8 @@ class ByFamily(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         parameters = nodeid.partition("[")[2].rstrip("]").split("-")
         family = next((name for name in FAMILIES if name in parameters), None)
+        if nodeid.startswith("tests/aot/"):  # tests of one compile share a process as well
+            return "-".join([nodeid.partition("::")[0], *parameters])
         if family is None and nodeid.startswith("tests/engine/"):
             family = "qwen3"  # the engine's other tests use this one
         return family or nodeid

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.cache.pools import Pools
-from ferrum_jax.sharding import on_mesh, partitions
+from ferrum_jax.sharding import formats, on_mesh, partitions
 from ferrum_jax.spec import CacheGroup
 from pallas_kernels.kv_pool import KVPool
 
@@ -51,7 +51,7 @@ def trace_copies(pools: Pools, groups: Sequence[CacheGroup], mesh: Mesh) -> jax.
     if mesh.size > 1:
         specs = partitions(arguments)
         copy_blocks = jax.shard_map(copy_blocks, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(copy_blocks, donate_argnums=(0,)).trace(*arguments)
+    return jax.jit(copy_blocks, donate_argnums=(0,), out_shardings=formats(arguments[0])).trace(*arguments)
 
 
 def _move(pool: KVPool, copy: jax.Array, group: int) -> KVPool:

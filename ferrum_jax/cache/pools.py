@@ -9,15 +9,18 @@ into a copy of the whole pool.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax.sharding import on_mesh
+from ferrum_jax.ints import round_up
+from ferrum_jax.sharding import on_mesh, row_major
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
+from pallas_kernels.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,17 +51,31 @@ def kv_shapes(
     return (layer,) * spec.num_hidden_layers
 
 
-def block_bytes(spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str) -> int:
-    """Bytes of one block in all layers together, scales and padding included."""
+def block_bytes(spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str, target: Target) -> int:
+    """Bytes of one block in all layers together as the target keeps it, scales and padding included."""
     block = kv_shapes(spec, num_blocks=1, block_size=block_size, kv_dtype=kv_dtype, implementation=implementation)
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(block))
+    return sum(_kept_bytes(array.shape, array.dtype.itemsize, target) for array in jax.tree.leaves(block))
+
+
+def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
+    """Bytes of an array that lies row by row.
+
+    A TPU keeps its last two axes in tiles of 128 lanes and 8 rows; of 2 or 4 rows where there are no more, but of no
+    fewer than fill a word of 32 bits.
+    """
+    *outer, rows, lanes = shape
+    if target.platform == "tpu":
+        fewest = max(rows, 4 // itemsize)
+        rows = fewest if fewest in (1, 2, 4) else round_up(rows, 8)
+        lanes = round_up(lanes, 128)
+    return math.prod(outer) * rows * lanes * itemsize
 
 
 def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     """The pools of a whole mesh, of which each device has `local`: heads over "tp", blocks and slots over "dp"."""
     axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
     return Pools(
-        kv=jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)]), local.kv),
+        kv=jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), local.kv),
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
         prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
     )

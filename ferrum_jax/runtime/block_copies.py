@@ -17,7 +17,7 @@ import numpy as np
 from ferrum_jax.cache.blocks import LayerBlocks, block_shapes, gather_blocks, scatter_blocks
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import ExecutableStore
-from ferrum_jax.sharding import whole
+from ferrum_jax.sharding import formats, whole
 from pallas_kernels.kv_pool import KVPool
 
 BATCHES = (4, 32)  # ids of a call
@@ -105,8 +105,7 @@ class BlockCopies:
         def scatter(pools: tuple[KVPool, ...], ids: jax.Array, blocks: tuple[LayerBlocks, ...]) -> tuple[KVPool, ...]:
             return scatter_blocks(pools, ids, blocks, head_copies=self._head_copies)
 
-        shardings = jax.tree.map(lambda array: array.sharding, self._of_group(self._pools, group))
-        jitted = jax.jit(scatter, donate_argnums=(0,), out_shardings=shardings)
+        jitted = jax.jit(scatter, donate_argnums=(0,), out_shardings=formats(self._of_group(self._pools, group)))
         return self._get("scatter", group, size, lambda *arguments: jitted.lower(*arguments).compile())
 
     def _get(self, kind: str, group: int, size: int, compile: Callable[..., Any]) -> Callable[..., Any]:

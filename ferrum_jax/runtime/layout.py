@@ -60,7 +60,13 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     model = shard_model(spec, parameters, mesh)
     local = dataclasses.replace(spec, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
     block_size = config.block_size or _block_size(local, kv_dtype, implementation, target)
-    per_block = block_bytes(local, block_size=block_size, kv_dtype=KV_DTYPES[kv_dtype], implementation=implementation)
+    per_block = block_bytes(
+        local,
+        block_size=block_size,
+        kv_dtype=KV_DTYPES[kv_dtype],
+        implementation=implementation,
+        target=target,
+    )
     num_blocks = choose_num_blocks(
         num_blocks=config.num_blocks,
         kv_memory_bytes=config.kv_memory_bytes or free_bytes(mesh.devices.flatten().tolist(), model.weights_bytes),

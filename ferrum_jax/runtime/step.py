@@ -23,7 +23,7 @@ from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
 from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
-from ferrum_jax.sharding import Shards, on_mesh, partition, partitions
+from ferrum_jax.sharding import Shards, formats, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import (
@@ -115,7 +115,8 @@ def trace_step(
     if mesh.size > 1:
         results = (*partitions(arguments[1:4]), partition("rows", None), partition("tokens", None))
         step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
-    return jax.jit(step, donate_argnums=(1, 2, 3)).trace(*arguments)
+    placed = (formats(kv), None, None, None, None)  # pools come back as they went in
+    return jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=placed).trace(*arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Cases of paged attention compiled for a TPU that is not here: what each program contains, one line of JSON a case.
+
+python -m tests.aot.case_program GENERATION CASE...
+
+Run as a process of its own, because the TPU's compiler wants its environment before jax.
+"""
+
+from __future__ import annotations
+
+from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
+
+import json
+import math
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, make_schedule, paged_attention
+from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
+from pallas_kernels.paged_attention.tpu_prefill_config import PrefillShape
+from pallas_kernels.target import Target
+
+_LARGE_OPS = re.compile(
+    r"^\s*(?:ROOT )?(%\S+) = \w+\[([\d,]*)\]\S* (copy|transpose|convert|reshape|pad)\(", re.MULTILINE
+)
+
+
+def choose_config(case: Case, target: Target) -> TpuConfig:
+    """The tiles that an engine's step of these shapes would have."""
+    return TpuConfig.choose(
+        num_tokens=case.num_tokens,
+        num_rows=case.num_rows,
+        max_blocks=case.max_blocks,
+        num_heads=case.num_heads,
+        dtype=jnp.dtype(case.dtype),
+        pool=make_shapes(case).pool,
+        decode_only=case.decode_only,
+        target=target,
+    )
+
+
+def estimates(case: Case, config: TpuConfig) -> dict[str, int]:
+    """Bytes of vector memory that the config says a kernel takes."""
+    pool = make_shapes(case).pool
+    found = {"paged_attention_decode": config.decode.vmem_bytes(config.shape, case.num_rows)}
+    if config.prefill is not None:
+        shape = PrefillShape.of(num_heads=case.num_heads, dtype=jnp.dtype(case.dtype), pool=pool)
+        found["prefill_attention"] = config.prefill.vmem_bytes(shape)
+    return found
+
+
+def describe(case: Case, generation: str) -> dict[str, Any]:
+    """A layer's attention, its schedule made in the same program; the pool is donated."""
+    shapes, target = make_shapes(case), Target.named(f"tpu:{generation}")
+    config = choose_config(case, target)
+
+    def layer(q: Any, k: Any, v: Any, pool: Any, batch: RaggedBatch, sinks: Any) -> Any:
+        schedule = make_schedule(
+            batch,
+            num_tokens=case.num_tokens,
+            block_size=case.block_size,
+            config=config,
+            window=case.window,
+            causal=case.causal,
+            implementation="mosaic_tpu",
+        )
+        options: dict[str, Any] = {"scale": case.softmax_scale, "soft_cap": case.soft_cap, "sinks": sinks}
+        return paged_attention(q, k, v, pool, schedule, **options, implementation="mosaic_tpu")
+
+    started = time.process_time()
+    arguments = [shapes.q, shapes.k, shapes.v, shapes.pool, shapes.batch, shapes.sinks]
+    result = tpu_static.measure(layer, arguments, generation=generation, donate=(3,), trip_counts={})
+    memory = result.compiled.memory_analysis()
+    leaves = jax.tree.leaves(shapes.pool)
+    least = min(leaf.size for leaf in leaves)
+    ops = _LARGE_OPS.findall(result.hlo)
+    return {
+        "compile_s": round(time.process_time() - started, 1),
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "pool_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        "temp_bytes": memory.temp_size_in_bytes,
+        "pool_copies": [f"{op} {name} [{dims}]" for name, dims, op in ops if _size(dims) >= least],
+        "vmem_bytes": {kernel.schedule.name: kernel.vmem_bytes for kernel in result.kernels},
+        "estimates": estimates(case, config),
+        "spills": {kernel.schedule.name: kernel.vector_spills for kernel in result.kernels},
+    }
+
+
+def _size(dims: str) -> int:
+    return math.prod(int(d) for d in dims.split(",") if d)
+
+
+def main(generation: str, names: list[str]) -> None:
+    """A case that does not compile has its error instead."""
+    by_name = {case.name: case for case in CASES}
+    for name in names:
+        try:
+            said = describe(by_name[name], generation)
+        except Exception as error:  # whatever the compiler raises is what the test reports
+            said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+        print(json.dumps({"name": name, **said}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

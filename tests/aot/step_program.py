@@ -1,0 +1,137 @@
+"""The compiled step of a published model on a mesh of TPUs that are not here, and what its program contains.
+
+python -m tests.aot.step_program '{"model": "Llama-3-8B", "topology": "v6e:2x2", "mesh": "tp=4", ...}'...   prints JSON
+
+Fields of `Case`; run as a process of its own, because the TPU's compiler wants its environment before jax.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+import collections
+import dataclasses
+import json
+import math
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.models.registry import spec_of
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.step import trace_step
+from ferrum_jax.sharding import local_bytes, make_mesh
+from pallas_kernels.target import Target
+from tests.models.published import PUBLISHED
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+LARGE_CONSTANT = 1 << 16  # elements
+KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
+_OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
+_TUPLE_OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = \(.*?\) ([\w-]+)\(", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """layers: None is the model's own depth. topology: a name of libtpu's. buckets: T and whether it is decode."""
+
+    model: str
+    topology: str
+    mesh: str
+    layers: int | None = None
+    implementation: str = "mosaic_tpu"
+    buckets: tuple[tuple[int, bool], ...] = ((64, True), (512, False))
+    kv_dtype: str = "auto"
+
+
+def lay_out_case(case: Case) -> Layout:
+    """64 rows of 4,096 tokens on the case's devices, with the memory that its weights leave."""
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
+    mesh = make_mesh(MeshShape.parse(case.mesh), devices)
+    spec = spec_of(PUBLISHED[case.model][0])
+    if case.layers is not None:
+        moe = tuple(layer for layer in spec.moe_layers if layer < case.layers)
+        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, moe_layers=moe, cache_groups=())
+    config = EngineConfig(
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        max_model_len=4096,
+        kv_memory_bytes=1 << 30,
+        implementation=case.implementation,
+        kv_dtype=case.kv_dtype,
+    )
+    free = Target.of_device(devices[0]).memory_bytes - lay_out(spec, config, mesh).ledger.weights_bytes
+    return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=max(int(free * KV_SHARE), 1)), mesh)
+
+
+def compile_step(layout: Layout, bucket: Bucket) -> Any:
+    """The executable of a bucket."""
+    with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):
+        traced = trace_step(layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh)
+        return traced.lower(lowering_platforms=("tpu",)).compile()
+
+
+def describe(layout: Layout, bucket: Bucket) -> dict[str, Any]:
+    """What the step's program on one device contains; ops are named where they should not be there."""
+    started = time.process_time()
+    executable = compile_step(layout, bucket)
+    compile_s = time.process_time() - started  # of all threads, whatever else the machine does
+    text, memory = executable.as_text(), executable.memory_analysis()
+    sizes = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
+    weights = {tuple(sorted(w.sharding.shard_shape(w.shape))) for w in layout.targets.values() if w.size >= 1 << 20}
+    counts: collections.Counter[str] = collections.Counter()
+    found: dict[str, list[str]] = {"pool_copies": [], "wide_weights": [], "constants": []}
+    for name, dtype, dims, op in _OP.findall(text):
+        counts[op.removesuffix("-start")] += 1
+        shape = tuple(int(d) for d in dims.split(",") if d)
+        line = f"{op} {name} {dtype}[{dims}]"
+        if math.prod(shape) in sizes and (op in ("copy", "transpose", "convert") or op.startswith(COLLECTIVES)):
+            found["pool_copies"].append(line)
+        if dtype == "f32" and tuple(sorted(shape)) in weights:
+            found["wide_weights"].append(line)
+        if op == "constant" and math.prod(shape) >= LARGE_CONSTANT:
+            found["constants"].append(line)
+    for _, op in _TUPLE_OP.findall(text):
+        counts[op.removesuffix("-start")] += 1
+    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    return {
+        "bucket": str(bucket),
+        "compile_s": compile_s,
+        "collectives": {op: counts[op] for op in COLLECTIVES if counts[op]},
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "pool_bytes": layout.ledger.kv_bytes + sum(map(local_bytes, (layout.pools.slots, layout.pools.prompts))),
+        "layer_pool_bytes": local_bytes(jax.tree.leaves(layout.pools.kv[0])[0]),
+        "temp_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": peak - memory.alias_size_in_bytes,
+        "memory_bytes": Target.of_device(layout.mesh.devices.flat[0]).memory_bytes,
+        "weights_bytes": layout.ledger.weights_bytes,
+        **found,
+    }
+
+
+def run(case: Case) -> list[dict[str, Any]]:
+    """The description of each bucket of a case."""
+    layout = lay_out_case(case)
+    wanted = [b for b in layout.ladder.buckets if (b.num_tokens, b.decode_only) in case.buckets]
+    assert len(wanted) == len(case.buckets), f"{case.buckets} are not all in {layout.ladder.buckets}"
+    return [describe(layout, bucket) for bucket in wanted]
+
+
+if __name__ == "__main__":
+    cases = [Case(**json.loads(text)) for text in sys.argv[1:]]
+    cases = [dataclasses.replace(c, buckets=tuple((t, d) for t, d in c.buckets)) for c in cases]
+    print(json.dumps([run(case) for case in cases]))

@@ -1,0 +1,81 @@
+"""Every case of paged attention compiles for TPUs that are not here, in place and within the memory it says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.target import Target
+from tests.support import ROOT
+
+pytestmark = pytest.mark.aot
+GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
+COMPILER_BYTES = 2**17  # of vector memory, that an estimate may add for the compiler's own
+
+
+def cases_of(generation: str, *, in_turn: bool) -> list[str]:
+    """Cases for which it is the generation's turn, or all the others that it can run.
+
+    Prefill of real sizes compiles for half a minute, so it has no turn.
+    """
+    target = Target.named(f"tpu:{generation}")
+    cases = [case for case in CASES if not case.invariant]
+    turns = dict(zip((case.name for case in cases), itertools.cycle(GENERATIONS)))
+    turns |= {case.name: ("v6e", "v7x")[i % 2] for i, case in enumerate(cases) if case.kv_dtype.startswith("fp8")}
+    turns = {case.name: turns[case.name] for case in cases if case.tiny or case.decode_only}
+    runs = [case.name for case in cases if target.has_fp8 or not case.kv_dtype.startswith("fp8")]
+    return [name for name in runs if (turns.get(name) == generation) == in_turn]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((generation, in_turn), id=f"{generation}-{which}", marks=marks)
+        for generation in GENERATIONS
+        for in_turn, which, marks in ((True, "turn", ()), (False, "rest", pytest.mark.slow))
+    ],
+)
+def programs(request) -> dict[str, dict]:
+    """What the program of each case contains, by the case's name."""
+    generation, in_turn = request.param
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.aot.case_program", generation, *cases_of(generation, in_turn=in_turn)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    print(json.dumps({case["name"]: case.get("compile_s") for case in found}))
+    return {case["name"]: case for case in found}
+
+
+def test_each_case_compiles(programs):
+    assert {name: case["error"] for name, case in programs.items() if "error" in case} == {}
+
+
+def test_its_pool_is_aliased_and_not_copied(programs):
+    for name, case in compiled(programs):
+        assert case["aliased_bytes"] >= case["pool_bytes"], name
+        assert case["pool_copies"] == [], name
+
+
+def test_no_kernel_takes_more_vector_memory_than_its_tiles_say(programs):
+    """Nor much less: what an estimate makes too large is refused for nothing."""
+    for name, case in compiled(programs):
+        for kernel, estimate in case["estimates"].items():
+            used = case["vmem_bytes"][kernel]
+            assert used <= estimate <= 1.1 * used + COMPILER_BYTES, f"{name}: {kernel}"
+
+
+def compiled(programs: dict[str, dict]) -> list[tuple[str, dict]]:
+    cases = [(name, case) for name, case in programs.items() if "error" not in case]
+    assert cases, "nothing compiled"
+    return cases

@@ -1,0 +1,85 @@
+"""The whole step of published models, compiled for TPUs that are not here: what its program contains and what not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.aot
+LAYERS = 2  # more of them add the same ops again
+DECODE, MIXED = (64, True), (512, False)
+
+
+def case(model: str, topology: str, mesh: str, *buckets: tuple[int, bool], slow: bool = False, **options: str):
+    fields = {"model": model, "topology": topology, "mesh": mesh, "buckets": buckets, **options}
+    name = "_".join([model, topology, mesh, *(f"T{tokens}" for tokens, _ in buckets), *options.values()])
+    return pytest.param(fields, id=name.replace("-", "_"), marks=[pytest.mark.slow] * slow)
+
+
+CASES = [
+    case("Qwen3-0.6B", "v5e:2x2", "tp=1", DECODE),
+    case("Llama-3-8B", "v6e:2x2", "tp=4", MIXED),
+    case("Llama-3-8B", "v6e:4x4", "dp=2,tp=8", DECODE),
+    case("Qwen3-30B-A3B", "TPU7x:2x2x1", "tp=4", DECODE),
+    case("Llama-3-8B", "v5p:2x2x1", "dp=2,tp=2", DECODE, slow=True, implementation="xla"),
+    case("Qwen3-0.6B", "v6e:2x2", "tp=1", DECODE, MIXED, slow=True),
+    case("Qwen3-0.6B", "v5e:2x2", "tp=1", MIXED, slow=True, implementation="xla"),
+    case("Llama-3-8B", "v5e:2x2", "tp=4", DECODE, MIXED, slow=True),
+    case("Llama-3-8B", "v5e:4x4", "tp=8", DECODE, MIXED, slow=True),
+    case("Llama-3-8B", "v6e:4x4", "dp=4,tp=4", MIXED, slow=True, implementation="xla"),
+    case("Llama-3-8B", "v6e:4x4", "tp=8", DECODE, MIXED, slow=True, kv_dtype="int8"),
+    case("Llama-3-8B", "TPU7x:2x2x1", "tp=4", DECODE, MIXED, slow=True, kv_dtype="fp8_e4m3"),
+    case("Qwen3-30B-A3B", "v5e:4x4", "tp=4", DECODE, MIXED, slow=True),
+    case("Qwen3-30B-A3B", "v6e:4x4", "dp=4,tp=4", DECODE, MIXED, slow=True),
+    case("Qwen3-30B-A3B", "v5p:2x2x1", "tp=4", DECODE, MIXED, slow=True),
+    case("Qwen3-30B-A3B", "TPU7x:2x2x1", "tp=4", MIXED, slow=True),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def program(request) -> tuple[dict, list[dict]]:
+    """A case, and what the program of each of its buckets contains."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.aot.step_program", json.dumps(request.param | {"layers": LAYERS})],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    (buckets,) = json.loads(process.stdout.splitlines()[-1])
+    print(json.dumps([{"bucket": b["bucket"], "compile_s": round(b["compile_s"], 1)} for b in buckets]))
+    return request.param, buckets
+
+
+def test_the_only_collectives_are_two_sums_a_layer_the_embedding_s_and_the_exchange_of_logits(program):
+    """Logits are exchanged twice, for sampled rows and for prompt log-probabilities; their results are gathered."""
+    fields, buckets = program
+    expected = {"all-reduce": 2 * LAYERS + 1, "all-to-all": 2, "all-gather": 2}
+    for bucket in buckets:
+        assert bucket["collectives"] == ({} if fields["mesh"] == "tp=1" else expected), bucket["bucket"]
+
+
+def test_every_pool_is_aliased_and_none_is_copied_and_the_ledger_knows_their_bytes(program):
+    """Slots and prompts, which are small, may be padded."""
+    for bucket in program[1]:
+        assert 1 <= bucket["aliased_bytes"] / bucket["pool_bytes"] < 1.01, bucket["bucket"]
+        assert bucket["pool_copies"] == [], bucket["bucket"]
+        assert bucket["temp_bytes"] < bucket["layer_pool_bytes"], bucket["bucket"]
+
+
+def test_no_weight_is_widened_and_no_constant_is_large(program):
+    for bucket in program[1]:
+        assert bucket["wide_weights"] == [], bucket["bucket"]
+        assert bucket["constants"] == [], bucket["bucket"]
+
+
+def test_a_step_fits_the_memory_of_its_device(program):
+    for bucket in program[1]:
+        assert bucket["peak_bytes"] < bucket["memory_bytes"], bucket["bucket"]
