@@ -62,20 +62,38 @@ def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
 
 
 def _attend(case: Case, arguments: Arguments, programs: int = 1) -> np.ndarray:
-    a = arguments
     with interpreted() as interpret:
-        out, _ = gpu.paged_attention(
-            a.q,
-            a.k,
-            a.v,
-            a.pool,
-            _schedule(case, a.batch, _config(case, a, programs)),
-            scale=case.softmax_scale,
-            soft_cap=case.soft_cap,
-            sinks=a.sinks,
-            interpret=interpret,
-        )
-        return np.asarray(out).astype(np.float64)
+        return _run(case, arguments, _config(case, arguments, programs), interpret)
+
+
+def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) -> np.ndarray:
+    a = arguments
+    out, _ = gpu.paged_attention(
+        a.q,
+        a.k,
+        a.v,
+        a.pool,
+        _schedule(case, a.batch, config),
+        scale=case.softmax_scale,
+        soft_cap=case.soft_cap,
+        sinks=a.sinks,
+        interpret=interpret,
+    )
+    return np.asarray(out).astype(np.float64)
+
+
+def _expected(case: Case) -> np.ndarray:
+    a = make_arguments(case)
+    return oracle.paged_attention(
+        *(np.asarray(x) for x in (a.q, a.k, a.v)),
+        *kv_oracle.arrays(a.pool),
+        *(np.asarray(x) for x in (a.batch.block_tables, a.batch.starts, a.batch.counts)),
+        scale=case.softmax_scale,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=None if a.sinks is None else np.asarray(a.sinks),
+        causal=case.causal,
+    )
 
 
 def _cases(quick: tuple[str, ...]) -> Any:
@@ -86,20 +104,29 @@ def _cases(quick: tuple[str, ...]) -> Any:
 
 @_cases(QUICK)
 def test_every_case_equals_the_float64_oracle(case: Case) -> None:
-    logical = make_arguments(case)
-    a, batch = logical, logical.batch
-    expected = oracle.paged_attention(
-        *(np.asarray(x) for x in (a.q, a.k, a.v)),
-        *kv_oracle.arrays(a.pool),
-        *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
-        scale=case.softmax_scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=None if a.sinks is None else np.asarray(a.sinks),
-        causal=case.causal,
-    )
     out = _attend(case, make_arguments(case, implementation="mosaic_gpu"))
-    np.testing.assert_allclose(out, expected, **TOLERANCE["bfloat16"])
+    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", ["short", "chosen"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_equals_the_float64_oracle_on_a_gpu(case: Case, splits: str) -> None:
+    a = make_arguments(case, implementation="mosaic_gpu")
+    config = _config(case, a, programs=Target.of_device(jax.devices()[0]).num_cores or 1)
+    if splits == "chosen":
+        config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=1024))
+    out = _run(case, a, config, interpret=False)
+    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+
+
+@pytest.mark.gpu
+def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
+    rows = ((40_000, 1), (3, 1), (5000, 300))
+    case = Case(name="long", rows=rows, num_tokens=512, num_rows=4, num_heads=8, num_kv_heads=2)
+    a = make_arguments(case, implementation="mosaic_gpu")
+    config = GpuConfig.choose(num_heads=8, pool=a.pool, decode_only=False, target=H200, dtype=jnp.dtype("bfloat16"))
+    np.testing.assert_allclose(_run(case, a, config, interpret=False), _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,99 @@
+"""Times attention on this machine's device: one JSON line for each case and implementation.
+
+    python3 scripts/bench_kernels.py --gpu            # makes .venv with jax for CUDA where this Python has none
+    python3 scripts/bench_kernels.py --gpu llama_8b_decode_64x4k_c16
+    python3 scripts/bench_kernels.py                  # "xla" on the CPU in sizes of tests: shows that the harness works
+
+What runs beside what is in `kernel_rivals`. A result is compared with that of "xla" before it is timed. Bytes are those
+of K and V that queries see, once; they are set against a copy on the device that is timed in the same run, operations
+against the data sheet. More than the data sheet allows is an error. Blocks lie in random order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+_SET_UP = "--is-set-up"  # given to itself once the virtual environment is there
+_NO_CACHE_BYTES = 2**28  # from here on a cache of 50 MB changes little
+_TOLERANCE = 2e-2
+OURS = ("xla", "mosaic_gpu")  # what others cannot do here is their line; what these cannot is an error
+
+
+def set_up(arguments: list[str]) -> None:
+    """Goes on in .venv with the packages for a GPU, where this Python lacks them."""
+    if _SET_UP in arguments or all(importlib.util.find_spec(name) for name in ("jax_cuda13_plugin", "nvidia")):
+        return
+    command = 'EXTRAS=gpu; source scripts/setup_venv.sh; exec python scripts/bench_kernels.py "$@"'
+    os.chdir(ROOT)
+    os.execvp("bash", ["bash", "-euo", "pipefail", "-c", command, "bench_kernels", *arguments, _SET_UP])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="on the GPU of this machine")
+    parser.add_argument(_SET_UP, action="store_true", help="this Python has what is needed")
+    parser.add_argument("cases", nargs="*", help="names; all of the platform's by default")
+    options = parser.parse_args(arguments)
+    if options.gpu:
+        set_up(arguments)
+    os.environ["JAX_PLATFORMS"] = "cuda" if options.gpu else "cpu"
+    run(options.cases, on_gpu=options.gpu)
+
+
+def run(names: list[str], *, on_gpu: bool) -> None:
+    """Prints the lines. Raises SystemExit for an unknown case, ValueError for what no device can do."""
+    import jax
+    import numpy as np
+
+    from pallas_kernels.target import Target
+    from scripts import kernel_rivals as rivals
+
+    cases = rivals.GPU_CASES if on_gpu else rivals.CPU_CASES
+    unknown = set(names) - {case.name for case in cases}
+    if unknown:
+        raise SystemExit(f"no case is called {sorted(unknown)}; there are {[case.name for case in cases]}")
+    device = jax.devices()[0]
+    target = Target.of_device(device)
+    copied = rivals.copy_bytes_per_s(2**32 if on_gpu else 2**24)
+    about = {"device": device.device_kind, "jax": jax.__version__, **rivals.git_state()}
+    print(json.dumps({**about, "copy_gb_per_s": round(copied / 1e9, 1)}), flush=True)
+    for case in cases:
+        if names and case.name not in names:
+            continue
+        problem = rivals.make_problem(case, on_gpu=on_gpu)
+        expected = None
+        for name, attend, reason in rivals.implementations(problem, on_gpu=on_gpu):
+            line = {"case": case.name, "implementation": name, **about}
+            if attend is None:
+                print(json.dumps({**line, "left_out": reason}), flush=True)
+                continue
+            try:
+                timing = rivals.measure(attend())
+            except Exception as error:
+                if name in OURS:
+                    raise
+                print(json.dumps({**line, "failed": repr(error)[:500]}), flush=True)
+                continue
+            real = timing.result[: sum(count for _, count in case.rows)]
+            expected = real if expected is None else expected
+            np.testing.assert_allclose(real, expected, rtol=_TOLERANCE, atol=_TOLERANCE, err_msg=f"{case.name} {name}")
+            bytes_, flops = rivals.work_of(case)
+            bandwidth, rate = bytes_ / timing.median_s, flops / timing.median_s
+            is_too_fast = bytes_ > _NO_CACHE_BYTES and bandwidth > target.bandwidth_bytes_per_s
+            if is_too_fast or rate > target.flops_per_s:
+                raise ValueError(f"{case.name} {name}: {bandwidth:.3g} bytes/s and {rate:.3g} operations/s cannot be")
+            figures = {field: value for field, value in dataclasses.asdict(timing).items() if field != "result"}
+            line |= figures | {"bytes": bytes_, "flops": flops, "of_copy": round(bandwidth / copied, 3)}
+            print(json.dumps({**line, "tflops": round(rate / 1e12, 2)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
