@@ -49,6 +49,7 @@ class EngineConfig:
     max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
     max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
+    host_cache_bytes: host memory for cached blocks that the KV pool gives up; they come back on a hit. 0 keeps none.
     enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
     computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
@@ -69,6 +70,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     kv_memory_bytes: int | None = None
     num_blocks: int | None = None
+    host_cache_bytes: int = 0
     enable_prefix_caching: bool = True
     max_cached_prompts: int = 256
     min_cached_prompt_tokens: int = 8
@@ -93,8 +95,9 @@ class EngineConfig:
         for field in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
-        if self.max_cached_prompts < 0:
-            raise ValueError(f"max_cached_prompts is {self.max_cached_prompts}; it must be 0 (none) or more")
+        for field in ("max_cached_prompts", "host_cache_bytes"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
         if self.min_cached_prompt_tokens < 1:
             raise ValueError(f"min_cached_prompt_tokens is {self.min_cached_prompt_tokens}; it must be at least 1")
         for field in ("max_model_len", "kv_memory_bytes", "num_blocks"):

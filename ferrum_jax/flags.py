@@ -23,6 +23,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_num_batched_tokens": (int, "most tokens in one step"),
     "kv_memory_bytes": (int, "size of the KV pool in bytes"),
     "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
+    "host_cache_bytes": (int, "host memory in bytes for cached blocks that the KV pool gives up; 0 keeps none"),
     "max_cached_prompts": (int, "most whole prompts whose repeat computes no token; 0 keeps none"),
     "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),

@@ -21,6 +21,8 @@ import numpy as np
 
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.fingerprint import fingerprint
+from ferrum_jax.cache.budget import choose_num_host_blocks
+from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import make_pools
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.engine import Engine
@@ -35,6 +37,7 @@ from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
@@ -82,6 +85,8 @@ class LLM:
         self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
         self._counter = CompileCounter()
         self.loaded = load(checkpoint, layout, store, on_progress)
+        if layout.ledger.num_host_blocks:
+            self.loaded.copies.warm_up()
         self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
         self._inboxes: dict[int, deque[RequestOutput]] = {}  # by unfinished submission
         self._compiles_at_start = self._counter.count
@@ -260,6 +265,7 @@ class LLM:
             "kv_bytes": self.ledger.kv_bytes,
             "kv_repeated_bytes": self.ledger.repeated_bytes,
             "prompts_bytes": self.ledger.prompts_bytes,
+            "host_cache_bytes": self.ledger.host_bytes,
             "num_blocks": self.ledger.num_blocks,
             "startup_s": self.startup_s,
         }
@@ -425,15 +431,18 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     layout = loaded.layout
     spec = layout.options.spec
     groups = spec.cache_groups
+    shares = [len(group.layers) / spec.num_hidden_layers for group in groups]
+    tier, host = _host_tier(loaded, config, shares)
     cache = CacheManager(
         pool_sizes=[(config.num_blocks or layout.ledger.num_blocks) + 1] * len(groups),
         windows=[group.window for group in groups],
+        tier=tier,
         block_size=layout.ledger.block_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=layout.max_model_len,
         fingerprint=loaded.fingerprint,
         kv_dtype=layout.kv_dtype,
-        block_bytes=[layout.ledger.block_bytes * len(group.layers) // spec.num_hidden_layers for group in groups],
+        block_bytes=[round(layout.ledger.block_bytes * share) for share in shares],
         max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         enabled=config.enable_prefix_caching,
@@ -445,6 +454,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
             executables=loaded.executables,
             ladder=layout.ladder,
             copies=loaded.copies,
+            host=host,
         ),
         scheduler=Scheduler(
             cache=cache,
@@ -461,6 +471,22 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     )
 
 
+def _host_tier(
+    loaded: Loaded, config: EngineConfig, shares: Sequence[float]
+) -> tuple[HostTier | None, list[HostMemory]]:
+    """The books and the arrays of the host tier, if the config asks for one. shares: of the layers, by group."""
+    ledger = loaded.layout.ledger
+    num_blocks = choose_num_host_blocks(
+        host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
+        block_bytes=ledger.host_block_bytes,
+        block_size=ledger.block_size,
+    )
+    if num_blocks == 0:
+        return None, []
+    host = [HostMemory(loaded.copies.shapes(group), num_blocks + 1) for group in range(len(shares))]
+    return HostTier([num_blocks + 1] * len(shares), [round(ledger.host_block_bytes * s) for s in shares]), host
+
+
 def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> TraceHeader:
     return TraceHeader(
         block_size=layout.ledger.block_size,
@@ -472,6 +498,7 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
         max_cached_prompts=cache.prompts.max_prompts,
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         windows=cache.windows,
+        num_host_blocks=cache.tier.pools[0].num_ids - 1 if cache.tier is not None else 0,
     )
 
 

@@ -36,6 +36,10 @@ class ReuseMetrics:
     evictions: int = 0
     prompt_evictions: int = 0  # of last hidden states
     snapshot_evictions: int = 0
+    host_hits: int = 0  # lookups that took a block from host memory
+    spilled_blocks: int = 0  # copied to host memory
+    loaded_blocks: int = 0  # copied back
+    host_evictions: int = 0  # blocks that host memory gave up
     revivals: int = 0
     refusals: int = 0
     preemptions: int = 0
@@ -49,6 +53,8 @@ class ReuseMetrics:
     bytes: int = 0  # of the keyed blocks
     snapshots: int = 0  # of recurrent states
     snapshot_bytes: int = 0
+    host_entries: int = 0  # blocks that host memory keeps
+    host_bytes: int = 0  # of those
     pinned: int = 0
 
     def snapshot(self) -> dict[str, Any]:

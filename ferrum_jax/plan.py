@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """One id of a pool copied to another, on the device. pool: index of the cache group."""
+    """The content of one id copied to another, on the device or between it and the host. pool: the cache group."""
 
     pool: int
     source: int
@@ -33,6 +33,8 @@ class ShardPlan:
     state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
     source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
+    spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
+    loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
     copies_before: tuple[Copy, ...] = ()
     copies_after: tuple[Copy, ...] = ()
 

@@ -38,21 +38,36 @@ class PrefixCache:
         wanted = None if keys is None else set(keys)
         arrays: dict[str, np.ndarray] = {}
         count = 0
+        self._move()
         for group, pool in enumerate(self.cache.pools):
             found = [(id, key) for id, key in pool.keyed() if wanted is None or key in wanted]
-            if found:
-                count += len(found)
-                arrays[f"{group}/keys"] = np.frombuffer(b"".join(key for _, key in found), np.uint8).reshape(
-                    -1, KEY_BYTES
-                )
-                arrays.update(self._read(group, [id for id, _ in found]))
+            in_host = [(id, key) for id, key in self._in_host(group) if wanted is None or key in wanted]
+            if found or in_host:
+                count += len(found) + len(in_host)
+                arrays[f"{group}/keys"] = np.frombuffer(
+                    b"".join(key for _, key in (*in_host, *found)), np.uint8
+                ).reshape(-1, KEY_BYTES)
+                arrays.update(self._read(group, [id for id, _ in found], [id for id, _ in in_host]))
         if not arrays:
             raise ValueError(f"no full block is cached, so there is nothing to save to {path}")
         save_prefixes(path, self._identity(), arrays)
         return count
 
-    def _read(self, group: int, ids: Sequence[int]) -> dict[str, np.ndarray]:
-        batches = []
+    def _in_host(self, group: int) -> list[tuple[int, bytes]]:
+        """(host id, key) of each block that only host memory has."""
+        if self.cache.tier is None:
+            return []
+        find = self.cache.pools[group].find
+        return [(id, key) for id, key in self.cache.tier.pools[group].keyed() if not find(key)]
+
+    def _move(self) -> None:
+        """Brings what was evicted since the last step to host memory, before anything is written in its place."""
+        if self.cache.tier is not None:
+            self.runner.move(*self.cache.tier.take())
+
+    def _read(self, group: int, ids: Sequence[int], host_ids: Sequence[int]) -> dict[str, np.ndarray]:
+        """The blocks of host memory, which were used longer ago, then those of the pools."""
+        batches = [dict(self._named(group, self.runner.read_host_blocks(group, host_ids)))] if host_ids else []
         for part, blocks in self.runner.read_blocks(group, ids):
             count = part.stop - part.start
             batches.append({name: np.asarray(array)[:count] for name, array in self._named(group, blocks)})
@@ -78,6 +93,7 @@ class PrefixCache:
             missing = [row for row, key in enumerate(keys) if not pool.find(key)]
             rows = missing[max(len(missing) - pool.num_free, 0) :]
             ids = pool.take(len(rows))
+            self._move()  # what was evicted for them is still there
             self.runner.write_blocks(group, ids, _Rows(self, group, arrays, rows).batch)
             for id, row in zip(ids, rows, strict=True):
                 pool.publish(id, keys[row])

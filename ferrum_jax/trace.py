@@ -22,7 +22,8 @@ FORMAT = 1
 class TraceHeader:
     """The sizes of the engine that wrote a segment.
 
-    num_blocks: of each cache group, without the null one. block_bytes: over all layers. windows: of each group.
+    num_blocks, num_host_blocks: of each cache group, without the null one. block_bytes: over all layers.
+    windows: of each group.
     """
 
     ferrum_jax_trace: int = FORMAT
@@ -35,6 +36,7 @@ class TraceHeader:
     max_cached_prompts: int = 0
     min_cached_prompt_tokens: int = 8
     windows: Sequence[int | None] = (None,)
+    num_host_blocks: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

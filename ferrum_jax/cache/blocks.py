@@ -30,6 +30,12 @@ def block_shapes(pools: tuple[KVPool, ...], *, head_copies: int, count: int) -> 
     return jax.eval_shape(lambda pools, ids: gather_blocks(pools, ids, head_copies=head_copies), pools, ids)
 
 
+def bytes_outside(pools: tuple[KVPool, ...], *, head_copies: int) -> int:
+    """Bytes of one block of such pools outside of them, over all layers."""
+    leaves = jax.tree.leaves(block_shapes(pools, head_copies=head_copies, count=1))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 def gather_blocks(pools: tuple[KVPool, ...], ids: jax.Array, *, head_copies: int) -> tuple[LayerBlocks, ...]:
     """The blocks `ids` [n] int32 of every layer."""
     return tuple(_gather(pool, ids, head_copies) for pool in pools)

@@ -17,6 +17,7 @@ class Ledger:
     """Where the memory of one device goes, in bytes; `num_blocks` counts usable blocks, without the null block.
 
     head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
+    num_host_blocks: usable blocks of the host tier, in the host's memory, of host_block_bytes each.
     """
 
     weights_bytes: int
@@ -26,6 +27,8 @@ class Ledger:
     num_blocks: int
     block_size: int
     head_copies: int = 1
+    host_block_bytes: int = 0
+    num_host_blocks: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -35,6 +38,10 @@ class Ledger:
     def repeated_bytes(self) -> int:
         """Of kv_bytes, what another device of the mesh keeps as well."""
         return self.kv_bytes - self.kv_bytes // self.head_copies
+
+    @property
+    def host_bytes(self) -> int:
+        return (self.num_host_blocks + 1) * self.host_block_bytes if self.num_host_blocks else 0
 
     @property
     def kv_tokens(self) -> int:
@@ -64,6 +71,19 @@ def choose_num_blocks(
             "and two are the least; raise kv_memory_bytes or lower block_size"
         )
     return min(fits, most)
+
+
+def choose_num_host_blocks(*, host_cache_bytes: int, block_bytes: int, block_size: int) -> int:
+    """Usable blocks of the host tier; 0 where there is none. Raises ValueError if not even one block fits."""
+    if host_cache_bytes == 0:
+        return 0
+    fits = host_cache_bytes // block_bytes - 1  # the null block
+    if fits < 1:
+        raise ValueError(
+            f"host_cache_bytes is {host_cache_bytes}; one block of {block_size} tokens takes {block_bytes} bytes, "
+            "and two are the least; raise host_cache_bytes, or set it to 0 for none"
+        )
+    return fits
 
 
 def free_bytes(devices: Sequence[Any], weights_bytes: int) -> int:

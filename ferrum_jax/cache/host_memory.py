@@ -1,7 +1,7 @@
 """HostMemory: the arrays behind the host tier, and the copies that are on their way into them.
 
 One NumPy array per layer and kind, indexed by host id, in the form of `cache/blocks.py`. Blocks arrive as device
-arrays whose copy to the host has begun; they are put in their places when a reader needs them or when more
+arrays whose copy to the host has begun; they are put in their places when one of them is read or when more
 than a few batches wait, in the order in which they were sent.
 """
 
@@ -20,13 +20,13 @@ MOST_ARRIVING = 4  # batches
 
 
 class HostMemory:
-    """Blocks of all layers by host id; id 0 is null."""
+    """Blocks of all layers of one cache group by host id; id 0 is null."""
 
     def __init__(self, shapes: tuple[LayerBlocks, ...], num_blocks: int) -> None:
         """shapes: of any number of blocks. num_blocks: with the null one. Memory is taken as it is written."""
         leaves, self._tree = jax.tree.flatten(shapes)
-        self._arrays = [np.empty((num_blocks, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        self._arriving: deque[tuple[Sequence[int], Any]] = deque()
+        self._arrays = [np.zeros((num_blocks, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        self._arriving: deque[tuple[list[int], Any]] = deque()
 
     def put(self, host_ids: Sequence[int], blocks: tuple[LayerBlocks, ...]) -> None:
         """Keep the first len(host_ids) of `blocks`, which may still be on their way from the device."""
@@ -35,8 +35,9 @@ class HostMemory:
             self._settle_one()
 
     def get(self, host_ids: Sequence[int], count: int) -> tuple[LayerBlocks, ...]:
-        """Fresh arrays of `count` blocks, the first of them those of `host_ids`. Waits for what is on its way."""
-        while self._arriving:
+        """Fresh arrays of `count` blocks, the first of them those of `host_ids`; waits for those to arrive."""
+        wanted = set(host_ids)
+        while any(not wanted.isdisjoint(arriving) for arriving, _ in self._arriving):
             self._settle_one()
         ids = np.zeros(count, np.int64)
         ids[: len(host_ids)] = host_ids

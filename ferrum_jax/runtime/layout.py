@@ -10,7 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.budget import Ledger, choose_num_blocks, free_bytes
+from ferrum_jax.cache.blocks import bytes_outside
+from ferrum_jax.cache.budget import Ledger, choose_num_blocks, choose_num_host_blocks, free_bytes
 from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes, pools_on_mesh
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div
@@ -86,6 +87,8 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     )
     slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
     prompts = jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype)
+    pools = pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh)
+    host_block_bytes = bytes_outside(pools.kv, head_copies=model.head_copies)
     ladder = make_ladder(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -110,7 +113,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         graph=graph,
         mesh=mesh,
         model=model,
-        pools=pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh),
+        pools=pools,
         ladder=ladder,
         options=options,
         ledger=Ledger(
@@ -121,6 +124,12 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
             num_blocks=num_blocks,
             block_size=block_size,
             head_copies=model.head_copies,
+            host_block_bytes=host_block_bytes,
+            num_host_blocks=choose_num_host_blocks(
+                host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
+                block_bytes=host_block_bytes,
+                block_size=block_size,
+            ),
         ),
     )
 

@@ -7,12 +7,14 @@ dispatch is the only synchronisation. One runner serves one thread.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from ferrum_jax.cache.blocks import LayerBlocks
+from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.runtime.block_copies import BlockCopies
@@ -50,11 +52,14 @@ class Runner:
         executables: Executables,
         ladder: Ladder,
         copies: BlockCopies,
+        host: Sequence[HostMemory] = (),
     ) -> None:
+        """host: of each cache group, where a host tier is kept."""
         self._weights = weights
         self._kv = pools.flat_kv()
         self._kv_tree = jax.tree.structure(pools.kv)
         self._copies = copies
+        self._host = tuple(host)
         self._slots = pools.slots
         self._prompts = pools.prompts
         self._executables = executables
@@ -87,6 +92,20 @@ class Runner:
         pools = self._copies.write(jax.tree.unflatten(self._kv_tree, self._kv), group, ids, blocks)
         self._kv = tuple(jax.tree.leaves(pools))
 
+    def move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
+        """Starts copies of device blocks to the host tier, and then of host blocks to the pools."""
+        for group, host in enumerate(self._host):
+            ids, host_ids = _ids_of(spills, group)
+            for part, blocks in self.read_blocks(group, ids):
+                host.put(host_ids[part], blocks)
+        for group, host in enumerate(self._host):
+            host_ids, ids = _ids_of(loads, group)
+            self.write_blocks(group, ids, functools.partial(_from_host, host, host_ids))
+
+    def read_host_blocks(self, group: int, host_ids: Sequence[int]) -> tuple[LayerBlocks, ...]:
+        """Blocks of the host tier."""
+        return self._host[group].get(host_ids, len(host_ids))
+
     def _copy(self, copies: Sequence[Copy]) -> None:
         for blob in pack_copies(copies):
             self._kv = self._executables.copy_blocks(self._kv, blob)
@@ -97,6 +116,8 @@ class Runner:
         tokens = shard.num_tokens
         bucket = self._ladder.find(num_tokens=tokens, num_rows=shard.num_rows, longest=int(shard.counts.max()))
         execute = self._executables.steps[bucket]
+        if shard.spills or shard.loads:
+            self.move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
         self._kv, self._slots, self._prompts, rows, prompt = execute(
             self._weights, self._kv, self._slots, self._prompts, pack(shard, bucket)
@@ -107,3 +128,13 @@ class Runner:
         self.num_tokens += tokens
         self.num_padded_tokens += bucket.num_tokens
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt)
+
+
+def _ids_of(copies: Sequence[Copy], group: int) -> tuple[list[int], list[int]]:
+    """Sources and targets of a group's copies."""
+    own = [copy for copy in copies if copy.pool == group]
+    return [copy.source for copy in own], [copy.target for copy in own]
+
+
+def _from_host(host: HostMemory, host_ids: Sequence[int], part: slice, size: int) -> tuple[LayerBlocks, ...]:
+    return host.get(host_ids[part], size)

@@ -11,6 +11,7 @@ step that uses it is in flight, is read or written under its new meaning by late
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -21,6 +22,7 @@ from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.plan import Copy
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.hits import Hit, Lookup
+from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.pins import Pins
@@ -41,6 +43,7 @@ class CacheManager:
         max_num_seqs: int,
         max_model_len: int,
         windows: Sequence[int | None] | None = None,
+        tier: HostTier | None = None,
         fingerprint: bytes = b"",
         kv_dtype: str = "float32",
         block_bytes: Sequence[int] | None = None,
@@ -53,6 +56,7 @@ class CacheManager:
         """pool_sizes: blocks of each cache group's device pool, the null one included.
 
         windows: of each group, the positions that a query sees, or None for all; by default no group has one.
+        tier: the books of host memory, which keeps what the pools evict.
         block_bytes: bytes of one block of each group over all its layers, for the metrics.
         max_snapshots: of a model with recurrent layers, kept beside the rows' own states; None where it has none.
         state_bytes: bytes of one recurrent state. enabled: False neither looks up nor publishes.
@@ -81,6 +85,10 @@ class CacheManager:
                 slot_bytes=state_bytes,
             )
         self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size)
+        self.tier = tier if enabled else None
+        if self.tier is not None:
+            for group, pool in enumerate(self.pools):
+                pool.on_evict = functools.partial(self.tier.spill, group)
         self._lookup = Lookup(
             self.pools,
             self.windows,
@@ -88,6 +96,7 @@ class CacheManager:
             prompts=self.prompts,
             block_size=block_size,
             states=self.states,
+            tier=self.tier,
         )
         self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
@@ -111,7 +120,7 @@ class CacheManager:
             if not self._fits(hit, total):
                 self.counters.refusals += 1
                 return None
-        self._give(hit, slot, total)
+        self._give(hit, request, slot, total)
         if looks_up:
             self._count_lookup(hit, request)
         return hit.num_tokens
@@ -119,24 +128,26 @@ class CacheManager:
     def _fits(self, hit: Hit, total: int) -> bool:
         """Whether every group has the blocks that are missing, once the hit is retained."""
         for group, pool in enumerate(self.pools):
-            retained = [*hit.held(group), hit.tails[group]] if hit.tails else hit.held(group)
-            if total - hit.num_blocks > pool.num_free - pool.num_cached_among(retained):
+            missing = total - hit.num_blocks + hit.num_to_load(group)
+            if missing > pool.num_free - pool.num_cached_among(hit.held(group)):
                 return False
         return self.states is None or self.states.fits(hit.snapshot)
 
-    def _give(self, hit: Hit, slot: int, total: int) -> None:
+    def _give(self, hit: Hit, request: Request, slot: int, total: int) -> None:
         """Retain the hit before anything is acquired, so that none of it is evicted for its own tail."""
         transfers = self._transfers
         for group, pool in enumerate(self.pools):
             for id in hit.held(group):
                 pool.retain(id)
-            if hit.tails:
-                pool.retain(hit.tails[group])
+            if hit.tails and hit.tails[group]:
                 transfers.held.append((pool, hit.tails[group]))
-        self.blocks.fill(slot, hit.blocks, total)
+        self.blocks.fill(slot, self._load(hit, request) if hit.loads else hit.blocks, total)
         for group, tail in enumerate(hit.tails):
             target = int(self.blocks.tables[group][slot, hit.num_blocks])
-            transfers.copies_before.append(Copy(pool=group, source=tail, target=target))
+            if tail:
+                transfers.copies_before.append(Copy(pool=group, source=tail, target=target))
+            elif self.tier is not None:
+                self.tier.load(group, hit.loads[group][hit.num_blocks], target)
         if hit.source and self.prompts.slots is not None:
             self.prompts.slots.retain(hit.source)
             transfers.held.append((self.prompts.slots, hit.source))
@@ -144,12 +155,28 @@ class CacheManager:
         if self.states is not None:
             self.states.enter(slot, hit.snapshot, transfers)
 
+    def _load(self, hit: Hit, request: Request) -> list[list[int]]:
+        """The hit's blocks, with device blocks for those that are in host memory: published, and to be loaded."""
+        assert self.tier is not None
+        blocks = []
+        for group, (pool, ids, loads) in enumerate(zip(self.pools, hit.blocks, hit.loads, strict=True)):
+            for host_id in loads.values():  # before anything is evicted
+                self.tier.hold(group, host_id)
+            new, ids = pool.take(hit.num_to_load(group)), list(ids)
+            for id, (index, host_id) in zip(new, loads.items(), strict=False):  # a tail is the last, and has no new id
+                pool.publish(id, request.keys[index])
+                self.tier.load(group, host_id, id)
+                ids[index] = id
+            blocks.append(ids)
+        return blocks
+
     def _count_lookup(self, hit: Hit, request: Request) -> None:
         counters = self.counters
         counters.lookups += 1
         counters.hits += hit.num_tokens > 0
         counters.misses += hit.num_tokens == 0
         counters.prompt_hits += hit.source > 0
+        counters.host_hits += bool(hit.loads)
         counters.hit_blocks += hit.num_blocks
         counters.hit_tokens += hit.num_tokens
         counters.missed_tokens += len(request.token_ids) - hit.num_tokens
@@ -289,6 +316,8 @@ class CacheManager:
         """What the plan that is being made moves beside its rows; its ids may be given away from the next plan on."""
         taken, self._transfers = self._transfers, Transfers()
         taken.release()
+        if self.tier is not None:
+            taken.spills, taken.loads = self.tier.take()
         self.counters.copied_blocks += len(taken.copies_before) + len(taken.copies_after)
         return taken
 
@@ -303,6 +332,8 @@ class CacheManager:
         metrics.peak_live = sum(pool.peak_live for pool in pools)
         metrics.entries = sum(pool.num_keyed for pool in pools)
         metrics.pinned = self.pins.num_pinned
+        if self.tier is not None:
+            self.tier.measure(metrics)
         slots = self.prompts.slots
         metrics.cached_prompts, metrics.prompt_evictions = (slots.num_keyed, slots.evictions) if slots else (0, 0)
         if self.states is not None:
@@ -316,6 +347,8 @@ class CacheManager:
         """Forget every cached prefix. Raises ValueError while a row owns blocks or one is pinned."""
         for pool in self.all_pools():
             pool.reset()
+        if self.tier is not None:
+            self.tier.reset()
 
     def all_pools(self) -> tuple[IdPool, ...]:
         """Those of blocks, of prompts and of states."""
@@ -337,3 +370,5 @@ class CacheManager:
             held = [id for holder, id in self._transfers.held if holder is pool]
             is_states = self.states is not None and pool is self.states.pool
             pool.check_invariants(Counter([*held, *(rows if is_states else ())]))
+        if self.tier is not None:
+            self.tier.check_invariants()

@@ -3,7 +3,7 @@
 A row resumes at position p where each group holds what a query at p attends to: without a window all blocks before
 p, with one those of positions p - window + 1 .. p - 1, with recurrent state the snapshot at p. What lies behind a
 window need not be there. Where a window's blocks are gone, a shorter prefix may be whole, so the hit is the longest at
-which every group resumes.
+which every group resumes. A block that the host tier holds counts as there: it will be copied into a device block.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.prompts import CachedPrompts
@@ -21,19 +22,24 @@ from ferrum_jax.scheduling.tables import first_needed
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """What of a request's tokens the pools hold."""
+    """What of a request's tokens the pools and the host tier hold."""
 
     num_tokens: int  # whose KV is there
     num_blocks: int  # full ones
-    blocks: list[list[int]]  # per group their ids, 0 where they lie behind the window
+    blocks: list[list[int]]  # per group their ids, 0 where they lie behind the window or in host memory
     tails: list[int] = dataclasses.field(default_factory=list)  # per group the block to copy for the partial tail
     source: int = 0  # slot of the last token's hidden state
     snapshot: int = 0  # slot of the recurrent state after num_tokens
+    loads: list[dict[int, int]] = dataclasses.field(default_factory=list)  # per group: block index -> host id, if any
 
     def held(self, group: int) -> list[int]:
-        """The ids of the group's blocks that are there."""
-        ids = self.blocks[group]
-        return ids if not ids or ids[0] else [id for id in ids if id]
+        """The ids of the group's blocks that the pool has, the tail's too."""
+        ids = [*self.blocks[group], self.tails[group]] if self.tails else self.blocks[group]
+        return [id for id in ids if id] if 0 in ids else ids
+
+    def num_to_load(self, group: int) -> int:
+        """Full blocks of the group that come from host memory."""
+        return sum(index < self.num_blocks for index in self.loads[group]) if self.loads else 0
 
 
 class Lookup:
@@ -48,6 +54,7 @@ class Lookup:
         prompts: CachedPrompts,
         block_size: int,
         states: StateSlots | None,
+        tier: HostTier | None = None,
     ) -> None:
         """windows: per cache group how many positions a query sees, its own the last; None is all.
 
@@ -58,6 +65,7 @@ class Lookup:
         self._prompts = prompts
         self._block_size = block_size
         self._states = states
+        self._tier = tier
 
     def nothing(self) -> Hit:
         return Hit(num_tokens=0, num_blocks=0, blocks=[[] for _ in self._groups])
@@ -75,60 +83,100 @@ class Lookup:
         if self._states is not None:
             blocks = self._find_blocks(keys[: len(blocks[0])], self._states)
             snapshot = self._states.pool.find(keys[len(blocks[0]) - 1]) if blocks[0] else 0
-        num_blocks = len(blocks[0])
-        return Hit(num_tokens=num_blocks * self._block_size, num_blocks=num_blocks, blocks=blocks, snapshot=snapshot)
+        num_tokens = len(blocks[0]) * self._block_size
+        return Hit(
+            num_tokens=num_tokens,
+            num_blocks=len(blocks[0]),
+            blocks=blocks,
+            snapshot=snapshot,
+            loads=self._loads(blocks, keys, num_tokens),
+        )
 
     def _find_whole(self, request: Request, blocks: list[list[int]]) -> Hit | None:
         """The hit of a cached prompt, of which `blocks` are all full ones before its last token."""
         num_tokens, num_blocks = len(request.token_ids), len(blocks[0])
         key = self._keys.of_whole(request)
-        tails, source = self._prompts.find(request, key)
+        source = self._prompts.find(key)
         snapshot = 0
         if self._states is not None:
             snapshot = self._states.pool.find(self._keys.of_prefix(request, num_tokens))
             if not (source and snapshot):  # a state cannot be taken back by one token
                 return None
-        if num_tokens % self._block_size:
-            if not tails:
-                return None
-            num_tokens -= source == 0
-        else:
-            last = [pool.find(request.keys[num_blocks]) for pool, _ in self._groups]
-            if not (source and all(last)):
-                return None
-            blocks = [[*ids, id] for ids, id in zip(blocks, last, strict=True)]
-            num_blocks += 1
+        has_tail = num_tokens % self._block_size != 0
+        last_key = key if has_tail else request.keys[num_blocks]
+        last = self._ids(last_key) if has_tail or source else None
+        if last is None:
+            return None
+        longer = [[*ids, id] for ids, id in zip(blocks, last, strict=True)]
         return Hit(
-            num_tokens=num_tokens, num_blocks=num_blocks, blocks=blocks, tails=tails, source=source, snapshot=snapshot
+            num_tokens=num_tokens if source else num_tokens - 1,
+            num_blocks=num_blocks + (not has_tail),
+            blocks=blocks if has_tail else longer,
+            tails=last if has_tail else [],
+            source=source,
+            snapshot=snapshot,
+            loads=self._loads(longer, [*request.keys[:num_blocks], last_key], num_blocks * self._block_size),
         )
+
+    def _ids(self, key: bytes) -> list[int] | None:
+        """Per group the id of a block, 0 where host memory has it; None if a group has it nowhere."""
+        ids = [pool.find(key) for pool, _ in self._groups]
+        if all(id or self._in_host(group, key) for group, id in enumerate(ids)):
+            return ids
+        return None
+
+    def _in_host(self, group: int, key: bytes) -> bool:
+        return self._tier is not None and self._tier.find(group, key) != 0
+
+    def _loads(self, blocks: list[list[int]], keys: Sequence[bytes], position: int) -> list[dict[int, int]]:
+        """Of the blocks of these keys, those that a row needs which goes on at `position` and host memory has."""
+        if self._tier is None:
+            return []
+        loads = []
+        for group, (ids, (_, window)) in enumerate(zip(blocks, self._groups, strict=True)):
+            first = first_needed(window, position, self._block_size)
+            loads.append({i: self._tier.find(group, keys[i]) for i in range(first, len(ids)) if not ids[i]})
+        return loads if any(loads) else []
 
     def _find_blocks(self, keys: Sequence[bytes], states: StateSlots | None = None) -> list[list[int]]:
         """Per group the ids of the longest run of leading blocks at whose end every group resumes, and `states` too."""
-        runs: dict[IdPool, list[int]] = {}
-        for pool, window in self._groups:
+        runs: dict[int, list[int]] = {}
+        for group, (pool, window) in enumerate(self._groups):
             if window is None:
-                runs[pool] = pool.find_run(keys)
-                keys = keys[: len(runs[pool])]
-        windowed = [(pool, window) for pool, window in self._groups if window is not None]
+                runs[group] = self._find_run(group, pool, keys)
+                keys = keys[: len(runs[group])]
+        windowed = [(group, window) for group, (_, window) in enumerate(self._groups) if window is not None]
         end, longest = len(keys), -1
         while end != longest:  # what one of them lacks shortens the others' prefix too
             longest = end
-            for pool, window in windowed:
-                end = self._longest_in_window(pool, window, keys[:end])
+            for group, window in windowed:
+                end = self._longest_in_window(group, window, keys[:end])
             end = end if states is None else states.longest(keys[:end])
         found = []
-        for pool, window in self._groups:
+        for group, (pool, window) in enumerate(self._groups):
             first = first_needed(window, end * self._block_size, self._block_size)
-            found.append(runs[pool][:end] if window is None else [0] * first + [pool.find(k) for k in keys[first:end]])
+            found.append(runs[group][:end] if window is None else [0] * first + [pool.find(k) for k in keys[first:end]])
         return found
 
-    def _longest_in_window(self, pool: IdPool, window: int, keys: Sequence[bytes]) -> int:
-        """The most blocks at whose end the pool has all that the window covers."""
-        end = len(keys)
+    def _find_run(self, group: int, pool: IdPool, keys: Sequence[bytes]) -> list[int]:
+        """The ids of the leading keys, up to the first that misses; 0 for what host memory has."""
+        ids = pool.find_run(keys)
+        if self._tier is not None:
+            for key in keys[len(ids) :]:
+                id = pool.find(key)
+                if not id and not self._tier.find(group, key):
+                    break
+                ids.append(id)
+        return ids
+
+    def _longest_in_window(self, group: int, window: int, keys: Sequence[bytes]) -> int:
+        """The most blocks at whose end the group has all that the window covers."""
+        pool, end = self._groups[group][0], len(keys)
         while end:
             first = first_needed(window, end * self._block_size, self._block_size)
-            missing = next((i for i in range(end - 1, first - 1, -1) if not pool.find(keys[i])), None)
-            if missing is None:
+            window_keys = enumerate(keys[first:end], first)
+            missing = [i for i, key in window_keys if not pool.find(key) and not self._in_host(group, key)]
+            if not missing:
                 break
-            end = missing
+            end = missing[-1]
         return end

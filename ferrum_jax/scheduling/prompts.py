@@ -45,12 +45,9 @@ class CachedPrompts:
         """A copy of the tail alone is for the other choices of the request, and saves all tokens of it but one."""
         return self._keeps_tails and request.num_choices > 1 and len(request.token_ids) % self._block_size > 1
 
-    def find(self, request: Request, key: bytes) -> tuple[list[int], int]:
-        """The copies of the tail, one for each group or none, and the slot of the state or 0."""
-        tails = [pool.find(key) for pool in self._pools] if len(request.token_ids) % self._block_size else []
-        if not all(tails):
-            return [], 0
-        return tails, self.slots.find(key) if self.slots is not None else 0
+    def find(self, key: bytes) -> int:
+        """The slot of the state of a whole prompt's key, or 0."""
+        return self.slots.find(key) if self.slots is not None else 0
 
     def would_store(self, request: Request, key: bytes) -> bool:
         """Whether `store` has something to do and, as things are, room for it."""

@@ -17,6 +17,7 @@ import numpy as np
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.prefix import extend_keys, root_key
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.trace import Segment, TracedChoice, TracedRequest
@@ -76,6 +77,7 @@ class _Replay:
         cache = CacheManager(
             pool_sizes=[num_blocks + 1] * len(header.windows),
             windows=header.windows,
+            tier=HostTier([header.num_host_blocks + 1] * len(header.windows)) if header.num_host_blocks else None,
             block_size=header.block_size,
             max_num_seqs=header.max_num_seqs,
             max_model_len=header.max_model_len,

@@ -300,6 +300,8 @@ class Scheduler:
             state_slots=self._cache.state_slots(slots),
             source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
             target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
+            spills=transfers.spills,
+            loads=transfers.loads,
             copies_before=tuple(transfers.copies_before),
             copies_after=tuple(transfers.copies_after),
         )

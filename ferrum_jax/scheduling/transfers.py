@@ -15,6 +15,8 @@ class Transfers:
     After that the order of steps is enough: who is given the id later writes it in a later step.
     """
 
+    spills: tuple[Copy, ...] = ()
+    loads: tuple[Copy, ...] = ()
     copies_before: list[Copy] = dataclasses.field(default_factory=list)
     copies_after: list[Copy] = dataclasses.field(default_factory=list)
     sources: dict[int, int] = dataclasses.field(default_factory=dict)  # row slot -> prompt slot it samples from

@@ -16,6 +16,7 @@ import numpy as np
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 VOCABULARY = 5
@@ -61,6 +62,7 @@ class FakeDevice:
         shape = (len(self.windows), num_blocks, block_size)  # a pool for each cache group
         self.tokens, self.positions = np.full(shape, -1), np.full(shape, -1)
         self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
+        self.host: dict[tuple[int, int], np.ndarray] = {}  # by group and host id: tokens and positions
         self.num_computed = 0
 
     def run(self, plan: StepPlan, requests: dict[int, Request]) -> np.ndarray:
@@ -70,6 +72,7 @@ class FakeDevice:
             ids = requests[request_id].token_ids
             self.rows[slot, : len(ids)] = ids
         work = list(zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True))
+        self._move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
         written: set[tuple[int, int, int]] = set()
         for row, (slot, start, count) in enumerate(work):
@@ -103,6 +106,16 @@ class FakeDevice:
             self.states[target] = state
         self._copy(shard.copies_after)
         return sampled
+
+    def _move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
+        """To host memory, then back."""
+        assert all(copy.source and copy.target for copy in (*spills, *loads)), "a copy from or to the null block"
+        for copy in spills:
+            block = self.tokens[copy.pool, copy.source], self.positions[copy.pool, copy.source]
+            self.host[copy.pool, copy.target] = np.stack(block)
+        for copy in loads:
+            block = self.host[copy.pool, copy.source]
+            self.tokens[copy.pool, copy.target], self.positions[copy.pool, copy.target] = block
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         """One after the other."""
@@ -146,6 +159,7 @@ class Engine:
         min_cached_prompt_tokens: int = 1,
         windows: Sequence[int | None] = (None,),
         max_snapshots: int | None = None,
+        num_host_blocks: int = 0,
         enabled: bool = True,
     ) -> None:
         self.cache = CacheManager(
@@ -153,6 +167,7 @@ class Engine:
             windows=windows,
             max_snapshots=max_snapshots,
             state_bytes=1000,
+            tier=HostTier([num_host_blocks + 1] * len(windows)) if num_host_blocks else None,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,

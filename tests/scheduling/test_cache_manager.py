@@ -292,6 +292,10 @@ def test_counters_are_exact() -> None:
         "evictions": 0,
         "prompt_evictions": 0,
         "snapshot_evictions": 0,
+        "host_hits": 0,
+        "spilled_blocks": 0,
+        "loaded_blocks": 0,
+        "host_evictions": 0,
         "revivals": 3,
         "refusals": 0,
         "preemptions": 0,
@@ -304,6 +308,8 @@ def test_counters_are_exact() -> None:
         "bytes": 300,
         "snapshots": 0,
         "snapshot_bytes": 0,
+        "host_entries": 0,
+        "host_bytes": 0,
         "pinned": 0,
     }
 

@@ -30,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_cached_prompt_tokens=st.sampled_from([1, 5]),
         windows=st.sampled_from([(None,), (None, 6), (5,), (3, None, 9)]),
         max_snapshots=st.sampled_from([None, None, 4, 1]),
+        num_host_blocks=st.sampled_from([0, 12, 3, 1]),
         enabled=st.sampled_from([True, True, True, False]),
     )
     def start(self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, **wishes) -> None:

@@ -26,6 +26,7 @@ def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + rng.choice([0, 4, 20]),
         max_model_len=max_total,
+        num_host_blocks=rng.choice([0, 4, 30]),
         max_cached_prompts=rng.choice([0, 1, 3]),
     )
     stems = [[rng.randrange(VOCABULARY) for _ in range(max_total)] for _ in range(3)]

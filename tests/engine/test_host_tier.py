@@ -1,0 +1,191 @@
+"""The host tier end to end: what a small pool evicts comes back from host memory, with the same tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.engine import Engine
+from ferrum_jax.llm import build_engine
+from ferrum_jax.prefix_cache import PrefixCache
+from tests.support import INVARIANT, SMALL, finish, run, small_llm
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+NUM_BLOCKS = 7  # two of the prompts together do not fit
+
+
+@pytest.fixture(scope="module")
+def prompts(family) -> list[list[int]]:
+    """Six, of which two share their first 48 tokens, and one ends with its block."""
+    rng = np.random.default_rng(4)
+    made = [rng.integers(6, 250, n).tolist() for n in (70, 75, 60, 64, 90, 33)]
+    made[1][:48] = made[0][:48]
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(family, prompts) -> list[tuple[int, ...]]:
+    """Each prompt alone, without reuse."""
+    llm = small_llm(family)
+    return [run(llm, [p], GREEDY, enable_prefix_caching=False)[0].token_ids for p in prompts]
+
+
+def tiered(llm, num_host_blocks: int, **overrides) -> Engine:
+    """An engine with so many usable host blocks; what nobody wrote is NaN on the device."""
+    host_cache_bytes = (num_host_blocks + 1) * llm.ledger.host_block_bytes
+    config = dataclasses.replace(
+        llm.config, **{"num_blocks": NUM_BLOCKS, "host_cache_bytes": host_cache_bytes, **overrides}
+    )
+    return build_engine(llm.loaded, config, None, fill=math.nan)
+
+
+def answers(engine: Engine, prompts, params=GREEDY) -> list:
+    ids = [engine.add(prompt, params) for prompt in prompts]
+    outputs = finish(engine)
+    return [outputs[id] for id in ids]
+
+
+@pytest.mark.parametrize(
+    ("num_host_blocks", "overrides"),
+    [(60, {}), (5, {}), (60, {"max_num_batched_tokens": 5, "max_cached_prompts": 0})],
+    ids=["all fits", "host memory evicts", "small chunks, no prompts"],
+)
+def test_what_the_pool_evicted_comes_back_with_the_same_tokens(family, prompts, expected, num_host_blocks, overrides):
+    """Each prompt alone in turn, then all at once and twice, with two choices and preemption."""
+    engine = tiered(small_llm(family), num_host_blocks, **overrides)
+    for prompt, wanted in zip(prompts, expected, strict=True):
+        assert answers(engine, [prompt])[0].token_ids == wanted
+    two = dataclasses.replace(GREEDY, n=2)
+    for output, wanted in zip(answers(engine, prompts * 2, two), expected * 2, strict=True):
+        assert [choice.token_ids for choice in output.outputs] == [wanted, wanted]
+    metrics = engine.scheduler.metrics()
+    assert metrics.preemptions and metrics.host_hits and metrics.loaded_blocks and metrics.spilled_blocks
+    assert (metrics.host_evictions > 0) == (num_host_blocks == 5)
+    assert metrics.host_bytes == metrics.host_entries * small_llm(family).ledger.host_block_bytes
+
+
+def test_a_prompt_whose_blocks_are_all_in_host_memory_computes_nothing(family, prompts, expected):
+    """Its tail is loaded too; its state stayed where it was."""
+    engine = tiered(small_llm(family), 60)
+    for prompt in (prompts[0], prompts[4], prompts[2]):
+        answers(engine, [prompt])
+    computed = engine.runner.num_tokens
+    (output,) = answers(engine, [prompts[0]])
+    assert output.token_ids == expected[0] and output.num_cached_tokens == 70
+    assert engine.runner.num_tokens - computed == 9, "what follows the first token"
+
+
+def test_the_tier_compiles_nothing_after_ready_and_moves_no_pool():
+    """Every batch size is used; a view of a pool on the host would stop its donation."""
+    base = small_llm("qwen3")
+    config = dataclasses.replace(SMALL, host_cache_bytes=200 * base.ledger.host_block_bytes)
+    llm = small_llm("qwen3", config)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(6, 250, n).tolist() for n in (230, 240, 40, 235, 250, 250, 240)]
+    params = dataclasses.replace(GREEDY, max_tokens=2)
+    compiles = llm.stats()["compiles_after_ready"]
+    pools = [array.unsafe_buffer_pointer() for array in llm.engine.runner._kv]
+    for _ in range(2):
+        for prompt in prompts:
+            llm.generate([prompt], params, progress=False)
+    stats = llm.stats()
+    assert stats["compiles_after_ready"] == compiles
+    assert stats["spilled_blocks"] > 8 and stats["loaded_blocks"] > 8
+    assert stats["host_cache_bytes"] == config.host_cache_bytes
+    assert [array.unsafe_buffer_pointer() for array in llm.engine.runner._kv] == pools
+
+
+def test_the_tier_is_off_by_default_and_with_the_cache():
+    llm = small_llm("qwen3")
+    assert llm.stats()["host_cache_bytes"] == 0 and llm.engine.scheduler.cache.tier is None
+    assert tiered(llm, 5, enable_prefix_caching=False).scheduler.cache.tier is None
+    assert all(pool.on_evict is None for pool in llm.engine.scheduler.cache.pools)
+
+
+def test_host_memory_for_no_block_is_refused():
+    llm = small_llm("qwen3")
+    with pytest.raises(ValueError, match=r"host_cache_bytes is 5; one block of 16 tokens takes \d+ bytes, and two are"):
+        tiered(llm, 0, host_cache_bytes=5)
+
+
+def test_saved_prefixes_include_those_in_host_memory_and_loading_spills_what_it_evicts(tmp_path):
+    llm = small_llm("qwen3")
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(6, 250, 70).tolist() for _ in range(4)]
+    engine = tiered(llm, 60)
+    tokens = [answers(engine, [prompt])[0].token_ids for prompt in prompts]
+
+    def prefixes(engine: Engine) -> PrefixCache:
+        return PrefixCache(
+            spec=llm.spec, fingerprint=llm.loaded.fingerprint, cache=engine.scheduler.cache, runner=engine.runner
+        )
+
+    assert prefixes(engine).save(tmp_path / "saved") == 4 * 5, "four full blocks and a tail of each"
+    large = tiered(llm, 60, num_blocks=30)
+    assert len(prefixes(large).put(prefixes(large).read(tmp_path / "saved"))) == 20
+    other = tiered(llm, 60)
+    other_prompt = rng.integers(6, 250, 100).tolist()
+    (first,) = answers(other, [other_prompt])
+    prefixes(other).put(prefixes(other).read(tmp_path / "saved"))
+    assert other.scheduler.metrics().evictions
+    for engine in (large, other):
+        for prompt, wanted in zip(prompts[::-1], tokens[::-1], strict=True):
+            assert answers(engine, [prompt])[0].token_ids == wanted
+    (again,) = answers(other, [other_prompt])
+    assert again.token_ids == first.token_ids and again.num_cached_tokens >= 96
+
+
+def test_pinned_blocks_stay_on_the_device():
+    llm = small_llm("qwen3")
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(6, 250, 40).tolist() for _ in range(3)]
+    engine = tiered(llm, 60)
+    answers(engine, prompts[:1])
+    engine.scheduler.pin(engine.prompt_keys(prompts[0]))
+    pinned = set(engine.scheduler.cache.pins.ids(0))
+    for prompt in (*prompts[1:], prompts[0]):
+        id = engine.add(prompt, GREEDY)
+        while engine.has_unfinished:
+            outputs = {output.request_id: output for output in engine.step()}
+            engine.scheduler.check_invariants()
+    assert outputs[id].num_cached_tokens == 40 and engine.scheduler.metrics().host_hits
+    assert engine.scheduler.cache.pins.ids(0) == pinned
+    tier = engine.scheduler.cache.tier
+    assert tier is not None and not any(tier.find(0, key) for key in engine.prompt_keys(prompts[0]))
+
+
+def test_int8_blocks_keep_their_scales():
+    llm = small_llm("llama", dataclasses.replace(INVARIANT, kv_dtype="int8"))  # as tests/engine/test_kv_dtype.py
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(6, 250, 70).tolist() for _ in range(3)]
+    params = dataclasses.replace(GREEDY, max_tokens=30)
+    engine = tiered(llm, 60, max_cached_prompts=0)
+    first = [answers(engine, [prompt], params)[0].token_ids for prompt in prompts]
+    again = [answers(engine, [prompt], params)[0] for prompt in prompts]
+    assert [o.token_ids for o in again] == first and [o.num_cached_tokens for o in again] == [64] * 3
+    assert engine.scheduler.metrics().loaded_blocks
+
+
+def test_blocks_that_are_still_arriving_are_read_right():
+    """HostMemory itself: later batches win, a read waits for what it reads alone."""
+    llm = small_llm("qwen3")
+    from ferrum_jax.cache.host_memory import HostMemory
+
+    shapes = llm.loaded.copies.shapes(0)
+    memory = HostMemory(shapes, 9)
+
+    def blocks(value: int):
+        return jax.tree.map(lambda leaf: np.full((4, *leaf.shape[1:]), value, leaf.dtype), shapes)
+
+    memory.put([3, 4], blocks(1))
+    memory.put([5], blocks(2))
+    memory.put([3], blocks(3))
+    assert [int(leaf[0].flat[0]) for leaf in jax.tree.leaves(memory.get([4], 4))] == [1] * len(jax.tree.leaves(shapes))
+    for ids, wanted in (([5, 3], [2, 3]), ([4, 3], [1, 3])):
+        for leaf in jax.tree.leaves(memory.get(ids, 4)):
+            assert [int(block.flat[0]) for block in leaf[:2]] == wanted and len(leaf) == 4
