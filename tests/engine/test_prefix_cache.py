@@ -94,7 +94,8 @@ def test_a_damaged_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
     llm.save_prefix_cache(tmp_path / "saved")
     damaged = shutil.copytree(tmp_path / "saved", tmp_path / "damaged")
     largest = max((p for p in damaged.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-1] + b"?")
+    data = largest.read_bytes()
+    largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     engine, before = llm.engine, llm.stats()
     with pytest.raises(ValueError, match="damaged"):
         llm.load_prefix_cache(damaged)
