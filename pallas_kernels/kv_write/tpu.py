@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KVPool, encode
 
-_GROUP = 8  # blocks whose scales are on their way at once
+_GROUP = 32  # blocks whose scales are on their way at once
 _LANES = 128
 _FRONT = 256  # lanes before the first token's scale: a block's first place may be so far before its run
 
@@ -60,7 +60,13 @@ def find_runs(block_ids: jax.Array, offsets: jax.Array) -> Runs:
 
 def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
     """The pool with k and v, [T, K, H], written where the runs say; in place where it is donated."""
-    vectors, token_scales = encode_tokens(pool, k, v)
+    vectors, scales = encode_tokens(pool, k, v)
+    pool = write_vectors(pool, vectors, runs, interpret=interpret)
+    return pool if scales is None else write_scales(pool, scales, runs, interpret=interpret)
+
+
+def write_vectors(pool: KVPool, vectors: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
+    """The pool with vectors of `encode_tokens` written where the runs say."""
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     scalars = (runs.num_runs, runs.tokens, runs.blocks, runs.offsets, runs.lengths)
     values = pl.pallas_call(
@@ -78,10 +84,7 @@ def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret:
         interpret=interpret,
         name="kv_write",
     )(*scalars, vectors, pool.values)
-    scales = pool.scales
-    if token_scales is not None:
-        scales = _call_write_scales(scales, token_scales, runs, interpret)
-    return dataclasses.replace(pool, values=values, scales=scales)
+    return dataclasses.replace(pool, values=values)
 
 
 def encode_tokens(pool: KVPool, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -110,17 +113,17 @@ def _write_values(num_runs, tokens, blocks, offsets, lengths, vectors, _, pool, 
         copy(run).wait()
 
 
-def _call_write_scales(pool: jax.Array, scales: jax.Array, runs: Runs, interpret: Any) -> jax.Array:
-    """pool: [P, 2K, C] float32; scales: [T, 2K]."""
-    _, pairs, C = pool.shape
+def write_scales(pool: KVPool, scales: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
+    """The pool with scales of `encode_tokens` written where the runs say."""
+    _, pairs, C = pool.scales.shape
     T = scales.shape[0]
     back = -T % _LANES + 2 * _LANES
     in_lanes = jnp.pad(scales.T, ((0, 0), (_FRONT, back)))
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     scalars = (runs.num_runs, runs.tokens, runs.blocks, runs.offsets, runs.lengths, runs.slots)
-    return pl.pallas_call(
+    written = pl.pallas_call(
         _write_scales,
-        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        out_shape=jax.ShapeDtypeStruct(pool.scales.shape, pool.scales.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
@@ -132,7 +135,8 @@ def _call_write_scales(pool: jax.Array, scales: jax.Array, runs: Runs, interpret
         compiler_params=pltpu.CompilerParams(has_side_effects=True, disable_bounds_checks=True),
         interpret=interpret,
         name="kv_write_scales",
-    )(*scalars, in_lanes, pool)
+    )(*scalars, in_lanes, pool.scales)
+    return dataclasses.replace(pool, scales=written)
 
 
 def _write_scales(num_runs, tokens, blocks, offsets, lengths, slots, scales, _, pool, buffer, semaphore) -> None:

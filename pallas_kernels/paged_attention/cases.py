@@ -90,7 +90,7 @@ TINY_CASES = (
     _tiny_decode(name="decode_h192_soft_cap", head_dim=192, block_size=64, soft_cap=2.0),
     _tiny_decode(name="decode_h256_scale", head_dim=256, block_size=128, scale=0.2),
     _tiny_decode(name="decode_big_blocks", rows=((5, 1), (300, 1)), num_tokens=2, num_rows=2, block_size=256),
-    _tiny_decode(name="decode_int8", kv_dtype="int8"),
+    _tiny_decode(name="decode_int8", kv_dtype="int8", num_kv_heads=4),
     _tiny_decode(name="decode_fp8_e4m3_window", kv_dtype="fp8_e4m3", block_size=32, window=64),
     _tiny_mixed(name="mixed_gqa"),
     _tiny_mixed(name="mixed_mqa_f32", num_kv_heads=1, block_size=32, **_F32),

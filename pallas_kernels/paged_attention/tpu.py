@@ -2,6 +2,7 @@
 
 Rows of one query go to the decode kernel, which also writes their K and V. K and V of rows of several queries are
 written first, a transfer for each block, and then read by the prefill kernel: a token's K and V are read many times.
+Scales of int8 are written before all, for those of a block change together.
 """
 
 from __future__ import annotations
@@ -33,29 +34,36 @@ def paged_attention(
     interpret: Any = False,
 ) -> tuple[jax.Array, KVPool]:
     """See the package's paged_attention. interpret: for tests, pltpu.InterpretParams."""
-    if schedule.mixed is None:
-        return _decode(q, k, v, pool, schedule, scale, soft_cap, sinks, interpret)
+    vectors, scales = kv_write.encode_tokens(pool, k, v)
+    if scales is not None:
+        assert schedule.scale_runs is not None, "the schedule was made for another pool"
+        pool = kv_write.write_scales(pool, scales, schedule.scale_runs, interpret=interpret)
+    options: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks, "interpret": interpret}
     mixed = schedule.mixed
-    q1, k1, v1 = (x.at[mixed.singles].get(mode="clip") for x in (q, k, v))  # [R, ...]
-    singles, pool = _decode(q1, k1, v1, pool, schedule, scale, soft_cap, sinks, interpret)
-    pool = kv_write.kv_write(pool, k, v, mixed.runs, interpret=interpret)
-    out = prefill_attention(q, pool, mixed.tiles, scale=scale, soft_cap=soft_cap, sinks=sinks, interpret=interpret)
+    if mixed is None:
+        return _decode(q, vectors, pool, schedule, **options)
+    singles = None
+    if schedule.config.prefill_from > 1:
+        q1, vectors1 = (x.at[mixed.singles].get(mode="clip") for x in (q, vectors))
+        singles, pool = _decode(q1, vectors1, pool, schedule, **options)
+    pool = kv_write.write_vectors(pool, vectors, mixed.runs, interpret=interpret)
+    out = prefill_attention(q, pool, mixed.tiles, **options)
     out = jnp.where(mixed.is_served[:, None, None], out, 0)
-    return out.at[mixed.singles].set(singles, mode="drop"), pool
+    return out if singles is None else out.at[mixed.singles].set(singles, mode="drop"), pool
 
 
 def _decode(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: jax.Array,  # [tokens of the decode schedule, N, H]
+    vectors: jax.Array,  # of these, [tokens, vectors, Hp]
     pool: KVPool,
     schedule: TpuSchedule,
+    *,
     scale: float,
     soft_cap: float | None,
     sinks: jax.Array | None,
     interpret: Any,
 ) -> tuple[jax.Array, KVPool]:
-    """paged_attention of rows that have one query, with the tokens of the decode schedule."""
+    """Attention of the rows of one query, whose vectors are written to the pool."""
     N, H = q.shape[1:]
     shape = schedule.config.shape
     padded = jnp.pad(q, ((0, 0), (0, shape.num_heads - N), (0, shape.lanes - H)))
@@ -64,8 +72,9 @@ def _decode(
         sinks = jnp.broadcast_to(column[:, None], (shape.num_heads, LANES))
     out, values = tpu_decode.decode(
         padded,
-        kv_write.encode_tokens(pool, k, v)[0],
+        vectors,
         pool.values,
+        pool.scales,
         schedule.decode,
         shape=shape,
         config=schedule.config.decode,

@@ -79,6 +79,11 @@ class DecodeShape:
         return max(1, self.vectors // self.stride if self.itemsize == 4 else self.vectors * self.itemsize // 4)
 
     @property
+    def is_less_than_a_word(self) -> bool:
+        """Whether the vectors of a token do not fill a word, so that the decode kernel has no words to load."""
+        return self.vectors * self.itemsize < 4
+
+    @property
     def parts(self) -> int:
         """Heads whose keys share a word."""
         return self.num_kv_heads // self.words
@@ -153,7 +158,12 @@ class DecodeConfig:
         buffers = self.buffers * (S * self.tile_kv + 1) * token
         stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 3 * LANES))
         state = N * 4 * (H + 2 * LANES + shape.parts * shape.period + LANES)
-        return buffers + stages + state + num_tokens * token + (2 * num_tokens + 1) * heads
+        scales = 0
+        if shape.pool_dtype == jnp.int8:
+            pairs, blocks = 2 * shape.num_kv_heads, S * (self.tile_kv // shape.block_size)
+            scales = self.buffers * blocks * _tiled_bytes(pairs, shape.block_size, 4) + S * 8 * X * 4
+            scales += _tiled_bytes(pairs, self.tile_kv + LANES, 4)
+        return buffers + stages + state + scales + num_tokens * token + (2 * num_tokens + 1) * heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,8 +201,7 @@ class TpuConfig:
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
         scalars = decode.smem_bytes(num_rows, max_blocks, pool.block_size)
         prefill = None
-        has_scales = pool.scales is not None  # the decode kernel knows none
-        if has_scales or not decode_only:
+        if shape.is_less_than_a_word or not decode_only:
             prefill = PrefillConfig.choose(
                 PrefillShape.of(num_heads=num_heads, dtype=dtype, pool=pool),
                 num_tokens=num_tokens,
@@ -213,7 +222,7 @@ class TpuConfig:
                 f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "
                 f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
             )
-        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if has_scales else 2)
+        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_less_than_a_word else 2)
 
 
 def _tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:

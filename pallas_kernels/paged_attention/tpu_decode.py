@@ -9,7 +9,8 @@ of whichever rows, and runs three stages that hide each other's latency:
 
 The vectors of a token are not taken apart by head: all heads' keys are columns of one matrix, (token, head) in
 order, and a column of another head is hidden from a query by the mask that also hides what is not visible. What
-a row computes depends on its own items alone. Loads of a 32-bit word bring K and V of a head together.
+a row computes depends on its own items alone. Loads of a 32-bit word bring K and V of a head together. Scales of
+int8 multiply columns: K's the scores, V's the weights.
 """
 
 from __future__ import annotations
@@ -53,10 +54,21 @@ class _Scratch:
     stored: Any  # DMA semaphore
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ScaleScratch:
+    """What is there for an int8 pool besides."""
+
+    blocks: Any  # [buffers, S * blocks of a tile, 2K, C] float32
+    tile: Any  # [2K, tile_kv + 128] float32: an item's, tokens side by side
+    values: Any  # [S, 1, X] float32, V's of each column, zero for tokens that are not visible
+    fetched: Any  # DMA semaphore of each buffer
+
+
 def decode(
     q: jax.Array,  # [T, N, Hp]
     slabs: jax.Array,  # [T, vectors, Hp], the tokens' K and V as the pool keeps them
     values: jax.Array,  # [P, C, vectors, Hp]
+    scales: jax.Array | None,  # [P, 2K, C] float32 of int8, those of the tokens among them
     schedule: DecodeSchedule,
     *,
     shape: DecodeShape,
@@ -75,16 +87,20 @@ def decode(
     inputs = [q, slabs, *([] if sinks is None else [sinks])]
     whole = [pl.BlockSpec(a.shape, lambda *_, d=a.ndim: (0,) * d) for a in inputs]
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
+    pools = [values, *([] if scales is None else [scales])]
     prefetched = schedule.arrays()
     assert values.shape[1] == C, "the pool has other blocks than the kernel was made for"
     return pl.pallas_call(
-        functools.partial(body, has_sinks=sinks is not None),
+        functools.partial(body, has_sinks=sinks is not None, has_scales=scales is not None),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(1,),
-            in_specs=[*whole, anywhere],
+            in_specs=[*whole, *[anywhere] * len(pools)],
             out_specs=[anywhere, anywhere],
-            scratch_shapes=list(_scratch_shapes(T, q.dtype, values.dtype, shape, config)),
+            scratch_shapes=[
+                *_scratch_shapes(T, q.dtype, values.dtype, shape, config),
+                *(() if scales is None else _scale_scratch_shapes(shape, config)),
+            ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype)],
         input_output_aliases={len(prefetched) + len(inputs): 1},
@@ -93,7 +109,7 @@ def decode(
         ),
         interpret=interpret,
         name="paged_attention_decode",
-    )(*prefetched, *inputs, values)
+    )(*prefetched, *inputs, *pools)
 
 
 def _scratch_shapes(
@@ -119,6 +135,17 @@ def _scratch_shapes(
     )
 
 
+def _scale_scratch_shapes(shape: DecodeShape, config: DecodeConfig) -> tuple[Any, ...]:
+    """In the order of _ScaleScratch."""
+    pairs, S, tile = 2 * shape.num_kv_heads, config.items, config.tile_kv
+    return (
+        pltpu.VMEM((config.buffers, S * (tile // shape.block_size), pairs, shape.block_size), jnp.float32),
+        pltpu.VMEM((pairs, tile + LANES), jnp.float32),
+        pltpu.VMEM((S, 1, shape.columns(tile)), jnp.float32),
+        pltpu.SemaphoreType.DMA((config.buffers,)),
+    )
+
+
 def _kernel(
     # prefetched
     sizes,  # [2] int32: steps, rows
@@ -136,11 +163,14 @@ def _kernel(
     window: int | None,
     interpret: bool,
     has_sinks: bool,
+    has_scales: bool,
 ):
     q_ref, slabs_ref, *refs = refs  # [T, N, Hp], [T, vectors, Hp]
     sinks_ref = refs.pop(0) if has_sinks else None  # [N, 128]
+    scales_ref = refs.pop(1) if has_scales else None  # [P, 2K, C] in HBM
     _, out_ref, pool_ref, *refs = refs  # [T, N, Hp] and [P, C, vectors, Hp] in HBM
-    x = _Scratch(**{f.name: r for f, r in zip(dataclasses.fields(_Scratch), refs, strict=True)})
+    xs = _named(_ScaleScratch, refs[-len(dataclasses.fields(_ScaleScratch)) :]) if has_scales else None
+    x = _named(_Scratch, refs[: len(dataclasses.fields(_Scratch))])
     S, C, tile, N = config.items, shape.block_size, config.tile_kv, shape.num_heads
     T, bpt, width = q_ref.shape[0], tile // C, config.chunk
     chunks = shape.chunks(tile, width)
@@ -170,6 +200,9 @@ def _kernel(
             def _():
                 to = x.tiles.at[buffer, pl.ds(s * tile + b * C, C)]
                 pltpu.make_async_copy(pool_ref.at[block], to, x.fetched.at[buffer]).start()
+                if xs is not None and scales_ref is not None:
+                    to = xs.blocks.at[buffer, s * bpt + b]
+                    pltpu.make_async_copy(scales_ref.at[block], to, xs.fetched.at[buffer]).start()
 
         return [functools.partial(start, s, b) for s in range(S) for b in range(bpt)]
 
@@ -219,6 +252,10 @@ def _kernel(
         for s in range(S):
             at = places[item(t, s)]
             q = q_ref[jnp.minimum(tokens[item(t, s)] >> 1, T - 1)].astype(shape.compute_dtype)
+            if xs is not None:
+                buffer = jax.lax.rem(t, config.buffers)
+                for b in range(bpt):
+                    xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * bpt + b]
             top = jnp.full((N, LANES), _HIDDEN)
             for n, chunk in enumerate(chunks):
                 raw = dot(q, load(t, s, chunk, chunk.key), (((1,), (1,)), ((), ())))  # [N, width]
@@ -227,6 +264,12 @@ def _kernel(
                     start()
                 for lane in range(0, width, LANES):
                     y = raw[:, lane : lane + LANES]
+                    if xs is not None:
+                        key_scales, value_scales = _column_scales(xs.tile, chunk.part, chunk.column + lane, shape)
+                        y = y * key_scales
+                        token = _tokens_of((1, LANES), chunk.column + lane, shape)
+                        seen = token <= at if window is None else (token <= at) & (token > at - window)
+                        xs.values[s, :, pl.ds(n * width + lane, LANES)] = jnp.where(seen, value_scales, 0.0)
                     if soft_cap is not None:
                         y = jnp.tanh(y * (scale / soft_cap))
                     column = chunk.column + lane
@@ -255,6 +298,8 @@ def _kernel(
                     for c in range(column, len(chunks) * width, half)
                 ]
                 sum_ += sum(parts[1:], parts[0])
+                if xs is not None:
+                    parts = [part * xs.values[s, :, pl.ds(column + i * half, LANES)] for i, part in enumerate(parts)]
                 stacked = jnp.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]
                 x.weights[s, :, pl.ds(column, LANES)] = stacked.astype(x.weights.dtype)
             total = jnp.where(is_first(t, s), 0.0, total * decay) + jnp.sum(sum_, axis=1, keepdims=True)
@@ -288,6 +333,9 @@ def _kernel(
         info = fetches[t]
         fetched = x.tiles.at[buffer, pl.ds(0, (info >> 1) * C)]
         pltpu.make_async_copy(fetched, fetched, x.fetched.at[buffer]).wait()
+        if xs is not None:
+            fetched = xs.blocks.at[buffer, pl.ds(0, info >> 1)]
+            pltpu.make_async_copy(fetched, fetched, xs.fetched.at[buffer]).wait()
         pl.when((info & 1) == 1)(functools.partial(clear, t, buffer))
         insert(t, buffer)
         merge(t - 2)
@@ -322,6 +370,29 @@ def _kernel(
     result.wait()
 
 
+def _named(kind: Any, refs: list[Any]) -> Any:
+    return kind(**{f.name: r for f, r in zip(dataclasses.fields(kind), refs, strict=True)})
+
+
+def _tokens_of(columns: tuple[int, int], first: int, shape: DecodeShape) -> jax.Array:
+    """The token of an item in each of so many columns, of which the first is `first`."""
+    return (first + jax.lax.broadcasted_iota(jnp.int32, columns, 1)) // shape.words
+
+
+def _column_scales(tile: Any, part: int, column: int, shape: DecodeShape) -> tuple[jax.Array, jax.Array]:
+    """Scales of K and of V, [1, 128] each, of a part's columns column .. column + 127. tile: [2K, tokens]."""
+    first, last = column // shape.words, (column + LANES - 1) // shape.words
+    begin = first // LANES * LANES if last // LANES == first // LANES else first
+    scales = tile[:, begin : begin + LANES]
+    rows, lanes = (jax.lax.broadcasted_iota(jnp.int32, scales.shape, axis) for axis in (0, 1))
+    if shape.words > 1:
+        tokens = _tokens_of(scales.shape, column, shape) - begin
+        scales = jnp.take_along_axis(scales, tokens, axis=1, mode="promise_in_bounds")
+    own = 2 * (jax.lax.rem(column + lanes, shape.words) * shape.parts + part)
+    keys, values = (jnp.sum(jnp.where(rows == own + i, scales, 0.0), axis=0, keepdims=True) for i in (0, 1))
+    return keys, values
+
+
 def _number_columns(columns: Any, shape: DecodeShape) -> None:
     """Fills _Scratch.columns."""
     N, width = columns.shape[1:]
@@ -350,8 +421,6 @@ def _load(tiles: Any, words: Any, buffer: Any, token: int, width: int, shape: De
         block = tiles[buffer, pl.ds(token, width // shape.words)]
         if shape.itemsize == 4:
             return block[:, vector::stride].reshape(width, shape.lanes)
-        missing = -shape.vectors % (4 // shape.itemsize)
-        block = jnp.pad(block, ((0, 0), (0, missing), (0, 0)))  # as memory is, whose tiles are whole words
         rows = pltpu.bitcast(block, jnp.uint32).reshape(width, shape.lanes)
     elif shape.itemsize == 4:
         begin = token * shape.vectors + vector

@@ -60,7 +60,7 @@ class PrefillShape:
         Vectors of one token fill whole tiles of memory, or tiles are cut down to them, for one column of lanes only.
         """
         packing = 4 // _itemsize(self.pool_dtype)
-        small = self.vectors in (1, 2, 4) and (self.vectors == 1 or self.vectors >= packing)
+        small = self.vectors in (1, 2, 4) and self.vectors >= packing
         return self.vectors % 8 == 0 or (small and self.lanes == LANES)
 
     @property

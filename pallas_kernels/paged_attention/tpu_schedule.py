@@ -55,6 +55,7 @@ class TpuSchedule:
 
     decode: DecodeSchedule
     mixed: MixedSchedule | None
+    scale_runs: Runs | None  # where scales of all tokens are written, of an int8 pool
     num_tokens: int = static()
     block_size: int = static()
     config: TpuConfig = dataclasses.field(metadata={"static": True})
@@ -68,7 +69,9 @@ def make_schedule(
     """See the package's make_schedule."""
     if config.shape.block_size != block_size:
         raise ValueError(f"block_size is {block_size}; the config was chosen for {config.shape.block_size}")
-    mixed = None
+    mixed = scale_runs = None
+    if config.shape.pool_dtype == jnp.int8:
+        scale_runs = find_runs(*write_places(batch, num_tokens=num_tokens, block_size=block_size))
     if config.prefill is not None:
         is_several = batch.counts >= config.prefill_from
         several = dataclasses.replace(batch, counts=jnp.where(is_several, batch.counts, 0))
@@ -93,6 +96,7 @@ def make_schedule(
     return TpuSchedule(
         decode=decode,
         mixed=mixed,
+        scale_runs=scale_runs,
         num_tokens=num_tokens,
         block_size=block_size,
         config=config,
