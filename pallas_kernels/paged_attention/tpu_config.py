@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig, PrefillShape
+from pallas_kernels.paged_attention.tpu_prefill_config import COMPILER_BYTES, PrefillConfig, PrefillShape, tiled_bytes
 from pallas_kernels.target import Target
 
 LANES = 128
@@ -153,17 +153,17 @@ class DecodeConfig:
     def vmem_bytes(self, shape: DecodeShape, num_tokens: int) -> int:
         """Vector memory of a launch: queries, tokens' vectors, results, buffers and what stages hand on."""
         N, H, S, X = shape.num_heads, shape.lanes, self.items, shape.columns(self.tile_kv)
-        token = _tiled_bytes(shape.vectors, H, shape.itemsize)
-        heads = _tiled_bytes(N, H, shape.compute_dtype.itemsize)
+        token = tiled_bytes(shape.vectors, H, shape.itemsize)
+        heads = tiled_bytes(N, H, shape.compute_dtype.itemsize)
         buffers = self.buffers * (S * self.tile_kv + 1) * token
         stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 3 * LANES))
         state = N * 4 * (H + 2 * LANES + shape.parts * shape.period + LANES)
         scales = 0
         if shape.pool_dtype == jnp.int8:
             pairs, blocks = 2 * shape.num_kv_heads, S * (self.tile_kv // shape.block_size)
-            scales = self.buffers * blocks * _tiled_bytes(pairs, shape.block_size, 4) + S * 8 * X * 4
-            scales += _tiled_bytes(pairs, self.tile_kv + LANES, 4)
-        return buffers + stages + state + scales + num_tokens * token + (2 * num_tokens + 1) * heads
+            scales = self.buffers * blocks * tiled_bytes(pairs, shape.block_size, 4) + S * 8 * X * 4
+            scales += tiled_bytes(pairs, self.tile_kv + LANES, 4)
+        return COMPILER_BYTES + buffers + stages + state + scales + num_tokens * token + (2 * num_tokens + 1) * heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,9 +223,3 @@ class TpuConfig:
                 f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
             )
         return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_less_than_a_word else 2)
-
-
-def _tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:
-    """Bytes of the two minor dims [rows, lanes], whose tiles are at least a 32-bit word of rows."""
-    packing = 4 // itemsize
-    return -(-rows // packing) * packing * -(-lanes // LANES) * LANES * itemsize

@@ -16,6 +16,7 @@ _CHUNK_ROWS = 1024  # rows of a matrix product: K and V are loaded into the MXU 
 _STEP_KV = 512
 _TILE_KV_BYTES = 2 * 2**20
 _TILE_Q = 512
+COMPILER_BYTES = 96 * 2**10  # of a kernel's vector memory, for the compiler's own: up to 72 KiB were seen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,8 +153,11 @@ class PrefillConfig:
         return 4 * max(num_rows * max_blocks + 8 * self.max_tiles(num_tokens, num_rows), 5 * num_tokens)
 
     def vmem_bytes(self, shape: PrefillShape) -> int:
-        """Bytes of scratch memory that the kernel allocates."""
-        return sum(math.prod(size) * _itemsize(dtype) for size, dtype in self.buffers(shape).values())
+        """Bytes of vector memory that the kernel takes."""
+        buffers = self.buffers(shape).values()
+        return COMPILER_BYTES + sum(
+            math.prod(outer) * tiled_bytes(rows, lanes, _itemsize(dtype)) for (*outer, rows, lanes), dtype in buffers
+        )
 
     def buffers(self, shape: PrefillShape) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each scratch buffer."""
@@ -184,6 +188,12 @@ class PrefillConfig:
             sizes["block_scales"] = ((blocks, 2 * K, C), "float32")
             sizes["scales"] = ((2, self.steps, K, 2, keys), "float32")
         return sizes
+
+
+def tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:
+    """Bytes of the two minor dims [rows, lanes], whose tiles are at least a 32-bit word of rows."""
+    packing = 4 // itemsize
+    return _round_up(rows, packing) * _round_up(lanes, LANES) * itemsize
 
 
 def _itemsize(dtype: str) -> int:

@@ -23,24 +23,11 @@ from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, make_schedule
 from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
 from pallas_kernels.paged_attention.tpu_prefill_config import PrefillShape
 from pallas_kernels.target import Target
+from scripts.bench_tpu_static import choose_config
 
 _LARGE_OPS = re.compile(
     r"^\s*(?:ROOT )?(%\S+) = \w+\[([\d,]*)\]\S* (copy|transpose|convert|reshape|pad)\(", re.MULTILINE
 )
-
-
-def choose_config(case: Case, target: Target) -> TpuConfig:
-    """The tiles that an engine's step of these shapes would have."""
-    return TpuConfig.choose(
-        num_tokens=case.num_tokens,
-        num_rows=case.num_rows,
-        max_blocks=case.max_blocks,
-        num_heads=case.num_heads,
-        dtype=jnp.dtype(case.dtype),
-        pool=make_shapes(case).pool,
-        decode_only=case.decode_only,
-        target=target,
-    )
 
 
 def estimates(case: Case, config: TpuConfig) -> dict[str, int]:

@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.paged_attention.tpu_prefill_config import COMPILER_BYTES
 from pallas_kernels.target import Target
 from tests.support import ROOT
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
-COMPILER_BYTES = 2**17  # of vector memory, that an estimate may add for the compiler's own
 
 
 def cases_of(generation: str, *, in_turn: bool) -> list[str]:
@@ -72,7 +72,7 @@ def test_no_kernel_takes_more_vector_memory_than_its_tiles_say(programs):
     for name, case in compiled(programs):
         for kernel, estimate in case["estimates"].items():
             used = case["vmem_bytes"][kernel]
-            assert used <= estimate <= 1.1 * used + COMPILER_BYTES, f"{name}: {kernel}"
+            assert used <= estimate <= 1.25 * used + COMPILER_BYTES, f"{name}: {kernel}"
 
 
 def compiled(programs: dict[str, dict]) -> list[tuple[str, dict]]:
