@@ -272,6 +272,7 @@ def _consume(
         for p, part in enumerate(parts):
             values = keys_values.at[:, pl.ds(H + p * form.part, form.part)]
             done.append(ops.accumulate(part * m.columns(kept, part.shape), weights, values))
+        ops.end_reading(is_by_threads=shape.is_converted)
         plgpu.barrier_arrive(s["stage_free"].at[stage])
         return n + 1, (highest, total, tuple(done))
 
@@ -287,6 +288,7 @@ def _consume(
     if form.split is None:
         _store_whole(shape, outputs, s, consumer, slot, head, item, state)
     else:
+        ops.end_reading(is_by_threads=False)
         plgpu.barrier_arrive(s["queries_free"].at[slot])
         _store_partial(shape, outputs, s, head, item, state)
     return n

@@ -35,7 +35,7 @@ def merge(
     by_group = num_splits.reshape(groups, LANES)
     launch = plgpu.kernel(
         lambda *refs: _body(ops, splits, *refs),
-        out_type=jax.ShapeDtypeStruct((groups, parts, LANES, _PART), jnp.bfloat16),
+        out_type=jax.ShapeDtypeStruct((groups, parts, LANES, _PART), jnp.float32),
         grid=(groups, parts),
         grid_names=("group", "part"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -48,7 +48,7 @@ def merge(
         by_group.max(axis=1),
         sinks.reshape(groups, LANES),
     )
-    return out.transpose(0, 2, 1, 3).reshape(lanes, H)
+    return out.transpose(0, 2, 1, 3).reshape(lanes, H).astype(jnp.bfloat16)
 
 
 def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most: Any, sinks: Any, out: Any) -> None:
@@ -87,4 +87,4 @@ def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most:
     rounds = (most[group] + _AT_ONCE - 1) // _AT_ONCE
     _, total, acc = lax.fori_loop(0, rounds, several, state)
     inverse = 1.0 / jnp.where(total > 0, total, jnp.ones_like(total))
-    out[group, part] = (acc * m.columns(inverse, acc.shape)).astype(jnp.bfloat16)
+    out[group, part] = acc * m.columns(inverse, acc.shape)

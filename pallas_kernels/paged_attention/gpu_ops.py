@@ -7,6 +7,7 @@ operand from registers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ SMALL = plgpu.Layout.WGMMA_UPCAST_2X  # of a matrix of bytes that become bfloat1
 PER_LANE = MATRIX.reduce(1)  # [64], one for each row of a matrix
 PER_TOKEN = MATRIX.reduce(0)  # one for each column
 
+_WHOLE: Any = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()  # jax 0.10 wants an index
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ops:
@@ -28,7 +31,16 @@ class Ops:
 
     def load(self, ref: Any, layout: Any) -> jax.Array:
         """The whole ref, in shared or global memory."""
-        return ref[...] if self.is_interpreted else plgpu.load(ref, (), layout=layout, optimized=False)
+        return ref[...] if self.is_interpreted else plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
+
+    def end_reading(self, *, is_by_threads: bool) -> None:
+        """Before a barrier that lets transfers write what was read.
+
+        is_by_threads: some of it was loaded, not read by wgmma, which is on the transfers' side of shared memory; the
+        interpreter loads everything.
+        """
+        if is_by_threads or self.is_interpreted:
+            plgpu.commit_smem()
 
     def scalars(self, ref: Any, row: jax.Array, count: int) -> list[jax.Array]:
         """The first elements of a row in global memory, which the interpreter is slow to read one by one."""
