@@ -72,15 +72,23 @@ class Compiled:
     shared_bytes: int
 
 
+def h200s(count: int = 1) -> list[Any]:
+    """Devices of one host that is not here."""
+    topology = f"1x1x{count}"  # PROCESSES x HOSTS x GPUS
+    return topologies.get_topology_desc(platform="cuda", target_config=_H200, topology=topology).devices
+
+
 def compile_for_h200(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Compiled:
     """The function, compiled for one H200 that is not here."""
-    # PROCESSES x HOSTS x GPUS
-    topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology="1x1x1")
-    where = NamedSharding(Mesh(np.array(topology.devices[:1]), ("tp",)), PartitionSpec())
+    where = NamedSharding(Mesh(np.array(h200s()), ("tp",)), PartitionSpec())
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), shapes)
+    return compile_traced(lambda: jax.jit(function, donate_argnums=donate).trace(*placed))
+
+
+def compile_traced(trace: Callable[[], jax.stages.Traced]) -> Compiled:
+    """What was traced for such devices, compiled; it is traced here, since that is when kernels are laid out."""
     with _shared_memory() as shared, _output() as output:
-        lowered = jax.jit(function, donate_argnums=donate).trace(*placed).lower(lowering_platforms=("cuda",))
-        executable = lowered.compile()
+        executable = trace().lower(lowering_platforms=("cuda",)).compile()
         found = _KERNEL.findall(output.read_text())
     kernels = [
         Kernel(registers=int(registers), spill_bytes=int(stores) + int(loads)) for stores, loads, registers in found
