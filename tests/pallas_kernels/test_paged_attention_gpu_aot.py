@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
 import pytest
 
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.models.registry import spec_of
+from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.step import trace_step
+from ferrum_jax.sharding import make_mesh
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
+from tests.models.published import PUBLISHED
 
 pytestmark = pytest.mark.aot
 QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8", "gemma_decode")
@@ -41,3 +48,30 @@ def test_the_compiler_s_report_of_a_kernel_is_read() -> None:
     case = next(case for case in gpu_static.gpu_cases() if case.name == "qwen3_30b_tp4_decode_c64")
     compiled = gpu_static.compile_case(dataclasses.replace(case, num_heads=5, soft_cap=3.0))
     assert compiled.kernels and all(64 < kernel.registers <= 255 for kernel in compiled.kernels[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_whole_step_of_a_model_keeps_its_pools_in_place(devices: int) -> None:
+    spec = dataclasses.replace(spec_of(PUBLISHED["Qwen3-0.6B"][0]), num_hidden_layers=2, cache_groups=())
+    config = EngineConfig(
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        max_model_len=4096,
+        kv_memory_bytes=1 << 30,
+        implementation="mosaic_gpu",
+        mesh=f"tp={devices}",
+    )
+    layout = lay_out(spec, config, make_mesh(MeshShape.parse(config.mesh), gpu_static.h200s(devices)))
+    decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only]
+    for bucket in (decode[-1], layout.ladder.buckets[-1]):
+        compiled = gpu_static.compile_traced(
+            functools.partial(
+                trace_step, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
+            )
+        )
+        memory, text = compiled.executable.memory_analysis(), compiled.executable.as_text()
+        pool = layout.pools.kv[0].values
+        assert memory is not None and memory.alias_size_in_bytes >= 2 * pool.size * 2 // devices
+        shape = ",".join(map(str, pool.sharding.shard_shape(pool.shape)))
+        assert f"bf16[{shape}]" in text and not re.search(rf"bf16\[{shape}\]\S* copy\(", text)
