@@ -351,7 +351,11 @@ def _kernel(
         return 0
 
     jax.lax.fori_loop(0, config.ahead, ahead, 0)
-    x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
+
+    @pl.when(sizes[1] < T)
+    def _():
+        x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
+
     _number_columns(x.columns, shape)
     steps = sizes[0]
     jax.lax.fori_loop(0, steps, step, 0)
