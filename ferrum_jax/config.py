@@ -52,6 +52,7 @@ class EngineConfig:
     host_cache_bytes: host memory for cached blocks that the KV pool gives up; they come back on a hit. 0 keeps none.
     enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
     computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
+    max_state_snapshots: of a model with recurrent layers, states of prefixes that are kept beside those of rows.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
     implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None takes the platform's own, on GPUs "xla".
     mesh: devices that share a step's work, such as "tp=4".
@@ -74,6 +75,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_cached_prompts: int = 256
     min_cached_prompt_tokens: int = 8
+    max_state_snapshots: int = 64
     invariant: bool = False
     implementation: str | None = None
     mesh: str = "tp=1"
@@ -95,7 +97,7 @@ class EngineConfig:
         for field in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
-        for field in ("max_cached_prompts", "host_cache_bytes"):
+        for field in ("max_cached_prompts", "max_state_snapshots", "host_cache_bytes"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
         if self.min_cached_prompt_tokens < 1:

@@ -26,6 +26,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "host_cache_bytes": (int, "host memory in bytes for cached blocks that the KV pool gives up; 0 keeps none"),
     "max_cached_prompts": (int, "most whole prompts whose repeat computes no token; 0 keeps none"),
     "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
+    "max_state_snapshots": (int, "most snapshots of recurrent states; 0 keeps none"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
     "mesh": (str, "devices by axis; only tp=1, one device, so far"),
     "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),

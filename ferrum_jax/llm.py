@@ -266,6 +266,7 @@ class LLM:
             "kv_repeated_bytes": self.ledger.repeated_bytes,
             "prompts_bytes": self.ledger.prompts_bytes,
             "host_cache_bytes": self.ledger.host_bytes,
+            "states_bytes": self.ledger.states_bytes,
             "num_blocks": self.ledger.num_blocks,
             "startup_s": self.startup_s,
         }
@@ -430,8 +431,9 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     """
     layout = loaded.layout
     spec = layout.options.spec
-    groups = spec.cache_groups
-    shares = [len(group.layers) / spec.num_hidden_layers for group in groups]
+    groups = spec.kv_groups
+    num_layers = sum(len(group.layers) for group in groups)
+    shares = [len(group.layers) / num_layers for group in groups]
     tier, host = _host_tier(loaded, config, shares)
     cache = CacheManager(
         pool_sizes=[(config.num_blocks or layout.ledger.num_blocks) + 1] * len(groups),
@@ -445,6 +447,8 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         block_bytes=[round(layout.ledger.block_bytes * share) for share in shares],
         max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
+        max_snapshots=_max_snapshots(config, layout),
+        state_bytes=layout.ledger.state_bytes,
         enabled=config.enable_prefix_caching,
     )
     return Engine(
@@ -487,6 +491,11 @@ def _host_tier(
     return HostTier([num_blocks + 1] * len(shares), [round(ledger.host_block_bytes * s) for s in shares]), host
 
 
+def _max_snapshots(config: EngineConfig, layout: Layout) -> int | None:
+    """Snapshots of recurrent states beside the null one and those of rows; None of a model that has no states."""
+    return layout.ledger.num_states - 1 - config.max_num_seqs if layout.ledger.num_states else None
+
+
 def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> TraceHeader:
     return TraceHeader(
         block_size=layout.ledger.block_size,
@@ -499,6 +508,7 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         windows=cache.windows,
         num_host_blocks=cache.tier.pools[0].num_ids - 1 if cache.tier is not None else 0,
+        max_snapshots=_max_snapshots(config, layout),
     )
 
 

@@ -35,6 +35,7 @@ class PrefixCache:
 
         Raises ValueError when there is none, or when `path` is there and not an empty folder.
         """
+        self._refuse_states()
         wanted = None if keys is None else set(keys)
         arrays: dict[str, np.ndarray] = {}
         count = 0
@@ -74,14 +75,22 @@ class PrefixCache:
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
     def _named(self, group: int, blocks: tuple[LayerBlocks, ...]) -> Iterator[tuple[str, Any]]:
-        for layer, of_layer in zip(self.spec.cache_groups[group].layers, blocks, strict=True):
+        for layer, of_layer in zip(self.spec.kv_groups[group].layers, blocks, strict=True):
             yield f"{group}/{layer}/values", of_layer.values
             if of_layer.scales is not None:
                 yield f"{group}/{layer}/scales", of_layer.scales
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         """What a folder holds. Raises ValueError naming the folder if it is foreign or damaged."""
+        self._refuse_states()
         return load_prefixes(path, self._identity())
+
+    def _refuse_states(self) -> None:
+        if self.spec.state_layers:
+            raise ValueError(
+                f"{self.spec.architecture} has recurrent layers, whose states are not saved yet, and blocks without "
+                "them are no prefix; run the prompts again instead"
+            )
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
         """Caches what a folder held, the most recently used blocks where not all fit; the keys that are here then."""
@@ -110,7 +119,7 @@ class PrefixCache:
             "block_size": self.cache.block_size,
             "num_key_value_heads": spec.num_key_value_heads,
             "head_dim": spec.head_dim,
-            "layers_by_group": [list(group.layers) for group in spec.cache_groups],
+            "layers_by_group": [list(group.layers) for group in spec.kv_groups],
         }
 
 
@@ -126,7 +135,7 @@ class _Rows:
     def batch(self, part: slice, size: int) -> tuple[LayerBlocks, ...]:
         rows = np.asarray(self.rows[part])
         blocks = []
-        for layer in self.prefixes.spec.cache_groups[self.group].layers:
+        for layer in self.prefixes.spec.kv_groups[self.group].layers:
             values = self.arrays[f"{self.group}/{layer}/values"]
             scales = self.arrays.get(f"{self.group}/{layer}/scales")
             blocks.append(

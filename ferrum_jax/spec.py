@@ -17,7 +17,8 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class CacheGroup:
     """Layers whose cache is kept alike, under one block table.
 
-    kind: "full" (all tokens) or "window". window: positions that a token attends to, its own the last; None for all.
+    kind: "full" (all tokens), "window", or "state" (recurrent layers: a state for each row, no blocks). window:
+    positions that a token attends to, its own the last; None for all.
     """
 
     kind: str
@@ -124,6 +125,19 @@ class ModelSpec:
         for group in self.cache_groups:
             if (group.kind == "window") != (group.window is not None) or (group.window or 1) < 1:
                 raise ValueError(f"a cache group of kind {group.kind!r} has window {group.window}")
+        kinds = [group.kind for group in self.cache_groups]
+        if "state" in kinds[:-1] or kinds == ["state"]:
+            raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
+
+    @property
+    def kv_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups that have blocks; at least one."""
+        return tuple(group for group in self.cache_groups if group.kind != "state")
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The recurrent layers."""
+        return tuple(layer for group in self.cache_groups if group.kind == "state" for layer in group.layers)
 
     def window_of(self, layer: int) -> int | None:
         """How many positions a token of this layer attends to; None is all."""

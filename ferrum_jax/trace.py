@@ -37,6 +37,7 @@ class TraceHeader:
     min_cached_prompt_tokens: int = 8
     windows: Sequence[int | None] = (None,)
     num_host_blocks: int = 0
+    max_snapshots: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

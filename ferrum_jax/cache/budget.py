@@ -29,6 +29,12 @@ class Ledger:
     head_copies: int = 1
     host_block_bytes: int = 0
     num_host_blocks: int = 0
+    state_bytes: int = 0  # of one recurrent state in all layers
+    num_states: int = 0  # rows' own and snapshots, with the null one
+
+    @property
+    def states_bytes(self) -> int:
+        return self.num_states * self.state_bytes
 
     @property
     def kv_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Copies of blocks between steps: a partial tail gets a block of its own before it is appended to.
+"""Copies between steps: a partial tail gets a block of its own before it is appended to, a row a state of its own.
 
 They run in an executable of their own, before or after the step that they belong to, and a step without copies
 pays nothing. Inside the step XLA copies whole pools around the loop.
@@ -7,6 +7,7 @@ pays nothing. Inside the step XLA copies whole pools around the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from jax.sharding import Mesh
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.sharding import formats, on_mesh, partitions
 from ferrum_jax.spec import CacheGroup
-from pallas_kernels.kv_pool import KVPool
 
 MAX_COPIES = 64  # in one call
 COPY_BLOB_SIZE = 1 + 3 * MAX_COPIES  # how many there are, then (group, source, target) of each
@@ -24,7 +24,7 @@ COPY_BLOB_SIZE = 1 + 3 * MAX_COPIES  # how many there are, then (group, source, 
 def make_copy(
     pools: Pools, groups: Sequence[CacheGroup]
 ) -> Callable[[tuple[jax.Array, ...], jax.Array], tuple[jax.Array, ...]]:
-    """The function that copies blocks in the arrays of `pools.kv`, which are to be donated.
+    """The function that copies blocks and states in the arrays of `pools.kv`, which are to be donated.
 
     A loop over the copies that exist, one after the other.
     """
@@ -54,7 +54,7 @@ def trace_copies(pools: Pools, groups: Sequence[CacheGroup], mesh: Mesh) -> jax.
     return jax.jit(copy_blocks, donate_argnums=(0,), out_shardings=formats(arguments[0])).trace(*arguments)
 
 
-def _move(pool: KVPool, copy: jax.Array, group: int) -> KVPool:
+def _move(pool: Any, copy: jax.Array, group: int) -> Any:
     """The pool of a layer of `group` after one copy; null to null where it is another group's."""
     ids = jnp.where(copy[0] == group, copy[1:], 0)
 

@@ -1,6 +1,7 @@
 """The pools: every device array that is donated to a step and comes back from it.
 
-`kv` is one KVPool per layer, in the form that the implementation reads. `slots` is one int32 record per row slot:
+`kv` is one KVPool per layer, in the form that the implementation reads; a recurrent layer has its states instead, a
+tree of arrays [states, ...]. `slots` is one int32 record per row slot:
 sampling parameters, then the row's token ids. `prompts` keeps the final hidden state of the last token of each
 cached prompt. Id 0 of each is null. Nobody may hold a view of a pool across a step: donation would silently turn
 into a copy of the whole pool.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +29,7 @@ from pallas_kernels.target import Target
 class Pools:
     """All pools of an engine; on the device, or their shapes for compiling."""
 
-    kv: tuple[KVPool, ...]  # per layer
+    kv: tuple[Any, ...]  # per layer
     slots: Any  # [S, W + max_model_len] int32
     prompts: Any  # [Q, D], in the dtype of activations
 
@@ -39,7 +41,7 @@ class Pools:
 def kv_shapes(
     spec: ModelSpec, *, num_blocks: int, block_size: int, kv_dtype: jnp.dtype, implementation: str
 ) -> tuple[KVPool, ...]:
-    """The shapes of each layer's pool; num_blocks counts the null block."""
+    """The shapes of the pool of each layer that has blocks; num_blocks counts the null block."""
     layer = pool_shape(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -48,7 +50,7 @@ def kv_shapes(
         dtype=kv_dtype,
         implementation=implementation,
     )
-    return (layer,) * spec.num_hidden_layers
+    return (layer,) * (spec.num_hidden_layers - len(spec.state_layers))
 
 
 def block_bytes(spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str, target: Target) -> int:
@@ -71,21 +73,40 @@ def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
     return math.prod(outer) * rows * lanes * itemsize
 
 
+def with_states(spec: ModelSpec, kv: Sequence[KVPool], state: Any, num_states: int) -> tuple[Any, ...]:
+    """The shapes of all layers' pools, in order. state: the shapes of one row's in a layer; num_states: with null."""
+    states = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_states, *a.shape), a.dtype), state)
+    pools = iter(kv)
+    return tuple(states if layer in spec.state_layers else next(pools) for layer in range(spec.num_hidden_layers))
+
+
 def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     """The pools of a whole mesh, of which each device has `local`: heads over "tp", blocks and slots over "dp"."""
-    axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
     return Pools(
-        kv=jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), local.kv),
+        kv=tuple(_layer_on_mesh(layer, mesh) for layer in local.kv),
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
         prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
     )
 
 
+def _layer_on_mesh(layer: Any, mesh: Mesh) -> Any:
+    axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
+    if isinstance(layer, KVPool):
+        return jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), layer)
+    return jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, "slots", *[None] * (len(a.shape) - 1)), layer)
+
+
 def make_pools(shapes: Pools, *, fill: float = 0.0) -> Pools:
-    """Fresh pools. Tests fill KV and hidden states with NaN, to prove that nothing reads what it does not own."""
-    kv = tuple(make_pool(layer, fill=fill) for layer in shapes.kv)
+    """Fresh pools. Tests fill KV and states with NaN, to prove that nothing reads what it does not own."""
+    kv = tuple(_make_layer(layer, fill) for layer in shapes.kv)
     return Pools(
         kv=kv,
         slots=jnp.zeros(shapes.slots.shape, jnp.int32, device=shapes.slots.sharding),
         prompts=jnp.full(shapes.prompts.shape, fill, shapes.prompts.dtype, device=shapes.prompts.sharding),
     )
+
+
+def _make_layer(layer: Any, fill: float) -> Any:
+    if isinstance(layer, KVPool):
+        return make_pool(layer, fill=fill)
+    return jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype, device=a.sharding), layer)

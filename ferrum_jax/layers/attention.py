@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -55,16 +55,46 @@ def causal_attention(
     return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSpans:
+    """Which flat tokens are whose: those of row r are [offsets[r], offsets[r] + counts[r])."""
+
+    offsets: jax.Array  # [R] int32
+    counts: jax.Array  # [R] int32, 0 for rows that compute nothing
+
+
+class Recur(Protocol):
+    """Recurrence of one layer over the tokens of a step, each row from the state in which its last step left it.
+
+    compute(states, spans) gives (out [T, ...], states after the step). States are trees of arrays [R, ...]. empty: the
+    state [...] before a sequence begins.
+    """
+
+    def __call__(
+        self, layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+    ) -> jax.Array: ...  # [T, ...]
+
+
+def recur_from_empty(
+    layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+) -> jax.Array:
+    """All tokens are one sequence that starts here."""
+    spans = RowSpans(offsets=jnp.zeros(1, jnp.int32), counts=jnp.full(1, num_tokens, jnp.int32))
+    return compute(jax.tree.map(lambda array: array[None], empty), spans)[0]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardContext:
     """What surrounds one forward pass.
 
-    attend: see `Attend`. expert_tile: rows of a tile of one expert, None for the kernel's own choice.
-    implementation: of the kernels. shards: the devices that share each layer's work. observe: called with the name
-    and value of the embedding, of every layer's output and of the final norm, for tests that compare them.
+    attend: see `Attend`. recur: see `Recur`. expert_tile: rows of a tile of one expert, None for the kernel's own
+    choice. implementation: of the kernels. shards: the devices that share each layer's work. observe: called with the
+    name and value of the embedding, of every layer's output and of the final norm, for tests that compare them.
     """
 
     attend: Attend = causal_attention
+    recur: Recur = recur_from_empty
     expert_tile: int | None = None
     implementation: str = "xla"
     shards: Shards = WHOLE

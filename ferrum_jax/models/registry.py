@@ -20,13 +20,15 @@ class Family:
     """How one architecture is read and built.
 
     model: constructed as model(spec, dtype=..., rngs=...). weight_rules: every parameter's source tensors.
-    harmless: patterns of source tensors that may be left over.
+    harmless: patterns of source tensors that may be left over. state_shapes: of a recurrent layer's state for one
+    row, as a tree of shapes; of families that have such layers.
     """
 
     spec_from_config: Callable[[Mapping[str, Any]], ModelSpec]
     model: type[decoder.Decoder] = decoder.Decoder
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
+    state_shapes: Callable[[ModelSpec], Any] | None = None
 
 
 FAMILIES: dict[str, Family] = {
@@ -60,6 +62,15 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> dec
     family = family_of(spec.architecture)
     # Tracing the counter of rngs takes time quadratic in the number of parameters: 19 s for 48 layers of experts.
     return nnx.eval_shape(lambda: family.model(spec, dtype=dtype, rngs=None))
+
+
+def state_shapes(spec: ModelSpec) -> Any:
+    """The shapes of a recurrent layer's state for one row; of a spec without such layers an empty tree."""
+    shapes = family_of(spec.architecture).state_shapes
+    if not spec.state_layers:
+        return ()
+    assert shapes is not None, f"{spec.architecture} has recurrent layers and no state_shapes"
+    return shapes(spec)
 
 
 def unbind(model: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:

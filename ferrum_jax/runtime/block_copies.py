@@ -47,7 +47,7 @@ class BlockCopies:
 
     def __init__(self, layout: Layout, store: ExecutableStore | None) -> None:
         self._pools = layout.pools.kv
-        self._groups = [group.layers for group in layout.options.spec.cache_groups]
+        self._groups = [group.layers for group in layout.options.spec.kv_groups]
         self._mesh = layout.mesh
         self._head_copies = layout.model.head_copies
         self._store = store

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.pools import Pools
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import ForwardContext, RowSpans
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
 from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
@@ -77,7 +77,7 @@ def make_step(
         weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, prompts: jax.Array, blob: jax.Array
     ) -> StepResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
-        inputs = unpack(blob, bucket, len(options.spec.cache_groups))
+        inputs = unpack(blob, bucket, len(options.spec.kv_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         layers = list(jax.tree.unflatten(tree, kv))
@@ -109,7 +109,7 @@ def trace_step(
     """
     step = make_step(graph, tuple(weights), bucket, pools, options)
     kv = pools.flat_kv()
-    words = blob_size(bucket, len(options.spec.cache_groups))
+    words = blob_size(bucket, len(options.spec.kv_groups))
     blob = on_mesh(mesh, (words,), jnp.int32, "words")
     arguments = (tuple(weights.values()), kv, pools.slots, pools.prompts, blob)
     if mesh.size > 1:
@@ -141,12 +141,12 @@ def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
 
 
 def _forward_context(
-    layers: list[KVPool], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
+    layers: list[Any], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
 ) -> ForwardContext:
     """The context that a model's layers call; it leaves each layer's pool in `layers`."""
-    config = attention_config(bucket, options, layers[0])
+    config = attention_config(bucket, options, layers[options.spec.kv_groups[0].layers[0]])
     schedule_of: dict[int, Any] = {}  # by layer
-    for group, table in zip(options.spec.cache_groups, inputs.block_tables, strict=True):
+    for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
         batch = RaggedBatch(
             block_tables=table, starts=inputs.starts, counts=inputs.counts, query_offsets=tokens.offsets
         )
@@ -168,8 +168,38 @@ def _forward_context(
         )
         return out
 
+    # two rows at least: XLA reads a single one again wherever it is used, also after its write, and copies the pool
+    null_row = (0, 1 if bucket.num_rows == 1 else 0)
+    begins, state_slots = jnp.pad(inputs.starts, null_row) == 0, jnp.pad(inputs.state_slots, null_row)
+    spans = RowSpans(offsets=jnp.pad(tokens.offsets, null_row), counts=jnp.pad(inputs.counts, null_row))
+
+    def recur(
+        layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+    ) -> jax.Array:
+        states = _row_states(layers[layer], empty, begins, state_slots)
+        out, states = compute(states, spans)
+        layers[layer] = _keep_row_states(layers[layer], states, jnp.where(spans.counts > 0, state_slots, 0))
+        return out
+
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
-    return ForwardContext(attend=attend, expert_tile=expert_tile, shards=options.shards)
+    return ForwardContext(attend=attend, recur=recur, expert_tile=expert_tile, shards=options.shards)
+
+
+def _row_states(pool: Any, empty: Any, begins: jax.Array, state_slots: jax.Array) -> Any:
+    """[R, ...] of each array: the rows' states; of a row that begins the empty one, whatever is in its slot."""
+
+    def gathered(array: jax.Array, empty: jax.Array) -> jax.Array:
+        fresh = jnp.expand_dims(begins, tuple(range(1, array.ndim)))
+        return jnp.where(fresh, empty, array.at[state_slots].get(mode="promise_in_bounds"))
+
+    return jax.tree.map(gathered, pool, empty)
+
+
+def _keep_row_states(pool: Any, states: Any, targets: jax.Array) -> Any:
+    """The pool with the rows' states at `targets` [R]; any number of them may go to the null slot."""
+    return jax.tree.map(
+        lambda array, states: array.at[targets].set(states.astype(array.dtype), mode="promise_in_bounds"), pool, states
+    )
 
 
 def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> AttentionConfig | TpuConfig | GpuConfig:

@@ -78,6 +78,7 @@ class _Replay:
             pool_sizes=[num_blocks + 1] * len(header.windows),
             windows=header.windows,
             tier=HostTier([header.num_host_blocks + 1] * len(header.windows)) if header.num_host_blocks else None,
+            max_snapshots=header.max_snapshots,
             block_size=header.block_size,
             max_num_seqs=header.max_num_seqs,
             max_model_len=header.max_model_len,

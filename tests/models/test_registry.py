@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -96,6 +97,22 @@ def test_layer_types_say_which_layers_have_a_window():
         spec_of(QWEN3_06B | {"layer_types": kinds[:2]})
     with pytest.raises(ValueError, match=r"layer_types has \['linear_attention'\]; known are"):
         spec_of(QWEN3_06B | {"layer_types": ["linear_attention"] * 28})
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([("full", (0,), None)], r"cache_groups hold layers \[0\]; they must hold each of 2 once"),
+        ([("full", (0, 1), 7)], "a cache group of kind 'full' has window 7"),
+        ([("window", (0, 1), None)], "a cache group of kind 'window' has window None"),
+        ([("state", (0,), None), ("full", (1,), None)], "'state' must come once at most, last, and not alone"),
+        ([("state", (0, 1), None)], "'state' must come once at most, last, and not alone"),
+    ],
+)
+def test_cache_groups_that_cannot_be_are_refused(groups, message):
+    made = tuple(CacheGroup(kind=kind, layers=layers, window=window) for kind, layers, window in groups)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(spec_of(TINY), cache_groups=made)
 
 
 @pytest.mark.parametrize("config", [QWEN25_05B, QWEN3_06B, QWEN3_30B_A3B])

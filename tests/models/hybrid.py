@@ -1,0 +1,108 @@
+"""A model for tests alone: recurrent layers beside one with full attention and one with a window.
+
+state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o state
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from checkpoints.rules import Rule
+from ferrum_jax.layers.attention import ForwardContext, RowSpans
+from ferrum_jax.layers.linear import Linear
+from ferrum_jax.models.decoder import Decoder
+from ferrum_jax.models.registry import Family, abstract_model, unbind
+from ferrum_jax.spec import CacheGroup, ModelSpec
+
+NAME = "HybridForTests"
+STATE_SIZE = 40
+
+
+class Recurrence(nnx.Module):
+    """Stands where a layer's attention stands; its parameters have the names of attention's."""
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        self.layer = layer
+        self.q = Linear(spec.hidden_size, STATE_SIZE, dtype=dtype, rngs=rngs)
+        self.k = Linear(spec.hidden_size, STATE_SIZE, dtype=dtype, rngs=rngs)
+        self.o = Linear(STATE_SIZE, spec.hidden_size, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        gate, value = jax.nn.sigmoid(self.q(x)), self.k(x)
+
+        def compute(states: jax.Array, spans: RowSpans) -> tuple[jax.Array, jax.Array]:
+            ends = jnp.cumsum(spans.counts)
+            t = jnp.arange(len(x))
+            rows = jnp.where(t < ends[-1], jnp.searchsorted(ends, t, side="right"), len(ends))  # padding: no row
+
+            def one(states: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+                state = gate[t] * states.at[rows[t]].get(mode="clip") + (1 - gate[t]) * value[t]
+                return states.at[rows[t]].set(state, mode="drop"), state
+
+            states, out = jax.lax.scan(one, states, t)
+            return jnp.where((rows < len(ends))[:, None], out, 0), states
+
+        return self.o(context.recur(self.layer, jnp.zeros(STATE_SIZE), compute, len(x)), context.shards)
+
+
+class Hybrid(Decoder):
+    """The decoder with recurrences in the layers of the spec's group "state"."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs | None) -> None:
+        super().__init__(spec, dtype=dtype, rngs=rngs)
+        for layer in spec.state_layers:
+            self.layers[layer].attention = Recurrence(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
+
+
+def _spec(config: Mapping[str, Any]) -> ModelSpec:
+    return ModelSpec(
+        architecture=NAME,
+        vocab_size=250,
+        hidden_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        cache_groups=(
+            CacheGroup(kind="full", layers=(1,)),
+            CacheGroup(kind="window", layers=(3,), window=21),
+            CacheGroup(kind="state", layers=(0, 2)),
+        ),
+    )
+
+
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    return tuple(Rule(source=name, target=name) for name in unbind(abstract_model(spec))[1])
+
+
+FAMILY = Family(
+    spec_from_config=_spec,
+    model=Hybrid,
+    weight_rules=_rules,
+    harmless=lambda spec: (),
+    state_shapes=lambda spec: jax.ShapeDtypeStruct((STATE_SIZE,), jnp.float32),
+)
+
+
+def save(folder: Path) -> dict[str, np.ndarray]:
+    """Writes a checkpoint of random weights with which greedy tokens vary; its family must be registered."""
+    rng = np.random.default_rng(3)
+    weights = {}
+    for name, shape in unbind(abstract_model(_spec({})))[1].items():
+        draw = rng.normal(size=shape.shape).astype(np.float32)
+        norm = "norm" in name
+        weights[name] = 1 + 0.2 * draw if norm else draw * (0.5 if "embed" in name else 2.2 / shape.shape[-1] ** 0.5)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": [NAME], "model_type": "hybrid"}))
+    return weights
