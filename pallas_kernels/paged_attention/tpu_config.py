@@ -7,7 +7,13 @@ import dataclasses
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention.tpu_prefill_config import COMPILER_BYTES, PrefillConfig, PrefillShape, tiled_bytes
+from pallas_kernels.paged_attention.tpu_prefill_config import (
+    COMPILER_BYTES,
+    SMEM_FIXED,
+    PrefillConfig,
+    PrefillShape,
+    tiled_bytes,
+)
 from pallas_kernels.target import Target
 
 LANES = 128
@@ -148,7 +154,8 @@ class DecodeConfig:
     def smem_bytes(self, num_rows: int, max_blocks: int, block_size: int) -> int:
         """Scalar memory of a schedule: the block tables, three numbers an item and one a step."""
         steps = self.max_steps(num_rows, max_blocks * block_size) + self.ahead + LOOK_BACK
-        return _INT_BYTES * (num_rows * max_blocks + self.tile_kv // block_size + (3 * self.items + 1) * steps)
+        tables = num_rows * max_blocks + self.tile_kv // block_size
+        return SMEM_FIXED + _INT_BYTES * (tables + (3 * self.items + 1) * steps)
 
     def vmem_bytes(self, shape: DecodeShape, num_tokens: int) -> int:
         """Vector memory of a launch: queries, tokens' vectors, results, buffers and what stages hand on."""

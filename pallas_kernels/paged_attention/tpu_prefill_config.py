@@ -12,6 +12,7 @@ from pallas_kernels.kv_pool import KVPool
 LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
 PIECE = 128  # tokens whose heads are taken apart at once
+SMEM_FIXED = 4096  # bytes of scalar memory that arrays are padded with and that the compiler keeps
 _CHUNK_ROWS = 1024  # rows of a matrix product: K and V are loaded into the MXU once for so many
 _STEP_KV = 512
 _TILE_KV_BYTES = 2 * 2**20
@@ -149,8 +150,8 @@ class PrefillConfig:
         return num_tokens // self.tile_q + 2 * min(num_rows, num_tokens)
 
     def smem_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
-        """Scalar memory of a schedule: block tables and tiles; or, before, five numbers for each run of tokens."""
-        return 4 * max(num_rows * max_blocks + 8 * self.max_tiles(num_tokens, num_rows), 5 * num_tokens)
+        """Scalar memory of a schedule: block tables and tiles; or, before, six numbers for each run of tokens."""
+        return SMEM_FIXED + 4 * max(num_rows * max_blocks + 8 * self.max_tiles(num_tokens, num_rows), 6 * num_tokens)
 
     def vmem_bytes(self, shape: PrefillShape) -> int:
         """Bytes of vector memory that the kernel takes."""
