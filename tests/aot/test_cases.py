@@ -70,8 +70,10 @@ def test_its_pool_is_aliased_and_not_copied(programs):
 def test_no_kernel_takes_more_vector_memory_than_its_tiles_say(programs):
     """Nor much less: what an estimate makes too large is refused for nothing."""
     for name, case in compiled(programs):
-        for kernel, estimate in case["estimates"].items():
-            used = case["vmem_bytes"][kernel]
+        served = case["vmem_bytes"].keys() & case["estimates"].keys()  # not every step has both kernels
+        assert served, name
+        for kernel in served:
+            used, estimate = case["vmem_bytes"][kernel], case["estimates"][kernel]
             assert used <= estimate <= 1.25 * used + COMPILER_BYTES, f"{name}: {kernel}"
 
 
