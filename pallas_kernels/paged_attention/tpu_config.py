@@ -85,9 +85,9 @@ class DecodeShape:
         return max(1, self.vectors // self.stride if self.itemsize == 4 else self.vectors * self.itemsize // 4)
 
     @property
-    def is_less_than_a_word(self) -> bool:
-        """Whether the vectors of a token do not fill a word, so that the decode kernel has no words to load."""
-        return self.vectors * self.itemsize < 4
+    def is_unloadable(self) -> bool:
+        """Whether the decode kernel cannot load a token's vectors: they fill no word, or strides are over 128 lanes."""
+        return self.vectors * self.itemsize < 4 or (self.itemsize == 4 and self.lanes > LANES)
 
     @property
     def parts(self) -> int:
@@ -208,7 +208,7 @@ class TpuConfig:
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
         scalars = decode.smem_bytes(num_rows, max_blocks, pool.block_size)
         prefill = None
-        if shape.is_less_than_a_word or not decode_only:
+        if shape.is_unloadable or not decode_only:
             prefill = PrefillConfig.choose(
                 PrefillShape.of(num_heads=num_heads, dtype=dtype, pool=pool),
                 num_tokens=num_tokens,
@@ -229,4 +229,4 @@ class TpuConfig:
                 f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "
                 f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
             )
-        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_less_than_a_word else 2)
+        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
