@@ -7,13 +7,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import FAMILIES
+from tests.support import FAMILIES, FAST_FAMILIES
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(
+    scope="session", params=[f if f in FAST_FAMILIES else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
 def family(request) -> str:
-    """One golden folder of each family."""
+    """One golden folder of each family; those whose code another one runs nearly all of are slow."""
     return request.param
+
+
+OWN_MODELS = ("test_kv_dtype.py", "test_recurrent.py", "test_windows.py")
 
 
 class ByFamily(LoadScopeScheduling):
@@ -25,7 +30,8 @@ class ByFamily(LoadScopeScheduling):
         if nodeid.startswith("tests/aot/"):  # tests of one compile share a process as well
             return "-".join([nodeid.partition("::")[0], *parameters])
         if family is None and nodeid.startswith("tests/engine/"):
-            family = "qwen3"  # the engine's other tests use this one
+            file = nodeid.partition("::")[0]
+            family = file if file.endswith(OWN_MODELS) else "qwen3"  # the engine's other tests use this one
         return family or nodeid
 
 

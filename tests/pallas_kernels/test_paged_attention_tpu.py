@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,14 @@ _PREFILL = {
     "prefill_long": PrefillConfig(tile_q=64, chunk_q=32, tile_kv=128, step_kv=128),
     "encoder": _TWO_PARTS_TWO_STEPS,
 }
+
+
+# Several queries a row take the interpreter longest; the other such cases run with the slow tests.
+_FAST_MIXED = ("mixed_gqa", "mixed_int8", "encoder", "mixed_h192_soft_cap")
+
+
+def _by_cost(cases: Sequence[Case]) -> list[Any]:
+    return [c if c.decode_only or c.name in _FAST_MIXED else pytest.param(c, marks=pytest.mark.slow) for c in cases]
 
 
 def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
@@ -106,7 +115,7 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     return values, scales
 
 
-@pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _by_cost(TINY_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     arguments, a = make_arguments(case, implementation="mosaic_tpu"), make_arguments(case)
     batch = a.batch

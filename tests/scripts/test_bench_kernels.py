@@ -12,6 +12,7 @@ from pallas_kernels.paged_attention.cases import Case
 from scripts import bench_kernels, kernel_rivals
 
 
+@pytest.mark.slow
 def test_a_case_gives_a_line_with_times_bytes_and_the_state_of_the_checkout(capsys) -> None:
     bench_kernels.run(["decode_gqa"], on_gpu=False)
     about, line = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -24,6 +25,7 @@ def test_a_case_gives_a_line_with_times_bytes_and_the_state_of_the_checkout(caps
         bench_kernels.run(["nothing"], on_gpu=False)
 
 
+@pytest.mark.slow
 def test_contiguous_keys_and_values_give_what_attention_through_the_blocks_gives() -> None:
     case = Case(name="even", rows=((37, 1),) * 3, num_tokens=3, num_rows=3, decode_only=True)
     problem = kernel_rivals.make_problem(case, on_gpu=False)
