@@ -11,9 +11,10 @@ import pytest
 from tests.support import GOLDENS, ROOT
 
 # One KV head and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts.
-CASES = [pytest.param("llama_linear", "tp=4"), pytest.param("qwen3_moe_raw", "tp=3", marks=pytest.mark.slow)]
+CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "mesh"), CASES)
 def test_tokens_and_hits_on_a_mesh_equal_those_of_one_device_and_logits_agree_to_1e_5(family, mesh):
     """Of the largest logit: log-probabilities are differences of logits, and on one device another bucket moves
