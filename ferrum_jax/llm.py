@@ -7,8 +7,6 @@ thread may overlap (a stream read while another runs): each has an inbox, and wh
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
 import os
 import time
 from collections import deque
@@ -19,31 +17,21 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from checkpoints import Checkpoint, open_checkpoint
-from checkpoints.fingerprint import fingerprint
-from ferrum_jax.cache.budget import choose_num_host_blocks
-from ferrum_jax.cache.host_memory import HostMemory
-from ferrum_jax.cache.pools import make_pools
+from checkpoints import open_checkpoint
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.engine import Engine
+from ferrum_jax.loading import build_engine, load
 from ferrum_jax.models import registry
 from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar
 from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
 from ferrum_jax.request import RequestOutput, SamplingParams
-from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.compile import CompileCounter, Executables, compile_all
-from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.runtime.compile import CompileCounter
+from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.store import ExecutableStore
-from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.host_tier import HostTier
-from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-from ferrum_jax.trace import TraceHeader, TraceWriter
 
 Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
@@ -377,141 +365,6 @@ class LLM:
         return params
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """Everything that is slow to make: weights on the device and executables. Engines are made from it."""
-
-    layout: Layout
-    weights: tuple[jax.Array, ...]
-    executables: Executables
-    copies: BlockCopies
-    fingerprint: bytes
-    end_ids: frozenset[int]
-
-
-def load(
-    checkpoint: Checkpoint,
-    layout: Layout,
-    store: ExecutableStore | None,
-    on_progress: Callable[[str, int, int], None],
-) -> Loaded:
-    """Compiles every bucket while the weights load."""
-    spec = layout.options.spec
-    family = registry.family_of(spec.architecture)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        compiling = thread.submit(
-            compile_all,
-            layout,
-            store=store,
-            on_done=lambda done, total: on_progress("executables", done, total),
-        )
-        tensors = checkpoint.load(
-            rules=family.weight_rules(spec),
-            harmless=family.harmless(spec),
-            targets=layout.targets,
-            stretches=layout.model.stretches,
-        )
-        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
-        executables = compiling.result()
-    return Loaded(
-        layout=layout,
-        weights=tuple(tensors[name] for name in layout.targets),
-        executables=executables,
-        copies=BlockCopies(layout, store),
-        fingerprint=bytes.fromhex(digest),
-        end_ids=_end_ids(spec, checkpoint.generation_config),
-    )
-
-
-def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | None, *, fill: float = 0.0) -> Engine:
-    """A fresh engine: empty pools (filled with `fill`), empty caches. Nothing is compiled.
-
-    config may differ from the layout's in what only the host reads, within the compiled limits: fewer blocks,
-    a smaller token budget, caching off.
-    """
-    layout = loaded.layout
-    spec = layout.options.spec
-    groups = spec.kv_groups
-    num_layers = sum(len(group.layers) for group in groups)
-    shares = [len(group.layers) / num_layers for group in groups]
-    tier, host = _host_tier(loaded, config, shares)
-    cache = CacheManager(
-        pool_sizes=[(config.num_blocks or layout.ledger.num_blocks) + 1] * len(groups),
-        windows=[group.window for group in groups],
-        tier=tier,
-        block_size=layout.ledger.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=layout.max_model_len,
-        fingerprint=loaded.fingerprint,
-        kv_dtype=layout.kv_dtype,
-        block_bytes=[round(layout.ledger.block_bytes * share) for share in shares],
-        max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
-        min_cached_prompt_tokens=config.min_cached_prompt_tokens,
-        max_snapshots=_max_snapshots(config, layout),
-        state_bytes=layout.ledger.state_bytes,
-        enabled=config.enable_prefix_caching,
-    )
-    return Engine(
-        runner=Runner(
-            weights=loaded.weights,
-            pools=make_pools(layout.pools, fill=fill),
-            executables=loaded.executables,
-            ladder=layout.ladder,
-            copies=loaded.copies,
-            host=host,
-        ),
-        scheduler=Scheduler(
-            cache=cache,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=layout.max_model_len,
-        ),
-        tokenizer=tokenizer,
-        vocab_size=layout.options.spec.vocab_size,
-        end_ids=loaded.end_ids,
-        max_model_len=layout.max_model_len,
-        seed=config.seed,
-        trace=None if config.trace is None else TraceWriter(config.trace, _trace_header(cache, config, layout)),
-    )
-
-
-def _host_tier(
-    loaded: Loaded, config: EngineConfig, shares: Sequence[float]
-) -> tuple[HostTier | None, list[HostMemory]]:
-    """The books and the arrays of the host tier, if the config asks for one. shares: of the layers, by group."""
-    ledger = loaded.layout.ledger
-    num_blocks = choose_num_host_blocks(
-        host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
-        block_bytes=ledger.host_block_bytes,
-        block_size=ledger.block_size,
-    )
-    if num_blocks == 0:
-        return None, []
-    host = [HostMemory(loaded.copies.shapes(group), num_blocks + 1) for group in range(len(shares))]
-    return HostTier([num_blocks + 1] * len(shares), [round(ledger.host_block_bytes * s) for s in shares]), host
-
-
-def _max_snapshots(config: EngineConfig, layout: Layout) -> int | None:
-    """Snapshots of recurrent states beside the null one and those of rows; None of a model that has no states."""
-    return layout.ledger.num_states - 1 - config.max_num_seqs if layout.ledger.num_states else None
-
-
-def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> TraceHeader:
-    return TraceHeader(
-        block_size=layout.ledger.block_size,
-        block_bytes=layout.ledger.block_bytes,
-        num_blocks=cache.pools[0].num_ids - 1,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=layout.max_model_len,
-        max_cached_prompts=cache.prompts.max_prompts,
-        min_cached_prompt_tokens=config.min_cached_prompt_tokens,
-        windows=cache.windows,
-        num_host_blocks=cache.tier.pools[0].num_ids - 1 if cache.tier is not None else 0,
-        max_snapshots=_max_snapshots(config, layout),
-    )
-
-
 def _priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:
     if priority is None:
         return [0] * len(prompts)
@@ -521,11 +374,3 @@ def _priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -
     if wrong is not None:
         raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")
     return priority
-
-
-def _end_ids(spec: ModelSpec, generation_config: Mapping[str, Any]) -> frozenset[int]:
-    """End tokens of config.json and generation_config.json together."""
-    extra = generation_config.get("eos_token_id")
-    return frozenset(spec.eos_token_ids) | frozenset(
-        extra if isinstance(extra, list) else [] if extra is None else [extra]
-    )

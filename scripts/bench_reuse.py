@@ -32,7 +32,7 @@ from rich.table import Table
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.engine import Engine
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.prefix import KEY_BYTES, extend_keys
 from scripts.bench_host import fill_with_cached_ids, git

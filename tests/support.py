@@ -40,7 +40,7 @@ def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **
 
     overrides: of the llm's config; the books are proven after every step.
     """
-    from ferrum_jax.llm import build_engine
+    from ferrum_jax.loading import build_engine
 
     config = dataclasses.replace(llm.config, **overrides)
     engine = build_engine(llm.loaded, config, llm.tokenizer, fill=fill)

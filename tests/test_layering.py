@@ -57,8 +57,7 @@ MAY_IMPORT = {
         "ferrum_jax.cache",
         "checkpoints",
     ),
-    "ferrum_jax.llm": (
-        "ferrum_jax.prefix_cache",
+    "ferrum_jax.loading": (
         *NOUN_MODULES,
         "ferrum_jax.engine",
         "ferrum_jax.scheduling",
@@ -66,6 +65,16 @@ MAY_IMPORT = {
         "ferrum_jax.runtime",
         "ferrum_jax.models",
         "ferrum_jax.cache",
+        "checkpoints",
+    ),
+    "ferrum_jax.llm": (
+        *NOUN_MODULES,
+        "ferrum_jax.loading",
+        "ferrum_jax.prefix_cache",
+        "ferrum_jax.engine",
+        "ferrum_jax.text",
+        "ferrum_jax.runtime",
+        "ferrum_jax.models",
         "ferrum_jax.sharding",
         "ferrum_jax.progress",
         "checkpoints",
@@ -79,7 +88,8 @@ MAY_IMPORT = {
         "ferrum_jax.models",
         "pallas_kernels",
     ),
-    "ferrum_jax.__main__": ("ferrum_jax", "checkpoints"),
+    "ferrum_jax.commands": ("ferrum_jax", "checkpoints"),
+    "ferrum_jax.__main__": (*NOUN_MODULES, "ferrum_jax.commands"),
     "ferrum_jax": (*NOUN_MODULES, "ferrum_jax.llm"),
 }
 # Libraries beyond the standard one; the rest of ferrum_jax may use what it likes.

@@ -11,7 +11,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine import Engine
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from ferrum_jax.prefix_cache import PrefixCache
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 

@@ -8,7 +8,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.kv_error import measure_kv_error, prompt_logits
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)

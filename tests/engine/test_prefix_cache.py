@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from ferrum_jax.prefix_cache import PrefixCache
 from tests.support import ROOT, small_llm
 

@@ -13,7 +13,8 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.llm import LLM, build_engine
+from ferrum_jax.llm import LLM
+from ferrum_jax.loading import build_engine
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, unbind
 from tests.engine.test_goldens import check_equal
 from tests.models import hybrid

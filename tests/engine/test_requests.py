@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from ferrum_jax.runtime.runner import Runner
 from tests.support import SMALL, finish, run, small_llm
 

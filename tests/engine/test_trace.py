@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.scheduling.replay import replay
 from ferrum_jax.trace import read_trace

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.llm import build_engine
+from ferrum_jax.loading import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)

@@ -1,0 +1,39 @@
+"""`ferrum-jax bench`: measures a workload and prints one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from typing import Any
+
+from ferrum_jax.commands.model import add_model, open_llm
+from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.flags import engine_config
+
+
+def add(commands: Any) -> None:
+    bench = new_command(
+        commands,
+        "bench",
+        _run,
+        "measure offline throughput, or the error of a KV dtype, and print one JSON line",
+        "--model DIR --workload NAME",
+    )
+    bench.add_argument(
+        "--workload",
+        required=True,
+        choices=("decode", "single", "shared_prefix", "ragged", "kv_error"),
+        help="what to run; kv_error measures no time but what --kv-dtype does to the logits",
+    )
+    add_model(bench)
+
+
+def _run(args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        llm = open_llm(args, engine_config(args), stack)
+        from ferrum_jax.bench import measure
+
+        print(json.dumps({"model": os.path.basename(os.path.abspath(args.model)), **measure(llm, args.workload)}))
+    return 0

@@ -1,0 +1,61 @@
+"""The flags that name a model, and the LLM that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.flags import add_engine_flags
+
+if TYPE_CHECKING:
+    from ferrum_jax.llm import LLM
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="DIR", help="Hugging Face folder or Orbax checkpoint")
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profiler trace of the run")
+    parser.set_defaults(load_prefix_cache=None)
+    add_engine_flags(parser)
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load-prefix-cache", type=Path, metavar="DIR", help="begin with the prefixes that `cache save` wrote there"
+    )
+
+
+def open_llm(args: argparse.Namespace, config: EngineConfig, stack: contextlib.ExitStack) -> LLM:
+    """The model, ready; a trace of what follows is written if --profile asks for one."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from ferrum_jax.llm import LLM
+
+    console = Console(stderr=True)
+    name = escape(str(args.model))
+    with console.status(f"loading {name}") as status:
+
+        def show(what: str, done: int, total: int) -> None:
+            status.update(f"loading {name}: {what} {done}/{total}")
+
+        llm = LLM(args.model, config, tokenizer=args.tokenizer, on_progress=show)
+    console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
+    ledger = llm.ledger
+    if ledger.head_copies > 1:
+        console.print(
+            f"{config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
+            f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
+            highlight=False,
+        )
+    if args.load_prefix_cache is not None:
+        count = llm.load_prefix_cache(args.load_prefix_cache)
+        console.print(f"{count} blocks of cached prefixes loaded", highlight=False)
+    if args.profile is not None:
+        import jax
+
+        stack.enter_context(jax.profiler.trace(str(args.profile)))
+    return llm
