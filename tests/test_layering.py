@@ -43,8 +43,12 @@ MAY_IMPORT = {
     "ferrum_jax.progress": NOUN_MODULES,
     "ferrum_jax.flags": NOUN_MODULES,
     "ferrum_jax.what_if": (*NOUN_MODULES, "ferrum_jax.scheduling"),
+    "ferrum_jax.submission": (*NOUN_MODULES, "ferrum_jax.text", "ferrum_jax.sampling"),
+    "ferrum_jax.outputs": (*NOUN_MODULES, "ferrum_jax.text", "ferrum_jax.submission"),
     "ferrum_jax.engine": (
         *NOUN_MODULES,
+        "ferrum_jax.submission",
+        "ferrum_jax.outputs",
         "ferrum_jax.scheduling",
         "ferrum_jax.text",
         "ferrum_jax.runtime",

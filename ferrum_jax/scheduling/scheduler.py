@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import ReuseMetrics
-from ferrum_jax.plan import ShardPlan, StepPlan
+from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins
+from ferrum_jax.scheduling.results import append_tokens
 from ferrum_jax.scheduling.rows import RunningRows
+from ferrum_jax.scheduling.shard_plans import build_shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
@@ -79,48 +81,17 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue the request. Raises ValueError, naming both numbers, if it could never run to its end."""
-        prompt, total = request.num_prompt_tokens, request.max_total_tokens
-        if not 1 <= prompt < total:
-            raise ValueError(
-                f"request {request.id} has {prompt} prompt tokens and may have {total} in all; "
-                "it needs at least one prompt token and room for one new token"
-            )
-        if total > self._max_model_len:
-            raise ValueError(
-                f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
-                f"more than max_model_len, {self._max_model_len}; shorten the prompt or lower max_tokens"
-            )
-        needed, available = self._num_needed(request), self._cache.num_usable(request)
-        if needed > available:
-            raise ValueError(
-                f"request {request.id} needs {needed} blocks of {self._cache.block_size} tokens and the whole pool has "
-                f"{available}{self._but_pinned()}; shorten it, or raise num_blocks or kv_memory_bytes"
-            )
+        refuse_endless(request, self._cache, self._max_model_len)
         assert request.id not in self._unfinished, f"request id {request.id} is taken by an unfinished request"
         self._unfinished[request.id] = request
         self._waiting.push(request)
-
-    def _num_needed(self, request: Request) -> int:
-        return ceil_div(request.max_total_tokens - 1, self._cache.block_size)  # the last token is never computed
-
-    def _but_pinned(self) -> str:
-        pinned = self._cache.pins.num_pinned
-        return f" that are not pinned ({pinned} are)" if pinned else ""
 
     def pin(self, keys: Sequence[bytes]) -> int:
         """Keep the blocks of these keys until `unpin`; how many are kept.
 
         Raises ValueError, and then nothing is pinned, if requests that were accepted could not run beside them.
         """
-        needed = max((self._num_needed(request) for request in self._unfinished.values()), default=1)
-        for group, pool in enumerate(self._cache.pools):
-            new = sum(pool.find(key) not in (0, *self._cache.pins.ids(group)) for key in keys)
-            left = pool.num_ids - 1 - len(self._cache.pins.ids(group)) - new
-            if left < needed:
-                raise ValueError(
-                    f"{new} more blocks pinned leave {left} of {pool.num_ids - 1}, and {needed} are needed; "
-                    "pin less, or raise num_blocks or kv_memory_bytes"
-                )
+        refuse_pins(keys, self._unfinished.values(), self._cache)
         return self._cache.pins.add(keys)
 
     def unpin(self) -> None:
@@ -173,7 +144,8 @@ class Scheduler:
             chunks += admitted
         if not requests and not chunks:
             return None
-        plan, requests = self._build(slots, requests, starts, chunks, tuple((0, r.slot, r.id) for r, _ in admitted))
+        requests = requests + [request for request, _ in chunks]
+        plan = self._build(slots, starts, chunks, admitted)
         self._dispatch(plan, requests, chunks)
         return plan
 
@@ -272,41 +244,13 @@ class Scheduler:
     def _build(
         self,
         slots: np.ndarray,
-        requests: list[Request],
         starts: np.ndarray,
         chunks: list[tuple[Request, int]],
-        admitted: tuple[tuple[int, int, int], ...],
-    ) -> tuple[StepPlan, list[Request]]:
-        """The plan and the requests of its rows: decodes, then chunks."""
-        counts = np.ones(len(slots), np.int32)
-        samples = counts
-        if chunks:
-            lengths = [count for _, count in chunks]
-            ends = [request.num_computed + count == len(request.token_ids) for request, count in chunks]
-            requests = requests + [request for request, _ in chunks]
-            slots = np.concatenate([slots, np.array([request.slot for request, _ in chunks], np.int32)])
-            starts = np.concatenate([starts, np.array([request.num_computed for request, _ in chunks], np.int32)])
-            counts, samples = (np.concatenate([counts, np.array(tail, np.int32)]) for tail in (lengths, ends))
-        none = np.zeros(len(slots), np.int32)
-        for request, count in chunks:
-            self._cache.keep(request, request.num_computed + count)
-        transfers = self._cache.take_transfers()
-        shard = ShardPlan(
-            slots=slots,
-            starts=starts,
-            counts=counts,
-            samples=samples,
-            block_tables=self._cache.blocks.gather(slots),
-            state_slots=self._cache.state_slots(slots),
-            source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
-            target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
-            spills=transfers.spills,
-            loads=transfers.loads,
-            copies_before=tuple(transfers.copies_before),
-            copies_after=tuple(transfers.copies_after),
-        )
+        admitted: list[tuple[Request, int]],
+    ) -> StepPlan:
         self._num_steps += 1
-        return StepPlan(step=self._num_steps, shards=(shard,), admitted=admitted), requests
+        shard = build_shard(self._cache, slots, starts, chunks)
+        return StepPlan(step=self._num_steps, shards=(shard,), admitted=tuple((0, r.slot, r.id) for r, _ in admitted))
 
     def _dispatch(self, plan: StepPlan, requests: list[Request], chunks: list[tuple[Request, int]]) -> None:
         """Book the plan as done: progress, and the prompt blocks it fills, which the next admission may hit."""
@@ -331,7 +275,7 @@ class Scheduler:
         assert flight.plan is plan, f"commit of step {plan.step} before step {flight.plan.step}"
         shard = plan.shards[0]
         current = self._rows.epochs[shard.slots] == flight.epochs
-        got = self._append(flight.requests, shard.samples, current, token_ids)
+        got = append_tokens(flight.requests, shard.samples, current, token_ids, self._awaited)
         done = shard.starts + shard.counts
         for row in self._cache.rows_to_publish(shard.slots, np.where(current, done, 0)).tolist():
             request = flight.requests[row]
@@ -339,26 +283,6 @@ class Scheduler:
         for request, _ in got:
             if request.finish_reason is not None:
                 self._drop(request)
-        return got
-
-    def _append(
-        self, requests: list[Request], samples: np.ndarray, current: np.ndarray, token_ids: np.ndarray
-    ) -> list[tuple[Request, int]]:
-        """Append the rows' tokens to the requests that still want them, and mark those that end by theirs."""
-        got, tokens, is_current, awaited = [], token_ids.tolist(), current.tolist(), self._awaited
-        for row in np.flatnonzero(samples).tolist():
-            request = requests[row]
-            if not is_current[row]:
-                if request.id not in awaited:
-                    continue  # it ended while this step was in flight
-                awaited.remove(request.id)
-            token, ids = tokens[row], request.token_ids
-            ids.append(token)
-            if token in request.stop_ids and len(ids) - request.num_prompt_tokens > request.min_tokens:
-                request.finish_reason, request.stop_reason = "stop", token
-            elif len(ids) >= request.max_total_tokens:
-                request.finish_reason = "length"
-            got.append((request, row))
         return got
 
     def metrics(self) -> ReuseMetrics:
@@ -375,8 +299,3 @@ class Scheduler:
             assert request.id not in self._waiting, f"request {request.id} runs and waits"
         assert len(self._unfinished) == len(running) + len(self._waiting), "a request is in no list, or in two"
         assert all(id in self._waiting for id in self._awaited), "a request that does not wait is awaited"
-
-
-def _by_row(prompt_slots: Mapping[int, int], slots: np.ndarray) -> np.ndarray:
-    """[rows] int32: the prompt slot of each row, 0 where it has none."""
-    return np.array([prompt_slots.get(slot, 0) for slot in slots.tolist()], np.int32)

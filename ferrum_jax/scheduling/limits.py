@@ -1,0 +1,52 @@
+"""Limits: what could never run, or would keep others from it, is refused before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ferrum_jax.ints import ceil_div
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.cache_manager import CacheManager
+
+
+def refuse_endless(request: Request, cache: CacheManager, max_model_len: int) -> None:
+    """Raises ValueError, naming both numbers, if the request could never run to its end."""
+    prompt, total = request.num_prompt_tokens, request.max_total_tokens
+    if not 1 <= prompt < total:
+        raise ValueError(
+            f"request {request.id} has {prompt} prompt tokens and may have {total} in all; "
+            "it needs at least one prompt token and room for one new token"
+        )
+    if total > max_model_len:
+        raise ValueError(
+            f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
+            f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"
+        )
+    needed, available = _num_needed(request, cache), cache.num_usable(request)
+    if needed > available:
+        raise ValueError(
+            f"request {request.id} needs {needed} blocks of {cache.block_size} tokens and the whole pool has "
+            f"{available}{_but_pinned(cache)}; shorten it, or raise num_blocks or kv_memory_bytes"
+        )
+
+
+def refuse_pins(keys: Sequence[bytes], unfinished: Iterable[Request], cache: CacheManager) -> None:
+    """Raises ValueError if requests that were accepted could not run once the blocks of these keys are pinned."""
+    needed = max((_num_needed(request, cache) for request in unfinished), default=1)
+    for group, pool in enumerate(cache.pools):
+        new = sum(pool.find(key) not in (0, *cache.pins.ids(group)) for key in keys)
+        left = pool.num_ids - 1 - len(cache.pins.ids(group)) - new
+        if left < needed:
+            raise ValueError(
+                f"{new} more blocks pinned leave {left} of {pool.num_ids - 1}, and {needed} are needed; "
+                "pin less, or raise num_blocks or kv_memory_bytes"
+            )
+
+
+def _num_needed(request: Request, cache: CacheManager) -> int:
+    return ceil_div(request.max_total_tokens - 1, cache.block_size)  # the last token is never computed
+
+
+def _but_pinned(cache: CacheManager) -> str:
+    pinned = cache.pins.num_pinned
+    return f" that are not pinned ({pinned} are)" if pinned else ""

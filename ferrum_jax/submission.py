@@ -1,0 +1,211 @@
+"""Submissions: what a user asked for in one call, checked, with one Request for each of its n choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from ferrum_jax import sampling as device_sampling
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import Logprob, Request, SamplingParams
+from ferrum_jax.text.stream import TextStream
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
+class Choice:
+    """One choice of a submission and what has been made of its tokens."""
+
+    request: Request
+    submission: Submission
+    seed: int
+    text: TextStream | None  # only where text is wanted before the end: streams and stop strings
+    logprobs: list[dict[int, Logprob]] | None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
+class Submission:
+    """What a user asked for in one call, complete when no choice is left."""
+
+    id: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    streams: bool
+    choices: list[Choice] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_left: int = 0
+    arrival: int = 0  # calls of `Engine.step` before it
+
+
+class Intake:
+    """Makes submissions of what is asked, for one model and one engine's limits; refuses what cannot be served."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        end_ids: frozenset[int],
+        max_model_len: int,
+        seed: int,
+    ) -> None:
+        """end_ids: the model's end tokens. seed: the engine's, from which those of requests without one follow."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._ids = itertools.count(1)
+
+    def take(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        prompt: str | None,
+        key: str,
+        priority: int,
+        streams: bool,
+        cache_salt: str,
+        media: Sequence[MediaSpan],
+    ) -> Submission:
+        """A submission, none of whose choices is queued yet; the arguments are those of `Engine.add`.
+
+        Raises ValueError for a prompt or parameters that cannot be served.
+        """
+        token_ids = self._check(list(prompt_token_ids), sampling)
+        spans = _check_media(media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
+        submission = Submission(
+            id=next(self._ids),
+            prompt=prompt,
+            prompt_token_ids=tuple(token_ids),
+            sampling=sampling,
+            streams=streams,
+            prompt_logprobs=None if sampling.prompt_logprobs is None else [None for _ in token_ids],
+            num_left=sampling.n,
+        )
+        seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, key)
+        for choice in range(sampling.n):
+            made = self._make_choice(submission, token_ids, choice, seed, priority)
+            made.request.cache_salt, made.request.media = cache_salt.encode(), spans
+            submission.choices.append(made)
+        return submission
+
+    def _make_choice(
+        self, submission: Submission, token_ids: list[int], choice: int, seed: int, priority: int
+    ) -> Choice:
+        sampling = submission.sampling
+        room = self._max_model_len - len(token_ids)
+        request = Request(
+            id=next(self._ids),
+            token_ids=list(token_ids),
+            num_prompt_tokens=len(token_ids),
+            max_total_tokens=len(token_ids) + (room if sampling.max_tokens is None else sampling.max_tokens),
+            min_tokens=sampling.min_tokens,
+            stop_ids=self._stop_ids(sampling),
+            priority=priority,
+            choice=choice,
+            num_choices=sampling.n,
+            # every choice but the first may hit: the prompt's logprobs come from the first one
+            takes_hits=sampling.prompt_logprobs is None or choice > 0,
+        )
+        needs_text = submission.streams or bool(sampling.stop)
+        return Choice(
+            request=request,
+            submission=submission,
+            seed=seed,
+            text=self._text_stream(submission) if needs_text and self._tokenizer else None,
+            logprobs=None if sampling.logprobs is None else [],
+        )
+
+    def _check(self, token_ids: list[int], sampling: SamplingParams) -> list[int]:
+        """The prompt as it will run. Raises ValueError with the value and the repair."""
+        if sampling.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-sampling.truncate_prompt_tokens :]
+        if not token_ids:
+            raise ValueError("the prompt is empty (0 tokens); give at least one token")
+        bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
+        if bad is not None:
+            raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
+        named = (
+            ("the prompt", token_ids),
+            ("logit_bias", sampling.logit_bias or ()),
+            ("stop_token_ids", sampling.stop_token_ids),
+        )
+        for what, ids in named:
+            wrong = next((t for t in ids if not 0 <= t < self._vocab_size), None)
+            if wrong is not None:
+                raise ValueError(f"{what} holds token id {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
+        total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens)
+        if total > self._max_model_len:
+            raise ValueError(
+                f"the prompt has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}: together {total}, "
+                f"more than max_model_len, {self._max_model_len}; shorten one of them or set truncate_prompt_tokens"
+            )
+        num_stops = len(self._stop_ids(sampling))
+        if num_stops > device_sampling.STOP_ROOM:
+            raise ValueError(
+                f"the model's end tokens and stop_token_ids are {num_stops} ids together; at most "
+                f"{device_sampling.STOP_ROOM} fit, give fewer stop_token_ids or set ignore_eos"
+            )
+        if sampling.stop and self._tokenizer is None:
+            raise ValueError(
+                f"stop is {sampling.stop!r}, and there is no tokenizer; use stop_token_ids, or give LLM(tokenizer=...)"
+            )
+        return [int(t) for t in token_ids]
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        ends = frozenset() if sampling.ignore_eos else self._end_ids
+        return ends | frozenset(sampling.stop_token_ids)
+
+    def _derive_seed(self, token_ids: list[int], key: str) -> int:
+        """64 bits from the engine's seed, the prompt and the key; the same in every process."""
+        state = hashlib.blake2b(digest_size=8)
+        state.update(struct.pack("<q", self._seed))
+        state.update(np.asarray(token_ids, "<i4").tobytes())
+        state.update(key.encode())
+        return int.from_bytes(state.digest(), "little")
+
+    def _text_stream(self, submission: Submission) -> TextStream:
+        sampling = submission.sampling
+        assert self._tokenizer is not None
+        return TextStream(
+            self._tokenizer,
+            stop=tuple(sampling.stop),
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            after=submission.prompt_token_ids,
+        )
+
+    def slot_record(self, choice: Choice) -> np.ndarray:
+        """The record of a choice that is about to run, as its row slot holds it."""
+        request = choice.request
+        return device_sampling.slot_record(
+            choice.submission.sampling,
+            seed=choice.seed,
+            choice=request.choice,
+            num_prompt_tokens=request.num_prompt_tokens,
+            stop_ids=request.stop_ids,
+            token_ids=request.token_ids,
+            max_model_len=self._max_model_len,
+        )
+
+
+def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:
+    """The spans of a prompt of `num_tokens`, counted after its first `num_cut` are cut off.
+
+    Raises ValueError for a span that does not fit.
+    """
+    for span in media:
+        what = f"the {span.kind} at tokens {span.start} to {span.end - 1}"
+        if span.end > num_tokens:
+            raise ValueError(f"{what} ends beyond the prompt of {num_tokens} tokens")
+        if span.start < num_cut < span.end:
+            raise ValueError(f"truncate_prompt_tokens cuts {what} in two; leave it whole or out")
+    return tuple(dataclasses.replace(span, start=span.start - num_cut) for span in media if span.start >= num_cut)
