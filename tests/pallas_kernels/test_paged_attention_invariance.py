@@ -64,7 +64,7 @@ class Sequences:
 @pytest.mark.parametrize(
     ("heads", "window", "kv_dtype"),
     [
-        ((4, 2, 16), None, "float32"),
+        pytest.param((4, 2, 16), None, "float32", marks=pytest.mark.slow),
         ((16, 8, 128), None, "float32"),
         ((8, 1, 32), 20, "float32"),
         ((4, 2, 16), None, "int8"),

@@ -43,12 +43,12 @@ _PREFILL = {
 }
 
 
-# Several queries a row take the interpreter longest; the other such cases run with the slow tests.
-_FAST_MIXED = ("mixed_gqa", "mixed_int8", "encoder", "mixed_h192_soft_cap")
+# The interpreter takes seconds for each: those that show a break of the kernels first; the others are slow tests.
+_FAST = ("decode_gqa", "decode_h96_window_sinks", "decode_int8", "mixed_gqa")
 
 
 def _by_cost(cases: Sequence[Case]) -> list[Any]:
-    return [c if c.decode_only or c.name in _FAST_MIXED else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+    return [c if c.name in _FAST else pytest.param(c, marks=pytest.mark.slow) for c in cases]
 
 
 def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
@@ -137,6 +137,7 @@ def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_
         assert np.asarray(pool.scales).tobytes() == scales.tobytes()
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_in_steps_of_more_items() -> None:
     case = BY_NAME["decode_gqa"]
     arguments = make_arguments(case, implementation="mosaic_tpu")

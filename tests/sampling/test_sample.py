@@ -278,6 +278,7 @@ def test_extreme_parameters_give_tokens_and_no_nan():
     assert all(0 <= token < V for token in tokens)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_152k_compiles_and_agrees_with_the_oracle():
     vocabulary = 151_936
     logits = random_logits(2, vocabulary)
