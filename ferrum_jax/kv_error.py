@@ -59,10 +59,10 @@ def prompt_logits(llm: LLM, ids: Sequence[int], *, rounds: bool) -> np.ndarray: 
     layout = llm.loaded.layout
     dtype = KV_DTYPES[layout.kv_dtype]
 
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int | None) -> jax.Array:
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
         if rounds:
             k, v = (round_trip(x, dtype).astype(x.dtype) for x in (k, v))
-        return causal_attention(layer, q, k, v, scale, window)
+        return causal_attention(layer, q, k, v, **options)
 
     def forward(weights: tuple[jax.Array, ...], token_ids: jax.Array) -> jax.Array:
         model = bind(layout.graph, dict(zip(layout.targets, weights, strict=True)))

@@ -59,6 +59,10 @@ class ModelSpec:
     """One decoder model.
 
     attention_bias: of q, k, v. attention_output_bias: of o. qk_norm: RMSNorm over H of each q and k head.
+    zero_centred_norms: every norm multiplies by 1 + weight. sandwich_norms: attention's and the MLP's outputs have
+    norms of their own. embedding_scale: embeddings are multiplied by it. query_pre_attn_scalar: logits of attention
+    are q k over its root; None is head_dim. attn_logit_softcapping, final_logit_softcapping: logits of attention and
+    of tokens become cap * tanh(logits / cap). local_rope: of layers with a window; None is rope.
     moe_layers: layers with experts; the others have an MLP of intermediate_size.
     cache_groups: empty takes one group "full" of all layers.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
@@ -82,7 +86,14 @@ class ModelSpec:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    zero_centred_norms: bool = False
+    sandwich_norms: bool = False
+    embedding_scale: float = 1.0
+    query_pre_attn_scalar: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     rope: RopeSpec = RopeSpec()
+    local_rope: RopeSpec | None = None
     moe_layers: tuple[int, ...] = ()
     num_experts: int = 0
     num_experts_per_tok: int = 0
@@ -115,6 +126,9 @@ class ModelSpec:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
+        for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(self, field) is not None and getattr(self, field) <= 0:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0, or null for none")
         self._check_groups()
         self._check_experts()
 
@@ -142,6 +156,15 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """How many positions a token of this layer attends to; None is all."""
         return next(group.window for group in self.cache_groups if layer in group.layers)
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """The rotary positions of a layer."""
+        return self.rope if self.local_rope is None or self.window_of(layer) is None else self.local_rope
+
+    @property
+    def attention_scale(self) -> float:
+        """What q k is multiplied by before the softmax."""
+        return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
     def _check_experts(self) -> None:
         if not self.moe_layers:

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.linear import Linear
-from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import rotate
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
 
 
 class Attend(Protocol):
-    """Attention of one layer over the tokens of a step and what came before them."""
+    """Attention of one layer over the tokens of a step and what came before them, as `paged_attention` defines it."""
 
     def __call__(
         self,
@@ -30,13 +30,22 @@ class Attend(Protocol):
         q: jax.Array,  # [T, N, H]
         k: jax.Array,  # [T, K, H]
         v: jax.Array,  # [T, K, H]
+        *,
         scale: float,
-        window: int | None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array: ...  # [T, N, H]
 
 
 def causal_attention(
-    layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int | None
+    layer: int,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
 
@@ -48,6 +57,8 @@ def causal_attention(
     K = k.shape[1]
     heads = q.reshape(T, K, N // K, H)
     scores = jnp.einsum("tkgh,skh->kgts", heads, k, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     mask = jnp.tril(jnp.ones((T, T), bool))
     if window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
@@ -115,14 +126,18 @@ class Attention(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D, N, K, H = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
         self.layer = layer
-        self.window = spec.window_of(layer)
         self.head_dim = H
+        self.scale, self.window, self.soft_cap = (
+            spec.attention_scale,
+            spec.window_of(layer),
+            spec.attn_logit_softcapping,
+        )
         self.q = Linear(D, N * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.v = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.o = Linear(N * H, D, bias=spec.attention_output_bias, dtype=dtype, rngs=rngs)
-        self.q_norm = RMSNorm(H, eps=spec.rms_norm_eps, dtype=dtype) if spec.qk_norm else None
-        self.k_norm = RMSNorm(H, eps=spec.rms_norm_eps, dtype=dtype) if spec.qk_norm else None
+        self.q_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
+        self.k_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
 
     def __call__(
         self,
@@ -135,5 +150,5 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
-        attended = context.attend(self.layer, q, k, v, H**-0.5, self.window)
+        attended = context.attend(self.layer, q, k, v, scale=self.scale, window=self.window, soft_cap=self.soft_cap)
         return self.o(attended.reshape(T, -1), context.shards)

@@ -13,13 +13,21 @@ from ferrum_jax.sharding import WHOLE, Shards
 class Embedding(nnx.Module):
     """weight [V, D]. Ids are checked on the host; an id outside the table would read its last row.
 
-    On a mesh a device has a stretch of V, the same number of rows on each.
+    scale: vectors, not logits, are multiplied by it, rounded to dtype. On a mesh a device has a stretch of V, the
+    same number of rows on each.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, dtype: jnp.dtype, rngs: nnx.Rngs | None
+    ) -> None:
         self.weight = random_weight((vocab_size, hidden_size), dtype, rngs)
+        self.scale = scale
 
     def __call__(self, token_ids: jax.Array, shards: Shards = WHOLE) -> jax.Array:  # [T] int32 -> [T, D]
+        vectors = self._look_up(token_ids, shards)
+        return vectors if self.scale == 1 else vectors * jnp.asarray(self.scale, vectors.dtype)
+
+    def _look_up(self, token_ids: jax.Array, shards: Shards) -> jax.Array:
         if shards.size == 1:
             return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
         rows = token_ids - shards.index() * self.weight.shape[0]

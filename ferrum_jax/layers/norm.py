@@ -1,4 +1,4 @@
-"""RMSNorm, with float32 statistics whatever the dtype."""
+"""RMSNorm in the two forms that models use, with float32 statistics whatever the dtype."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.spec import ModelSpec
+
 
 class RMSNorm(nnx.Module):
     """y = weight * (x / sqrt(mean(x²) + eps)) over the last axis; the quotient is rounded to x's dtype first.
 
-    Source: Zhang & Sennrich 2019, equation 4; rounding as in Llama's reference implementation.
+    zero_centred: y = (1 + weight) * quotient, all in float32, rounded once. Source: Zhang & Sennrich 2019,
+    equation 4; rounding as in the reference implementations of Llama and of Gemma.
     """
 
-    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype) -> None:
-        self.weight = nnx.Param(jnp.ones((size,), dtype))
+    def __init__(self, size: int, *, eps: float, zero_centred: bool = False, dtype: jnp.dtype) -> None:
+        self.weight = nnx.Param(jnp.zeros((size,), dtype) if zero_centred else jnp.ones((size,), dtype))
         self.eps = eps
+        self.zero_centred = zero_centred
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> the same
         wide = x.astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
+        if self.zero_centred:
+            return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * (wide * scale).astype(x.dtype)
+
+
+def norm_of(spec: ModelSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm:
+    """A norm as all of this model are."""
+    return RMSNorm(size, eps=spec.rms_norm_eps, zero_centred=spec.zero_centred_norms, dtype=dtype)

@@ -7,10 +7,10 @@ A key whose value is null or an empty list or dict counts as absent, as in the r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.spec import RopeSpec
+from ferrum_jax.spec import CacheGroup, RopeSpec
 
 # Keys that do not change a token's logits: book-keeping, training, and defaults of generation (which an engine
 # takes from generation_config.json or the request).
@@ -45,12 +45,17 @@ class ConfigReader:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._values = {key: value for key, value in config.items() if value not in (None, [], {})}
+        self._nulls = {key for key, value in config.items() if value is None}
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any) -> Any:
         """The value of key, or default where it is absent, null or empty."""
         self._read.add(key)
         return self._values.get(key, default)
+
+    def nullable(self, key: str, default: Any) -> Any:
+        """The value of key, None where it is null, and default where it is absent: for keys whose null means none."""
+        return None if key in self._nulls else self.get(key, default)
 
     def require(self, key: str) -> Any:
         """The value of key. Raises ValueError when it is absent."""
@@ -72,6 +77,24 @@ class ConfigReader:
                 f"config.json has keys that this architecture does not understand: {pairs}. They may change the "
                 "result, so they are not ignored; remove them if they do not matter for this model"
             )
+
+
+def cache_groups(kinds: Sequence[str], num_layers: int, window: int | None) -> tuple[CacheGroup, ...]:
+    """The layers that attend to all tokens and those that attend to a sliding window, each where there are any.
+
+    kinds: of each layer, as in layer_types; without a window all attend to all. Raises ValueError for other kinds and
+    for another number of them.
+    """
+    odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if odd:
+        raise ValueError(f"layer_types has {odd}; known are 'full_attention' and 'sliding_attention'")
+    if len(kinds) != num_layers:
+        raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {num_layers}")
+    slides = [window is not None and kind == "sliding_attention" for kind in kinds]
+    full = tuple(layer for layer, does in enumerate(slides) if not does)
+    windowed = tuple(layer for layer, does in enumerate(slides) if does)
+    groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="window", layers=windowed, window=window))
+    return tuple(group for group in groups if group.layers)
 
 
 def stored_dtype(reader: ConfigReader) -> str:

@@ -1,9 +1,10 @@
-"""The decoder that Llama and the Qwen families share: pre-norm layers, rotary positions, gated MLP or experts.
+"""The decoder that most families share: pre-norm layers, rotary positions, gated MLP or experts.
 
     h = embed(ids);  per layer:  h += attention(norm(h));  h += mlp(norm(h));  hidden = norm(h);  logits = hidden Eᵀ
 
+With sandwich norms:  h += norm(attention(norm(h)));  h += norm(mlp(norm(h))).
 Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
-the context's `attend`. A family adds how its config.json is read; see llama.py and qwen.py.
+the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE
-from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import rotations
 from ferrum_jax.spec import ModelSpec
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP (or experts), each behind a norm and beside a residual."""
+    """Attention and MLP (or experts), each behind a norm, or between two, and beside a residual."""
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        self.attention_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        D = spec.hidden_size
+        self.attention_norm = norm_of(spec, D, dtype=dtype)
         self.attention = Attention(spec, layer, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        self.attention_out_norm = norm_of(spec, D, dtype=dtype) if spec.sandwich_norms else _as_it_is
+        self.mlp_norm = norm_of(spec, D, dtype=dtype)
         self.mlp = (MoE if layer in spec.moe_layers else MLP)(spec, dtype=dtype, rngs=rngs)
+        self.mlp_out_norm = norm_of(spec, D, dtype=dtype) if spec.sandwich_norms else _as_it_is
 
     def __call__(
         self,
@@ -38,8 +42,12 @@ class DecoderLayer(nnx.Module):
         rotation: tuple[jax.Array, jax.Array],  # [T, 1, H/2] float32 each
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
-        x = x + self.attention(self.attention_norm(x), rotation, context)
-        return x + self.mlp(self.mlp_norm(x), context)
+        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), rotation, context))
+        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x), context))
+
+
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
 
 
 class Decoder(nnx.Module):
@@ -51,11 +59,11 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs | None) -> None:
         dtype = jnp.dtype(dtype)
         self.spec = spec
-        self.embed = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, rngs=rngs)
+        self.embed = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.embedding_scale, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_hidden_layers)]
         )
-        self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, dtype=dtype)
+        self.norm = norm_of(spec, spec.hidden_size, dtype=dtype)
         tied = spec.tie_word_embeddings
         self.head = None if tied else Linear(spec.hidden_size, spec.vocab_size, dtype=dtype, rngs=rngs)
 
@@ -67,9 +75,10 @@ class Decoder(nnx.Module):
     ) -> jax.Array:  # [T, D], after the final norm
         x = self.embed(token_ids, context.shards)
         context.show("embed", x)
-        rotation = rotations(positions, self.spec.rope, self.spec.head_dim)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotation, context)
+        ropes = [self.spec.rope_of(layer) for layer in range(len(self.layers))]
+        rotation_of = {rope: rotations(positions, rope, self.spec.head_dim) for rope in dict.fromkeys(ropes)}
+        for i, (layer, rope) in enumerate(zip(self.layers, ropes, strict=True)):
+            x = layer(x, rotation_of[rope], context)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
         context.show("norm", x)
@@ -78,8 +87,11 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
         """Scores of every token after each hidden state; on a mesh, of the tokens whose vectors are here."""
         if self.head is None:
-            return self.embed.attend(hidden)
-        return project(hidden, self.head.weight[...], out_dtype=jnp.float32)
+            scores = self.embed.attend(hidden)
+        else:
+            scores = project(hidden, self.head.weight[...], out_dtype=jnp.float32)
+        cap = self.spec.final_logit_softcapping
+        return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -87,12 +99,16 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
     dense = tuple(layer for layer in every if layer not in spec.moe_layers)
     head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
+    before_mlp = "pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm"
+    sandwiched = every if spec.sandwich_norms else ()
     return (
         Rule(source="model.embed_tokens.weight", target="embed.weight"),
         Rule(source="model.norm.weight", target="norm.weight"),
         *head,
         *_per_layer("input_layernorm.weight", "attention_norm.weight", every),
-        *_per_layer("post_attention_layernorm.weight", "mlp_norm.weight", every),
+        *_per_layer("post_attention_layernorm.weight", "attention_out_norm.weight", sandwiched),
+        *_per_layer(f"{before_mlp}.weight", "mlp_norm.weight", every),
+        *_per_layer("post_feedforward_layernorm.weight", "mlp_out_norm.weight", sandwiched),
         *(rule for x in "qkv" for rule in _linear(f"self_attn.{x}_proj", f"attention.{x}", every, spec.attention_bias)),
         *_linear("self_attn.o_proj", "attention.o", every, spec.attention_output_bias),
         *_per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", every if spec.qk_norm else ()),

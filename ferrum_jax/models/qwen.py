@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
 from ferrum_jax.spec import CacheGroup, ModelSpec
 
 
@@ -95,7 +95,7 @@ def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
 def _cache_groups(
     reader: ConfigReader, num_layers: int, max_positions: int, architecture: str
 ) -> tuple[CacheGroup, ...]:
-    """The layers that attend to all tokens and those that attend to a sliding window, each where there are any.
+    """Windows, where they are enabled, are those of the layers that layer_types says, or from max_window_layers on.
 
     A window as long as the longest context is none. Qwen3-MoE has one in all layers, or in those that layer_types says.
     """
@@ -105,13 +105,4 @@ def _cache_groups(
     reader.get("max_window_layers", None)
     default = ["sliding_attention" if enabled and i >= first else "full_attention" for i in range(num_layers)]
     kinds = reader.get("layer_types", default)
-    odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if odd:
-        raise ValueError(f"layer_types has {odd}; known are 'full_attention' and 'sliding_attention'")
-    if len(kinds) != num_layers:
-        raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {num_layers}")
-    slides = [enabled and kind == "sliding_attention" and window < max_positions for kind in kinds]
-    full = tuple(layer for layer, does in enumerate(slides) if not does)
-    windowed = tuple(layer for layer, does in enumerate(slides) if does)
-    groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="window", layers=windowed, window=window))
-    return tuple(group for group in groups if group.layers)
+    return cache_groups(kinds, num_layers, window if enabled and window < max_positions else None)

@@ -37,7 +37,7 @@ from pallas_kernels.paged_attention import (
 from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
-_attend = jax.jit(paged_attention, static_argnames=("scale", "implementation"))
+_attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
 _sample = jax.jit(sampling.sample)
 
 LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
@@ -160,12 +160,12 @@ def _forward_context(
         )
         schedule_of |= dict.fromkeys(group.layers, schedule)
 
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int | None) -> jax.Array:
+    def attend(
+        layer: int, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None = None, **how: Any
+    ) -> jax.Array:
         schedule = schedule_of[layer]
         assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
-        out, layers[layer] = _attend(
-            q, k, v, layers[layer], schedule, scale=scale, implementation=options.implementation
-        )
+        out, layers[layer] = _attend(q, k, v, layers[layer], schedule, implementation=options.implementation, **how)
         return out
 
     # two rows at least: XLA reads a single one again wherever it is used, also after its write, and copies the pool

@@ -113,12 +113,26 @@ def test_embedding_takes_rows_and_scores_them_in_float32(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scaled_embedding_scales_vectors_and_not_scores(dtype: str):
+    layer = Embedding(37, 20, scale=20**0.5, dtype=jnp.dtype(dtype), rngs=None)
+    table = fill(layer, dtype)["weight"]
+    scale = float(jnp.asarray(20**0.5, dtype))  # 4.47 in bfloat16, as the reference multiplies
+    assert_close(layer(jnp.asarray([3, 36, 0])), table[[3, 36, 0]] * scale, dtype)
+    x, wide = draw(1, (4, 20), dtype)
+    assert_close(layer.attend(x), wide @ table.T, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 20), (4, 3, 20)])
 def test_norm_has_float32_statistics(shape: tuple[int, ...], dtype: str):
     layer = RMSNorm(20, eps=1e-5, dtype=jnp.dtype(dtype))
     weight = fill(layer, dtype)["weight"]
     x, wide = draw(1, shape, dtype, 30.0)
     assert_close(layer(x), oracle.rms_norm(wide, weight, 1e-5), dtype)
+    centred = RMSNorm(20, eps=1e-5, zero_centred=True, dtype=jnp.dtype(dtype))
+    assert_close(centred(x), oracle.rms_norm(wide, np.ones(20), 1e-5), dtype)
+    nnx.update(centred, nnx.state(layer))
+    assert_close(centred(x), oracle.rms_norm(wide, 1 + weight, 1e-5), dtype)
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
@@ -173,12 +187,12 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=TOLERANCE[dtype]["atol"] * 5)
 
 
-@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (4, None), (4, 0.7)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: int | None):
+def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: int | None, soft_cap: float | None):
     (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
-    expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, window)
-    assert_close(causal_attention(0, q, k, v, 0.3, window), expected, dtype)
+    expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, window, soft_cap)
+    assert_close(causal_attention(0, q, k, v, scale=0.3, window=window, soft_cap=soft_cap), expected, dtype)
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])

@@ -45,7 +45,12 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def causal_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: int | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time; of the last `window` tokens."""
     T, N, _ = q.shape
@@ -54,7 +59,8 @@ def causal_attention(
     for t in range(T):
         for n in range(N):
             seen = slice(0 if window is None else max(t + 1 - window, 0), t + 1)
-            weights = softmax(k[seen, n // group] @ q[t, n] * scale)
+            logits = k[seen, n // group] @ q[t, n] * scale
+            weights = softmax(logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap))
             out[t, n] = weights @ v[seen, n // group]
     return out
 
