@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ferrum_jax.plan import Copy, StepPlan
+from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.host_tier import HostTier
@@ -205,6 +206,7 @@ class Engine:
         takes_hits: bool = True,
         salt: bytes = b"",
         num_choices: int = 1,
+        media: Sequence[MediaSpan] = (),
     ) -> Request:
         request = Request(
             id=len(self.requests),
@@ -217,6 +219,7 @@ class Engine:
             takes_hits=takes_hits,
             cache_salt=salt,
             num_choices=num_choices,
+            media=tuple(media),
         )
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -262,16 +265,21 @@ class Engine:
     def is_idle(self) -> bool:
         return not self._in_flight and not self.scheduler.has_unfinished
 
-    def drain(self, max_steps: int = 2000) -> None:
-        """Run until nothing is left; every request that was not ended from outside is then right."""
-        for _ in range(max_steps):
-            if self.is_idle:
-                break
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def drain(self, max_steps: int = 2000) -> int:
+        """Run until nothing is left; every request that was not ended from outside is then right. How many steps."""
+        steps = 0
+        while steps < max_steps and not self.is_idle:
             self.step()
+            steps += 1
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
         assert all(pool.num_live == 0 for pool in self.cache.all_pools()), "blocks are live after the last request"
+        return steps
 
     def check(self, request: Request) -> None:
         """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""

@@ -1,0 +1,157 @@
+"""200,000 random operations of the scheduler over all cache groups and tiers, the books proved after each of them.
+
+Seeded histories without hypothesis, which spends longer on its own books than all of this takes: the rules are those
+of `test_scheduler_machine.py`, and pins and resets besides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import Request
+from tests.scheduling.fake_device import VOCABULARY, Engine
+
+OPERATIONS = 50_000  # of each of four parts
+_STEMS = tuple([(stem * 7 + i * i) % VOCABULARY for i in range(24)] for stem in range(2))
+_IMAGE = MediaSpan(kind="image", digest=b"a", start=2, length=3)
+
+
+class History:
+    """One engine of random size, and operations upon it in any order."""
+
+    def __init__(self, rng: random.Random) -> None:
+        choice = self._choice = rng.choice
+        self._rng = rng
+        self.num_operations = 0
+        self._waits_for_commit = False
+        num_blocks, block_size, max_num_seqs = choice([5, 6, 8, 12]), choice([1, 2, 4]), choice([1, 2, 3, 5])
+        self._max_total = min(num_blocks * block_size + 1, 40)
+        self.engine = Engine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + choice([0, 1, 5, 12]),
+            max_model_len=self._max_total,
+            max_cached_prompts=choice([0, 1, 2, 6]),
+            min_cached_prompt_tokens=choice([1, 5]),
+            windows=choice([(None,), (None, 6), (5,), (3, None, 9)]),
+            max_snapshots=choice([None, None, 1, 4]),
+            num_host_blocks=choice([0, 1, 3, 12]),
+            enabled=rng.random() < 0.9,
+        )
+
+    def run(self, num_operations: int) -> None:
+        """So many operations, and then what it takes to end every request."""
+        rules, weights = (self.add, self.dispatch, self.commit, self.end, self.pin), (6, 12, 12, 1, 1)
+        while self.num_operations < num_operations:
+            (rule,) = self._rng.choices(rules, weights)
+            self.num_operations += rule()
+        self.engine.scheduler.unpin()
+        while self.engine.num_in_flight:
+            self.commit()
+        self.num_operations += self.engine.drain()
+        if self.engine.cache.enabled and self._rng.random() < 0.1:
+            self.engine.cache.reset()
+            self.checked()
+
+    def checked(self) -> bool:
+        """The operation was done, and the books are right."""
+        self.engine.scheduler.check_invariants()
+        return True
+
+    def unfinished(self) -> list[Request]:
+        return [request for request in self.engine.requests.values() if request.finish_reason is None]
+
+    def prompt(self) -> list[int]:
+        tail = [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randrange(3))]
+        return (self._choice(_STEMS)[: self._choice([1, 4, 5, 8, 9, 13, 23])] + tail)[: self._max_total - 1]
+
+    def add(self) -> bool:
+        if len(self.unfinished()) > 8:
+            return False
+        prompt, num_choices = self.prompt(), self._choice([1, 1, 1, 2, 3])
+        room = min(self._choice([1, 3, 12, 16]), self._max_total - len(prompt))
+        wishes = {
+            "stop_ids": self._choice([(), (), (2,)]),
+            "min_tokens": min(self._choice([0, 2]), room),
+            "priority": self._choice([0, 0, 1, 2]),
+            "takes_hits": self._rng.random() < 0.8,
+            "salt": self._choice([b"", b"", b"", b"tenant"]),
+            "media": (_IMAGE,) if self._rng.random() < 0.1 and len(prompt) > 5 else (),
+        }
+        for _ in range(num_choices):
+            try:
+                self.engine.add(prompt, room, num_choices=num_choices, **wishes)
+            except ValueError as error:
+                assert "that are not pinned" in str(error)
+        return self.checked()
+
+    def dispatch(self) -> bool:
+        """As the engine does: one step ahead, and where nothing could be planned a commit comes first."""
+        before = self.engine.num_in_flight
+        if before > 1 or self._waits_for_commit:
+            return False
+        self.engine.dispatch()
+        self._waits_for_commit = bool(before) and self.engine.num_in_flight == before
+        return True
+
+    def commit(self) -> bool:
+        """And sometimes a stop string in what it brought."""
+        if not self.engine.num_in_flight:
+            return False
+        self._waits_for_commit = False
+        got = [request for request, _ in self.engine.commit() if request.finish_reason is None]
+        if got and self._rng.random() < 0.03:
+            self.engine.scheduler.finish(self._choice(got), "stop", "text")
+        return True
+
+    def end(self) -> bool:
+        unfinished = self.unfinished()
+        if not unfinished:
+            return False
+        self.engine.scheduler.abort(self._choice(unfinished).id)
+        return self.checked()
+
+    def pin(self) -> bool:
+        """Or unpin."""
+        running = self.engine.scheduler.running()
+        if not running or self._rng.random() < 0.5:
+            self.engine.scheduler.unpin()
+            return self.checked()
+        try:
+            self.engine.scheduler.pin(self.engine.cache.keys_of(self._choice(running))[:3])
+        except ValueError as error:
+            assert "more blocks pinned leave" in str(error)
+        return self.checked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_the_books_are_right_after_each_of_200_000_operations(part: int) -> None:
+    rng, num_operations, seen = random.Random(part), 0, Counter()
+    while num_operations < OPERATIONS:
+        history = History(rng)
+        history.run(250)
+        num_operations += history.num_operations
+        seen.update({k: v for k, v in history.engine.cache.metrics().snapshot().items() if isinstance(v, int)})
+    for name in (
+        "evictions",
+        "revivals",
+        "preemptions",
+        "refusals",
+        "twins_merged",
+        "prompt_hits",
+        "prompt_evictions",
+        "copied_blocks",
+        "left_behind_blocks",
+        "snapshot_evictions",
+        "spilled_blocks",
+        "loaded_blocks",
+        "host_hits",
+        "host_evictions",
+    ):
+        assert seen[name] > 100, f"{name} is {seen[name]}"
