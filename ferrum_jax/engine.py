@@ -17,7 +17,7 @@ from ferrum_jax import sampling as device_sampling
 from ferrum_jax.outputs import request_output, traced
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.submission import Choice, Intake, Submission
@@ -78,10 +78,13 @@ class Engine:
         streams: bool = False,
         cache_salt: str = "",
         media: Sequence[MediaSpan] = (),
+        resume: Sequence[CompletionOutput] = (),
     ) -> int:
         """Queues a submission and returns its id. `key` tells equal prompts apart where no seed is given.
 
         cache_salt, media: see `ferrum_jax.prompt`; spans count tokens of the prompt as it is given.
+        resume: the choices as `peek` gave them in another life; they go on after their tokens, to the same end as if
+        they had never stopped. With prompt_logprobs they begin anew.
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
         submission = self._intake.take(
@@ -93,19 +96,20 @@ class Engine:
             streams=streams,
             cache_salt=cache_salt,
             media=media,
+            resume=resume,
         )
         self._queue(submission)
         submission.arrival = self._num_calls
         self._submissions[submission.id] = submission
         self._num_prompt_logprobs += submission.prompt_logprobs is not None
-        self._choices.update((choice.request.id, choice) for choice in submission.choices)
+        self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
         return submission.id
 
     def _queue(self, submission: Submission) -> None:
         """Every choice, or none and ValueError."""
         added: list[Choice] = []
         try:
-            for choice in submission.choices:
+            for choice in submission.open_choices:
                 self.scheduler.add(choice.request)
                 added.append(choice)
         except ValueError:
@@ -136,6 +140,11 @@ class Engine:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
         self._forget(submission)
+
+    def peek(self, submission_id: int) -> RequestOutput | None:
+        """An unfinished submission as far as its tokens are known; None if it has ended."""
+        submission = self._submissions.get(submission_id)
+        return None if submission is None else request_output(submission, self.tokenizer, finished=False)
 
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""

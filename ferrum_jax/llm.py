@@ -25,7 +25,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar
 from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
-from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.store import ExecutableStore
@@ -148,11 +148,17 @@ class LLM:
             self._end(inbox)
 
     def as_completed(
-        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]]
+        self,
+        requests: Iterable[tuple[Key, Prompt, SamplingParams]],
+        *,
+        resume: Callable[[Key], Sequence[CompletionOutput]] = lambda key: (),
+        wants_partials: Callable[[], bool] = lambda: False,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """(key, output) of each request in the order in which they finish; a refused one gives its ValueError.
 
         `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
+        wants_partials: asked before every step; where it says so, every unfinished request is given as far as it is
+        (`finished` is False) and goes on. resume: the `outputs` that a request had in another process, to go on from.
         """
         source = iter(requests)
         inbox: deque[RequestOutput] = deque()
@@ -167,12 +173,17 @@ class LLM:
                         break
                     key, prompt, params = item
                     try:
-                        keys[self._add(prompt, params, inbox, key=str(key))] = key
+                        keys[self._add(prompt, params, inbox, key=str(key), resume=resume(key))] = key
                     except ValueError as error:
                         yield key, error
-                if keys:
-                    output = self._receive(inbox)
+                if wants_partials():
+                    partials = [(key, self.engine.peek(submission)) for submission, key in keys.items()]
+                    yield from ((key, output) for key, output in partials if output is not None)
+                if inbox:
+                    output = inbox.popleft()
                     yield keys.pop(output.request_id), output
+                elif keys:
+                    self._step()
         finally:
             self._end(inbox)
 
@@ -285,6 +296,7 @@ class LLM:
         key: str = "",
         priority: int = 0,
         streams: bool = False,
+        resume: Sequence[CompletionOutput] = (),
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id."""
         parts = take_apart(prompt)
@@ -300,6 +312,7 @@ class LLM:
                 streams=streams,
                 cache_salt=parts.cache_salt,
                 media=parts.media,
+                resume=resume,
             )
         except ValueError:  # refused, with nothing left behind
             raise
@@ -312,12 +325,16 @@ class LLM:
     def _receive(self, inbox: deque[RequestOutput]) -> RequestOutput:
         """The next output for `inbox`; steps until there is one."""
         while not inbox:
-            if not self.engine.has_unfinished:
-                raise RuntimeError("the engine was broken off in another call; ask again")
-            for output in self._whole(self.engine.step):
-                get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
-                get(output.request_id).append(output)
+            self._step()
         return inbox.popleft()
+
+    def _step(self) -> None:
+        """One step of the engine; what it gives goes into the inboxes."""
+        if not self.engine.has_unfinished:
+            raise RuntimeError("the engine was broken off in another call; ask again")
+        for output in self._whole(self.engine.step):
+            get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
+            get(output.request_id).append(output)
 
     def _end(self, inbox: deque[RequestOutput]) -> None:
         """Ends what is unfinished of an inbox; waits for the device if nothing else runs."""

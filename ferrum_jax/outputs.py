@@ -15,13 +15,14 @@ def request_output(submission: Submission, tokenizer: Tokenizer | None, *, finis
     """What a submission has so far. finished: with the prompt's log-probabilities, which are complete then."""
     entries = submission.prompt_logprobs if finished else None
     first = submission.choices[0].request
+    num_cached_tokens = min(first.num_cached_tokens, first.num_prompt_tokens)  # a resumed one hits its own too
     return RequestOutput(
         request_id=submission.id,
         prompt=submission.prompt,
         prompt_token_ids=submission.prompt_token_ids,
         outputs=tuple(_completion(choice, tokenizer) for choice in submission.choices),
-        num_cached_tokens=first.num_cached_tokens,
-        num_cached_media=sum(span.end <= first.num_cached_tokens for span in first.media),
+        num_cached_tokens=num_cached_tokens,
+        num_cached_media=sum(span.end <= num_cached_tokens for span in first.media),
         prompt_logprobs=None if entries is None else tuple(e and _with_text(e, tokenizer) for e in entries),
         finished=finished,
     )
@@ -50,6 +51,8 @@ def _final_text(choice: Choice, token_ids: tuple[int, ...], tokenizer: Tokenizer
     if tokenizer is None:
         return ""
     request, sampling = choice.request, choice.submission.sampling
+    if choice.ended_text is not None:
+        return choice.ended_text
     if choice.text is not None:
         return choice.text.text
     ended_by_token = request.finish_reason == "stop" and not sampling.include_stop_str_in_output

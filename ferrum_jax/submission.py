@@ -12,7 +12,7 @@ import numpy as np
 
 from ferrum_jax import sampling as device_sampling
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Logprob, Request, SamplingParams
+from ferrum_jax.request import CompletionOutput, Logprob, Request, SamplingParams
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ class Choice:
     seed: int
     text: TextStream | None  # only where text is wanted before the end: streams and stop strings
     logprobs: list[dict[int, Logprob]] | None
+    ended_text: str | None = None  # of one that had ended before it was resumed
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -41,6 +42,10 @@ class Submission:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_left: int = 0
     arrival: int = 0  # calls of `Engine.step` before it
+
+    @property
+    def open_choices(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.request.finish_reason is None]
 
 
 class Intake:
@@ -74,6 +79,7 @@ class Intake:
         streams: bool,
         cache_salt: str,
         media: Sequence[MediaSpan],
+        resume: Sequence[CompletionOutput],
     ) -> Submission:
         """A submission, none of whose choices is queued yet; the arguments are those of `Engine.add`.
 
@@ -88,13 +94,16 @@ class Intake:
             sampling=sampling,
             streams=streams,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None for _ in token_ids],
-            num_left=sampling.n,
         )
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, key)
         for choice in range(sampling.n):
             made = self._make_choice(submission, token_ids, choice, seed, priority)
             made.request.cache_salt, made.request.media = cache_salt.encode(), spans
             submission.choices.append(made)
+        if sampling.prompt_logprobs is None:
+            for made, before in zip(submission.choices, resume, strict=False):
+                _resume(made, before)
+        submission.num_left = len(submission.open_choices)
         return submission
 
     def _make_choice(
@@ -195,6 +204,22 @@ class Intake:
             token_ids=request.token_ids,
             max_model_len=self._max_model_len,
         )
+
+
+def _resume(choice: Choice, before: CompletionOutput) -> None:
+    """Gives a new choice the tokens that it had; the next one is drawn as if it had never stopped."""
+    request = choice.request
+    request.token_ids.extend(before.token_ids)
+    if choice.logprobs is not None:
+        choice.logprobs.extend(before.logprobs or ())
+    if before.finish_reason is not None:
+        request.finish_reason, request.stop_reason = before.finish_reason, before.stop_reason
+        choice.ended_text = before.text
+        return
+    assert len(request.token_ids) < request.max_total_tokens, "a choice to resume has all its tokens"
+    if choice.text is not None:
+        for token in before.token_ids:
+            choice.text.push(token)
 
 
 def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:

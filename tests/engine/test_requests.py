@@ -473,3 +473,27 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
         "num_blocks": 80,
     }
     assert {name: stats[name] for name in expected} == expected
+
+
+def test_what_is_interrupted_anywhere_goes_on_to_the_same_end(llm):
+    """Choices with a stop string, with their own ends and log-probabilities; each as far as it was at some step."""
+    params = dataclasses.replace(DRAWN, n=2, max_tokens=12, logprobs=2, stop=["e", "("], min_tokens=3)
+    rows = [("a", "def f", params), ("b", prompt(30), dataclasses.replace(params, stop=(), max_tokens=9))]
+    expected = dict(llm.as_completed(rows))
+    steps, seen = iter(range(100)), []
+    for _, output in llm.as_completed(rows, wants_partials=lambda: next(steps) % 2 == 1):
+        seen.append(output)
+    partials = [output for output in seen if not output.finished]
+    assert len({len(choice.token_ids) for output in partials for choice in output.outputs}) > 3
+    for output in partials:
+        name = "a" if output.prompt else "b"
+        row = next(row for row in rows if row[0] == name)
+        (again,) = dict(llm.as_completed([row], resume=lambda key, output=output: output.outputs)).values()
+        assert plain(again.outputs) == plain(expected[name].outputs)
+        assert again.num_cached_tokens <= len(again.prompt_token_ids)
+    assert is_idle(llm)
+
+
+def plain(choices) -> list:
+    """Choices without log-probabilities' last bits, which depend on the company where `invariant` is off."""
+    return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, [list(e) for e in c.logprobs]) for c in choices]

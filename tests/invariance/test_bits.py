@@ -62,3 +62,16 @@ def test_preemption_does_not_change_a_bit(family, prompts, expected):
     outputs = finish(engine)
     assert [bits(outputs[i]) for i in ids] == expected
     assert engine.scheduler.metrics().preemptions + engine.scheduler.metrics().refusals > 0
+
+
+def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, expected):
+    llm = small_llm(family, INVARIANT)
+    outputs = []
+    for index, p in enumerate(prompts):
+        first, second = (build_engine(llm.loaded, llm.config, None) for _ in range(2))
+        half = first.add(p, PARAMS)
+        for _ in range(2 + index):
+            first.step()
+        again = second.add(p, PARAMS, resume=first.peek(half).outputs)
+        outputs.append(finish(second)[again])
+    assert [bits(o) for o in outputs] == expected
