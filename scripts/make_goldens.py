@@ -184,6 +184,43 @@ GOLDENS = {
             "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
         },
     ),
+    "mixtral": Golden(
+        architecture="Mixtral",
+        dtype="bfloat16",
+        old_rope=True,
+        shard=150_000,
+        config={
+            "vocab_size": 280,
+            "hidden_size": 56,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 12,
+            "intermediate_size": 36,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        },
+    ),
+    "mixtral_window": Golden(
+        architecture="Mixtral",
+        gain=2.4,
+        dtype="bfloat16",
+        config={
+            "vocab_size": 272,
+            "hidden_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "intermediate_size": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 5,
+            "sliding_window": 43,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 30000.0, "rope_type": "default"},
+        },
+    ),
 }
 
 
@@ -231,7 +268,7 @@ def build(golden: Golden, seed: int) -> Any:
         bos_token_id=2,
         eos_token_id=golden.eos_token_id,
         attn_implementation="eager",
-        **({"experts_implementation": "eager"} if "num_experts" in golden.config else {}),
+        **({"experts_implementation": "eager"} if "num_experts_per_tok" in golden.config else {}),
     )
     model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
     stored = getattr(torch, golden.dtype)

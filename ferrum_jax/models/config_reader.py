@@ -17,7 +17,8 @@ from ferrum_jax.spec import CacheGroup, RopeSpec
 HARMLESS_KEYS = frozenset(
     """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
-    initializer_range attention_dropout router_aux_loss_coef output_router_logits pretraining_tp
+    initializer_range attention_dropout router_aux_loss_coef router_jitter_noise
+    output_router_logits pretraining_tp
     bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
     task_specific_params
     return_dict output_hidden_states output_attentions torchscript chunk_size_feed_forward is_encoder_decoder is_decoder
@@ -102,12 +103,12 @@ def stored_dtype(reader: ConfigReader) -> str:
     return str(reader.get("dtype", reader.get("torch_dtype", "float32"))).removeprefix("torch.")
 
 
-def rope_from(reader: ConfigReader, max_position_embeddings: int) -> RopeSpec:
+def rope_from(reader: ConfigReader, max_position_embeddings: int, *, default_theta: float = 10000.0) -> RopeSpec:
     """RopeSpec from `rope_theta` with `rope_scaling`, or from `rope_parameters`; both spellings are in use."""
     scaling = dict(reader.get("rope_scaling", None) or {})
     nested = dict(reader.get("rope_parameters", None) or {})
     values = {key: value for key, value in (scaling or nested).items() if value is not None}
-    theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", 10000.0)))
+    theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", default_theta)))
     spelled = values.pop("type", "default")
     rope_type = values.pop("rope_type", spelled)
     if values.pop("partial_rotary_factor", 1.0) != 1.0 or reader.get("partial_rotary_factor", 1.0) != 1.0:

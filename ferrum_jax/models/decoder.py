@@ -96,8 +96,12 @@ class Decoder(nnx.Module):
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of a Decoder of this spec, and the Hugging Face tensor it comes from."""
+    return (*frame_rules(spec), *attention_rules(spec), *mlp_rules(spec), *expert_rules(spec))
+
+
+def frame_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Embedding, head and the norms between layers."""
     every = tuple(range(spec.num_hidden_layers))
-    dense = tuple(layer for layer in every if layer not in spec.moe_layers)
     head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
     before_mlp = "pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm"
     sandwiched = every if spec.sandwich_norms else ()
@@ -105,17 +109,50 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         Rule(source="model.embed_tokens.weight", target="embed.weight"),
         Rule(source="model.norm.weight", target="norm.weight"),
         *head,
-        *_per_layer("input_layernorm.weight", "attention_norm.weight", every),
-        *_per_layer("post_attention_layernorm.weight", "attention_out_norm.weight", sandwiched),
-        *_per_layer(f"{before_mlp}.weight", "mlp_norm.weight", every),
-        *_per_layer("post_feedforward_layernorm.weight", "mlp_out_norm.weight", sandwiched),
-        *(rule for x in "qkv" for rule in _linear(f"self_attn.{x}_proj", f"attention.{x}", every, spec.attention_bias)),
-        *_linear("self_attn.o_proj", "attention.o", every, spec.attention_output_bias),
-        *_per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", every if spec.qk_norm else ()),
-        *_per_layer("self_attn.k_norm.weight", "attention.k_norm.weight", every if spec.qk_norm else ()),
-        *(rule for x in ("gate", "up", "down") for rule in _linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias)),
-        *_per_layer("mlp.gate.weight", "mlp.router.weight", spec.moe_layers),
-        *(rule for x in ("gate", "up", "down") for rule in _experts(x, spec)),
+        *per_layer("input_layernorm.weight", "attention_norm.weight", every),
+        *per_layer("post_attention_layernorm.weight", "attention_out_norm.weight", sandwiched),
+        *per_layer(f"{before_mlp}.weight", "mlp_norm.weight", every),
+        *per_layer("post_feedforward_layernorm.weight", "mlp_out_norm.weight", sandwiched),
+    )
+
+
+def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Projections of attention, each a tensor of its own, and the norms of its heads."""
+    every = tuple(range(spec.num_hidden_layers))
+    normed = every if spec.qk_norm else ()
+    return (
+        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", every, spec.attention_bias)),
+        *linear("self_attn.o_proj", "attention.o", every, spec.attention_output_bias),
+        *per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", normed),
+        *per_layer("self_attn.k_norm.weight", "attention.k_norm.weight", normed),
+    )
+
+
+def mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The MLPs of layers without experts."""
+    dense = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.moe_layers)
+    return tuple(
+        rule for x in ("gate", "up", "down") for rule in linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias)
+    )
+
+
+def expert_rules(
+    spec: ModelSpec, *, block: str = "mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> tuple[Rule, ...]:
+    """The routers, and the experts' matrices, each a tensor of its own. block, gate, up, down: their names."""
+    if not spec.moe_layers:
+        return ()
+    return (
+        *per_layer(f"{block}.gate.weight", "mlp.router.weight", spec.moe_layers),
+        *(
+            Rule(
+                source=f"model.layers.{{i}}.{block}.experts.{{e}}.{name}.weight",
+                target=f"layers.{{i}}.mlp.experts.{ours}",
+                layers=spec.moe_layers,
+                experts=spec.num_experts,
+            )
+            for ours, name in (("gate", gate), ("up", up), ("down", down))
+        ),
     )
 
 
@@ -124,20 +161,14 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if spec.tie_word_embeddings else ()))
 
 
-def _per_layer(source: str, target: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
+def per_layer(source: str, target: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
+    """The rule of a tensor that each of these layers has; none without layers."""
     if not layers:
         return ()
     return (Rule(source=f"model.layers.{{i}}.{source}", target=f"layers.{{i}}.{target}", layers=layers),)
 
 
-def _linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:
-    weight = _per_layer(f"{source}.weight", f"{target}.weight", layers)
-    return weight + (_per_layer(f"{source}.bias", f"{target}.bias", layers) if bias else ())
-
-
-def _experts(name: str, spec: ModelSpec) -> tuple[Rule, ...]:
-    if not spec.moe_layers:
-        return ()
-    source = f"model.layers.{{i}}.mlp.experts.{{e}}.{name}_proj.weight"
-    target = f"layers.{{i}}.mlp.experts.{name}"
-    return (Rule(source=source, target=target, layers=spec.moe_layers, experts=spec.num_experts),)
+def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:
+    """The weight and, where there is one, the bias of a linear layer of each of these layers."""
+    weight = per_layer(f"{source}.weight", f"{target}.weight", layers)
+    return weight + (per_layer(f"{source}.bias", f"{target}.bias", layers) if bias else ())

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, llama, qwen
+from ferrum_jax.models import decoder, llama, mixtral, qwen
 from ferrum_jax.spec import ModelSpec
 
 
@@ -33,6 +33,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
+    "MixtralForCausalLM": Family(spec_from_config=mixtral.spec_from_config, weight_rules=mixtral.weight_rules),
     "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),

@@ -18,6 +18,9 @@ from ferrum_jax.spec import ModelSpec
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
+# Families whose code others run nearly all of: one test of one shape is fast.
+SLOW = ("mixtral",)
+SLOW_SHAPES = ("mixtral_window",)
 NEAR_TIE = 1e-4
 
 
@@ -63,13 +66,19 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 def test_there_is_a_golden_of_every_family():
     assert {load(name)[0].architecture for name in NAMES} == {
         "LlamaForCausalLM",
+        "MixtralForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+def slow(names: tuple[str, ...]) -> list:
+    """All names, these marked as slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in names else name for name in NAMES]
+
+
+@pytest.mark.parametrize("name", slow(SLOW_SHAPES))
 def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
     _, _, _, golden = load(name)
     for i in golden["observed"]:
@@ -81,7 +90,7 @@ def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
         assert_close("logits", logits, golden[f"logits_{i}"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(SLOW + SLOW_SHAPES))
 def test_greedy_tokens_of_a_golden_model_are_the_reference_tokens(name: str):
     """The reference's own tokens go in; each next one must come out, unless its two best logits nearly tie."""
     _, _, _, golden = load(name)
@@ -97,9 +106,10 @@ def test_greedy_tokens_of_a_golden_model_are_the_reference_tokens(name: str):
 
 def sizes(spec: ModelSpec) -> list[int]:
     moe = [spec.num_experts, spec.num_experts_per_tok, spec.moe_intermediate_size] if spec.moe_layers else []
+    mlp = [spec.intermediate_size] if len(spec.moe_layers) < spec.num_hidden_layers else []
     return [
         *(spec.vocab_size, spec.hidden_size, spec.num_hidden_layers, spec.num_attention_heads),
-        *(spec.num_key_value_heads, spec.head_dim, spec.intermediate_size, *moe),
+        *(spec.num_key_value_heads, spec.head_dim, *mlp, *moe),
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support import GOLDENS, ROOT
 
 # One KV head and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts.
-CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3")]
+CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3"), ("mixtral_window", "tp=4")]
 
 
 @pytest.mark.slow
