@@ -1,0 +1,51 @@
+"""The gated delta rule over flat ragged tokens, its states kept in slots."""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels.gated_delta import xla
+from pallas_kernels.gated_delta.config import choose_tile
+from pallas_kernels.shapes import check_shapes
+from pallas_kernels.state_rows import StateRows
+
+__all__ = ["choose_tile", "gated_delta"]
+
+
+def gated_delta(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    pool: jax.Array,
+    rows: StateRows,
+    *,
+    tile: int | None = None,
+    implementation: str = "xla",
+) -> tuple[jax.Array, jax.Array]:  # [T, N, B], dtype of v; the pool
+    """o = Sᵀ q, where each token of a row changes its S [A, B]:  S ← exp(log_decay) S;  S ← S + k (beta (v - Sᵀ k))ᵀ.
+
+    q, k: [T, K, A]; head n of N uses those of head n // (N / K). v: [T, N, B]. log_decay: [T, N] float32, at most 0.
+    beta: [T, N] float32. pool: [slots, N, A, B] float32, a row's S; returned with those after the step, in place where
+    it is donated. Outputs of padding tokens are 0. All is computed in float32.
+    tile: tokens of a row that are computed at once where it has several; tiles are cut at multiples of `tile` of the
+    absolute position, so rows have the same bits however they are cut into steps at such positions. None is
+    choose_tile's. Rows of one token are taken one token at a time, and so are all with `rows.sequential`.
+    Raises ValueError for shapes that do not fit and for an unknown implementation.
+    Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, equations 10 (the rule) and section 3.3 (tiles).
+    """
+    sizes = check_shapes(
+        ("T K A", q),
+        ("T K A", k),
+        ("T N B", v),
+        ("T N", log_decay),
+        ("T N", beta),
+        ("slots N A B", pool),
+        ("R", rows.slots),
+    )
+    if sizes["N"] % sizes["K"]:
+        raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} of k")
+    if implementation == "xla":
+        return xla.gated_delta(q, k, v, log_decay, beta, pool, rows, tile=tile or choose_tile(num_tokens=sizes["T"]))
+    raise ValueError(f"implementation is {implementation!r}; gated_delta has only 'xla'")

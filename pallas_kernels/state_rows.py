@@ -1,0 +1,46 @@
+"""StateRows: whose tokens a step computes and where each row's recurrent state is.
+
+Flat tokens of row r are [offsets[r], offsets[r] + counts[r]), at absolute positions starts[r] and on. Its state is at
+slots[r] of every state pool [slots, ...]; slot 0 is null: rows that are not there write to it. What is in the slot of a
+row that begins at position 0 is another's and is never read: such a row begins with zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.ragged import static
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateRows:
+    """The rows of a step.
+
+    decode_only: no row has more than one token. sequential: a recurrence takes one token after the other, so that a
+    token's bits depend on the tokens before it and on nothing else.
+    """
+
+    slots: jax.Array  # [R] int32
+    starts: jax.Array  # [R] int32
+    counts: jax.Array  # [R] int32, 0 for rows that compute nothing
+    offsets: jax.Array  # [R] int32
+    decode_only: bool = static(default=False)
+    sequential: bool = static(default=False)
+
+    @property
+    def targets(self) -> jax.Array:
+        """[R] int32: where the rows' states are written; the null slot for rows that compute nothing."""
+        return jnp.where(self.counts > 0, self.slots, 0)
+
+    def of_tokens(self, num_tokens: int) -> tuple[jax.Array, jax.Array]:
+        """[T] int32 each: every token's row, and its place among the row's tokens of this step; R and 0 for padding."""
+        ends = self.offsets + self.counts
+        t = jnp.arange(num_tokens, dtype=jnp.int32)
+        # offsets stand in order, and rows without tokens share theirs with the row after them
+        rows = jnp.searchsorted(ends, t, side="right", method="compare_all").astype(jnp.int32)
+        real = t < jnp.max(ends)
+        return jnp.where(real, rows, len(ends)), jnp.where(real, t - self.offsets[jnp.minimum(rows, len(ends) - 1)], 0)
