@@ -28,8 +28,9 @@ class CacheGroup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions. Fields beyond rope_theta are read by the types in brackets.
+    """Rotary positions. Fields beyond the first three are read by the types in brackets.
 
+    partial_rotary_factor: of a head's dimensions, how many turn: the first ones.
     factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
     original_max_position_embeddings [llama3, yarn]. low_freq_factor, high_freq_factor [llama3].
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
@@ -38,6 +39,7 @@ class RopeSpec:
 
     rope_type: str = "default"
     rope_theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -52,6 +54,12 @@ class RopeSpec:
             raise ValueError(f"rope_type is {self.rope_type!r}; supported are {ROPE_TYPES}")
         if self.rope_theta <= 1 or self.factor < 1:
             raise ValueError(f"rope_theta is {self.rope_theta} and factor {self.factor}; they must be > 1 and >= 1")
+        if not 0 < self.partial_rotary_factor <= 1:
+            raise ValueError(f"partial_rotary_factor is {self.partial_rotary_factor}; it must be in (0, 1]")
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many of a head's dimensions turn."""
+        return int(head_dim * self.partial_rotary_factor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +132,11 @@ class ModelSpec:
                 f"num_attention_heads is {self.num_attention_heads}, no multiple of num_key_value_heads, "
                 f"{self.num_key_value_heads}"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even one")
+        if self.rope.rotary_dim(self.head_dim) % 2:
+            raise ValueError(
+                f"head_dim is {self.head_dim}, of which {self.rope.rotary_dim(self.head_dim)} dimensions turn; rotary "
+                "positions need an even number"
+            )
         for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(self, field) is not None and getattr(self, field) <= 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0, or null for none")

@@ -20,7 +20,8 @@ _F32 = np.float32
 
 
 def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """[H/2] float32, radians per position."""
+    """[H'/2] float32, radians per position, of the H' dimensions of a head that turn."""
+    head_dim = rope.rotary_dim(head_dim)
     exponents = np.arange(0, head_dim, 2, dtype=_F32) / _F32(head_dim)
     wavelengths = np.power(_F32(rope.rope_theta), exponents)  # over 2 pi
     match rope.rope_type:
@@ -70,7 +71,7 @@ def rotations(
     positions: jax.Array,  # [T] int32
     rope: RopeSpec,
     head_dim: int,
-) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H/2] float32, the 1 for heads
+) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H'/2] float32, the 1 for heads
     """cos and sin of every position's angles, shared by all layers of a step."""
     angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)[None, :]
     factor = rope.attention_factor
@@ -79,9 +80,11 @@ def rotations(
 
 def rotate(
     x: jax.Array,  # [T, heads, H]
-    cos: jax.Array,  # [T, 1, H/2] float32
-    sin: jax.Array,  # [T, 1, H/2] float32
+    cos: jax.Array,  # [T, 1, H'/2] float32
+    sin: jax.Array,  # [T, 1, H'/2] float32
 ) -> jax.Array:  # [T, heads, H], x's dtype
-    """Turns each pair of a head; computed in float32."""
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1).astype(x.dtype)
+    """Turns each pair of a head's first H' dimensions; computed in float32. The others stay as they are."""
+    turning = 2 * cos.shape[-1]
+    left, right = jnp.split(x[..., :turning].astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1).astype(x.dtype)
+    return turned if turning == x.shape[-1] else jnp.concatenate((turned, x[..., turning:]), axis=-1)

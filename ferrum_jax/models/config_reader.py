@@ -6,6 +6,7 @@ A key whose value is null or an empty list or dict counts as absent, as in the r
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,22 +104,34 @@ def stored_dtype(reader: ConfigReader) -> str:
     return str(reader.get("dtype", reader.get("torch_dtype", "float32"))).removeprefix("torch.")
 
 
-def rope_from(reader: ConfigReader, max_position_embeddings: int, *, default_theta: float = 10000.0) -> RopeSpec:
-    """RopeSpec from `rope_theta` with `rope_scaling`, or from `rope_parameters`; both spellings are in use."""
+def rope_from(
+    reader: ConfigReader,
+    max_position_embeddings: int,
+    *,
+    default_theta: float = 10000.0,
+    default_partial: float | None = None,
+) -> RopeSpec:
+    """RopeSpec from `rope_theta` with `rope_scaling`, or from `rope_parameters`; both spellings are in use.
+
+    default_partial: partial_rotary_factor where the config is silent; None of families that always turn whole heads.
+    """
     scaling = dict(reader.get("rope_scaling", None) or {})
     nested = dict(reader.get("rope_parameters", None) or {})
     values = {key: value for key, value in (scaling or nested).items() if value is not None}
     theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", default_theta)))
     spelled = values.pop("type", "default")
     rope_type = values.pop("rope_type", spelled)
-    if values.pop("partial_rotary_factor", 1.0) != 1.0 or reader.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor is not 1; rotating a part of a head is not supported")
+    spelled_outside = reader.get("partial_rotary_factor", nested.get("partial_rotary_factor", default_partial or 1.0))
+    partial = float(values.pop("partial_rotary_factor", spelled_outside))
+    if default_partial is None and partial != 1:
+        raise ValueError(f"partial_rotary_factor is {partial}; this architecture turns whole heads")
     if rope_type not in _ROPE_KEYS:
         raise ValueError(f"rope scaling is of type {rope_type!r}; supported are {tuple(_ROPE_KEYS)}")
     unknown = sorted(set(values) - set(_ROPE_KEYS[rope_type]))
     if unknown:
         raise ValueError(f"rope scaling of type {rope_type!r} has keys that are not understood: {unknown}")
-    return _rope_spec(rope_type, float(theta), values, max_position_embeddings)
+    rope = _rope_spec(rope_type, float(theta), values, max_position_embeddings)
+    return dataclasses.replace(rope, partial_rotary_factor=partial)
 
 
 def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_position_embeddings: int) -> RopeSpec:

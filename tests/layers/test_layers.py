@@ -187,6 +187,15 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=TOLERANCE[dtype]["atol"] * 5)
 
 
+def test_a_partial_rotation_turns_a_heads_first_dimensions_and_leaves_the_others():
+    x = np.random.default_rng(3).standard_normal((5, 3, 16)).astype(np.float32)
+    positions = np.array([0, 1, 7, 40, 1000], np.int32)
+    part, whole = RopeSpec(partial_rotary_factor=0.5), RopeSpec()
+    found = rotate(jnp.asarray(x), *rotations(jnp.asarray(positions), part, 16))
+    np.testing.assert_array_equal(found[..., 8:], x[..., 8:])
+    np.testing.assert_array_equal(found[..., :8], rotate(jnp.asarray(x[..., :8]), *rotations(positions, whole, 8)))
+
+
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (4, None), (4, 0.7)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: int | None, soft_cap: float | None):

@@ -149,7 +149,10 @@ def test_both_spellings_of_rope_give_one_spec():
         ({"rope_type": "linear"}, r"lacks \['factor'\]"),
         ({"rope_type": "llama3", "factor": 8.0}, r"lacks \['high_freq_factor', 'low_freq_factor'\]"),
         ({"rope_type": "linear", "factor": 0.5}, "factor 0.5"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is not 1"),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5; this architecture turns whole heads",
+        ),
     ],
 )
 def test_rope_scaling_that_is_not_understood_is_refused(scaling, message: str):
