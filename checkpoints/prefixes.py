@@ -1,9 +1,10 @@
-"""A saved prefix cache: blocks of KV by their keys, as a folder that another process restores.
+"""A saved prefix cache: what pools keep by its keys, as a folder that another process restores.
 
     prefixes.json    format version, what the keys belong to, the names of the arrays, the digest of every file of
                      arrays/, and its own digest
     arrays/          Orbax: for group g `g/keys` [n, 16] uint8 and for layer l `g/l/values` [n, C, 2K, H] (and, for
-                     int8, `g/l/scales` [n, 2K, C])
+                     int8, `g/l/scales` [n, 2K, C]); `prompts/keys` and `prompts/hidden` [n, D]; `states/keys` and
+                     for recurrent layer l `states/l` [n, ...], or `states/l/NAME` of each of its arrays
 
 Rows stand from the least recently used block to the most recently used one. Nothing here depends on the mesh,
 on ids or on how the pools are packed. A folder appears whole or not at all.

@@ -118,9 +118,14 @@ class Engine:
             raise
 
     def prompt_keys(
-        self, prompt_token_ids: Sequence[int], *, cache_salt: str = "", media: Sequence[MediaSpan] = ()
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        cache_salt: str = "",
+        media: Sequence[MediaSpan] = (),
+        whole: bool = False,
     ) -> list[bytes]:
-        """The keys of a prompt's full blocks."""
+        """The keys of a prompt's full blocks; with `whole`, also the one under which the prompt's end is kept."""
         request = Request(
             id=0,
             token_ids=[int(t) for t in prompt_token_ids],
@@ -129,7 +134,8 @@ class Engine:
             cache_salt=cache_salt.encode(),
             media=tuple(media),
         )
-        return self.scheduler.cache.keys_of(request)
+        cache = self.scheduler.cache
+        return [*cache.keys_of(request), *([cache.key_of_whole(request)] if whole else [])]
 
     def abort(self, submission_id: int) -> None:
         """Ends a submission; its output is dropped. Unknown ids (already finished) are ignored."""

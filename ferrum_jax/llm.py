@@ -74,7 +74,7 @@ class LLM:
         self._counter = CompileCounter()
         self.loaded = load(checkpoint, layout, store, on_progress)
         if layout.ledger.num_host_blocks:
-            self.loaded.copies.warm_up()
+            self.loaded.copies.warm_up(self.loaded.copies.of_blocks)
         self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
         self._inboxes: dict[int, deque[RequestOutput]] = {}  # by unfinished submission
         self._compiles_at_start = self._counter.count
@@ -211,15 +211,16 @@ class LLM:
         self.engine.scheduler.unpin()
 
     def save_prefix_cache(self, path: str | os.PathLike[str], prompts: Prompt | Sequence[Prompt] | None = None) -> int:
-        """Writes cached blocks to a new folder, those of `prompts` or all; how many that were.
+        """Writes what is cached to a new folder, of `prompts` or all; how many blocks that were.
 
-        Any process may load them that runs the same model with the same KV dtype and block size. Raises ValueError
-        when nothing is cached, or when the folder is there and not empty.
+        Beside blocks these are the last hidden states of whole prompts and snapshots of recurrent states. Any process
+        may load them that runs the same model with the same KV dtype and block size. Raises ValueError when nothing
+        is cached, or when the folder is there and not empty.
         """
         keys = None
         if prompts is not None:
             many: list[Any] = [prompts] if single(prompts) else list(prompts)
-            keys = [key for prompt in many for key in self._prompt_keys(prompt)]
+            keys = [key for prompt in many for key in self._prompt_keys(prompt, whole=True)]
         return self._prefix_cache().save(Path(path), keys)
 
     def load_prefix_cache(self, path: str | os.PathLike[str], *, pin: bool = False) -> int:
@@ -235,9 +236,10 @@ class LLM:
             self.engine.scheduler.pin(keys)
         return len(keys)
 
-    def _prompt_keys(self, prompt: Prompt) -> list[bytes]:
+    def _prompt_keys(self, prompt: Prompt, *, whole: bool = False) -> list[bytes]:
         parts = take_apart(prompt)
-        return self.engine.prompt_keys(self._token_ids(parts.content), cache_salt=parts.cache_salt, media=parts.media)
+        ids = self._token_ids(parts.content)
+        return self.engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=whole)
 
     def _prefix_cache(self) -> PrefixCache:
         compiles = self._counter.count

@@ -1,22 +1,24 @@
-"""Cached prefixes on disk: blocks of the pools by their keys into a folder, and back in another process.
+"""Cached prefixes on disk: what the pools keep, by its keys, into a folder and back in another process.
 
-What belongs to a key is the same on every mesh and for every packing of the pools; the folder says of which
-model, KV dtype and block size it is, and is refused where one of them differs (`checkpoints/prefixes.py`).
+Blocks, snapshots of recurrent states and the last hidden states of whole prompts are saved alike. What belongs to
+a key is the same on every mesh and for every packing of the pools; the folder says of which model, KV dtype and
+block size it is, and is refused where one of them differs (`checkpoints/prefixes.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from checkpoints.prefixes import load_prefixes, save_prefixes
-from ferrum_jax.cache.blocks import LayerBlocks
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.prefix import KEY_BYTES
 from ferrum_jax.spec import ModelSpec
 
@@ -31,84 +33,97 @@ class PrefixCache:
     runner: Runner
 
     def save(self, path: Path, keys: Sequence[bytes] | None = None) -> int:
-        """Writes the blocks of these keys, or all that are cached; how many that were.
+        """Writes what these keys find, or all that is cached; how many blocks that were.
 
         Raises ValueError when there is none, or when `path` is there and not an empty folder.
         """
-        self._refuse_states()
         wanted = None if keys is None else set(keys)
         arrays: dict[str, np.ndarray] = {}
         count = 0
         self._move()
-        for group, pool in enumerate(self.cache.pools):
-            found = [(id, key) for id, key in pool.keyed() if wanted is None or key in wanted]
-            in_host = [(id, key) for id, key in self._in_host(group) if wanted is None or key in wanted]
+        for index, pool in self._books():
+            found = _wanted(pool.keyed(), wanted)
+            in_host = _wanted(self._in_host(index), wanted)
             if found or in_host:
-                count += len(found) + len(in_host)
-                arrays[f"{group}/keys"] = np.frombuffer(
-                    b"".join(key for _, key in (*in_host, *found)), np.uint8
-                ).reshape(-1, KEY_BYTES)
-                arrays.update(self._read(group, [id for id, _ in found], [id for id, _ in in_host]))
-        if not arrays:
+                count += (len(found) + len(in_host)) * (index in self.runner.copies.of_blocks)
+                packed = b"".join(key for _, key in (*in_host, *found))
+                arrays[f"{self._name(index)}/keys"] = np.frombuffer(packed, np.uint8).reshape(-1, KEY_BYTES)
+                arrays.update(self._read(index, [id for id, _ in found], [id for id, _ in in_host]))
+        if not count:
             raise ValueError(f"no full block is cached, so there is nothing to save to {path}")
         save_prefixes(path, self._identity(), arrays)
         return count
 
-    def _in_host(self, group: int) -> list[tuple[int, bytes]]:
+    def _books(self) -> Iterator[tuple[int, IdPool]]:
+        """The numbers of the pools that keep something, with their books."""
+        yield from enumerate(self.cache.pools)
+        if self.cache.states is not None:
+            yield self.runner.copies.of_states, self.cache.states.pool
+        if self.cache.prompts.slots is not None:
+            yield self.runner.copies.of_prompts, self.cache.prompts.slots
+
+    def _name(self, index: int) -> str:
+        """Of a pool's arrays in a folder."""
+        copies = self.runner.copies
+        return {copies.of_states: "states", copies.of_prompts: "prompts"}.get(index, str(index))
+
+    def _names(self, index: int) -> list[str]:
+        return [f"{self._name(index)}/{name}" for name in self.runner.copies.names(index)]
+
+    def _in_host(self, index: int) -> list[tuple[int, bytes]]:
         """(host id, key) of each block that only host memory has."""
-        if self.cache.tier is None:
+        if self.cache.tier is None or index not in self.runner.copies.of_blocks:
             return []
-        find = self.cache.pools[group].find
-        return [(id, key) for id, key in self.cache.tier.pools[group].keyed() if not find(key)]
+        find = self.cache.pools[index].find
+        return [(id, key) for id, key in self.cache.tier.pools[index].keyed() if not find(key)]
 
     def _move(self) -> None:
         """Brings what was evicted since the last step to host memory, before anything is written in its place."""
         if self.cache.tier is not None:
             self.runner.move(*self.cache.tier.take())
 
-    def _read(self, group: int, ids: Sequence[int], host_ids: Sequence[int]) -> dict[str, np.ndarray]:
-        """The blocks of host memory, which were used longer ago, then those of the pools."""
-        batches = [dict(self._named(group, self.runner.read_host_blocks(group, host_ids)))] if host_ids else []
-        for part, blocks in self.runner.read_blocks(group, ids):
-            count = part.stop - part.start
-            batches.append({name: np.asarray(array)[:count] for name, array in self._named(group, blocks)})
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-    def _named(self, group: int, blocks: tuple[LayerBlocks, ...]) -> Iterator[tuple[str, Any]]:
-        for layer, of_layer in zip(self.spec.kv_groups[group].layers, blocks, strict=True):
-            yield f"{group}/{layer}/values", of_layer.values
-            if of_layer.scales is not None:
-                yield f"{group}/{layer}/scales", of_layer.scales
+    def _read(self, index: int, ids: Sequence[int], host_ids: Sequence[int]) -> dict[str, np.ndarray]:
+        """What host memory has, which was used longer ago, then what the pools have."""
+        batches = [jax.tree.leaves(self.runner.read_host_blocks(index, host_ids))] if host_ids else []
+        for part, found in self.runner.read_pool(index, ids):
+            batches.append([np.asarray(array)[: part.stop - part.start] for array in jax.tree.leaves(found)])
+        return {name: np.concatenate(parts) for name, *parts in zip(self._names(index), *batches, strict=True)}
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         """What a folder holds. Raises ValueError naming the folder if it is foreign or damaged."""
-        self._refuse_states()
         return load_prefixes(path, self._identity())
 
-    def _refuse_states(self) -> None:
-        if self.spec.state_layers:
-            raise ValueError(
-                f"{self.spec.architecture} has recurrent layers, whose states are not saved yet, and blocks without "
-                "them are no prefix; run the prompts again instead"
-            )
-
     def put(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
-        """Caches what a folder held, the most recently used blocks where not all fit; the keys that are here then."""
+        """Caches what a folder held, the most recently used where not all fits; the keys whose blocks are here then."""
         present: list[bytes] = []
-        for group, pool in enumerate(self.cache.pools):
-            if f"{group}/keys" not in arrays:
+        for index, pool in self._books():
+            name = f"{self._name(index)}/keys"
+            if name not in arrays:
                 continue
-            keys = [row.tobytes() for row in arrays[f"{group}/keys"]]
+            keys = [row.tobytes() for row in arrays[name]]
             missing = [row for row, key in enumerate(keys) if not pool.find(key)]
             rows = missing[max(len(missing) - pool.num_free, 0) :]
             ids = pool.take(len(rows))
             self._move()  # what was evicted for them is still there
-            self.runner.write_blocks(group, ids, _Rows(self, group, arrays, rows).batch)
+            self.runner.write_pool(index, ids, self._batches(index, arrays, rows))
             for id, row in zip(ids, rows, strict=True):
                 pool.publish(id, keys[row])
             pool.release(ids)
-            present += [key for key in keys if pool.find(key)]
+            if index in self.runner.copies.of_blocks:
+                present += [key for key in keys if pool.find(key)]
         return present
+
+    def _batches(
+        self, index: int, arrays: Mapping[str, np.ndarray], rows: Sequence[int]
+    ) -> Callable[[slice, int], Any]:
+        """Rows of a folder's arrays, as `Runner.write_pool` asks for them."""
+        tree = jax.tree.structure(self.runner.copies.shapes(index))
+
+        def batch(part: slice, size: int) -> Any:
+            chosen = np.asarray(rows[part])
+            return jax.tree.unflatten(tree, [_padded(arrays[name][chosen], size) for name in self._names(index)])
+
+        return batch
 
     def _identity(self) -> dict[str, Any]:
         """What the keys and blocks of a folder belong to."""
@@ -123,28 +138,9 @@ class PrefixCache:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """Rows of a folder's arrays, as `Runner.write_blocks` asks for them."""
-
-    prefixes: PrefixCache
-    group: int
-    arrays: Mapping[str, np.ndarray]
-    rows: Sequence[int]
-
-    def batch(self, part: slice, size: int) -> tuple[LayerBlocks, ...]:
-        rows = np.asarray(self.rows[part])
-        blocks = []
-        for layer in self.prefixes.spec.kv_groups[self.group].layers:
-            values = self.arrays[f"{self.group}/{layer}/values"]
-            scales = self.arrays.get(f"{self.group}/{layer}/scales")
-            blocks.append(
-                LayerBlocks(
-                    values=_padded(values[rows], size),
-                    scales=None if scales is None else _padded(scales[rows], size),
-                )
-            )
-        return tuple(blocks)
+def _wanted(found: Sequence[tuple[int, bytes]], wanted: set[bytes] | None) -> list[tuple[int, bytes]]:
+    """Those of (id, key) whose key is wanted; None wants all."""
+    return [(id, key) for id, key in found if wanted is None or key in wanted]
 
 
 def _padded(array: np.ndarray, size: int) -> Any:

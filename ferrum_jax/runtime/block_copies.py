@@ -1,24 +1,26 @@
-"""BlockCopies: the executables that bring blocks of the pools to the host and back.
+"""BlockCopies: the executables that bring what is in the pools to the host and back, by id.
 
-Made when first needed or by `warm_up`, kept in the store like those of steps. A call copies a batch of ids,
-of one cache group; batches have few sizes, so that few blocks cost little and many take few calls.
+Pools are numbered as in `plan.Copy`: blocks of each cache group, then the states of recurrent layers, then the hidden
+states of cached prompts. Executables are made when first needed or by `warm_up`, kept in the store like those of
+steps. A call copies a batch of ids of one pool; batches have few sizes, so that few ids cost little and many take
+few calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.cache.blocks import LayerBlocks, block_shapes, gather_blocks, scatter_blocks
+from ferrum_jax.cache.blocks import gather_blocks, scatter_blocks
+from ferrum_jax.cache.pools import Pools
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.sharding import formats, whole
-from pallas_kernels.kv_pool import KVPool
 
 BATCHES = (4, 32)  # ids of a call
 
@@ -43,83 +45,130 @@ def batches(count: int) -> Iterator[_Batch]:
 
 
 class BlockCopies:
-    """Copies between the pools of one layout and the host. Of pools, all methods take and return all layers."""
+    """Copies between the pools of one layout and the host.
+
+    What an id stands for outside of the pools is a tree of arrays [n, ...]: of blocks a tuple of `LayerBlocks`, of
+    states a tuple of each layer's, of prompts [n, D].
+    """
 
     def __init__(self, layout: Layout, store: ExecutableStore | None) -> None:
-        self._pools = layout.pools.kv
-        self._groups = [group.layers for group in layout.options.spec.kv_groups]
+        spec = layout.options.spec
+        self._pools = layout.pools
+        self._groups = [group.layers for group in spec.kv_groups]
+        self._layers = (*self._groups, spec.state_layers)
         self._mesh = layout.mesh
         self._head_copies = layout.model.head_copies
         self._store = store
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
-    def shapes(self, group: int) -> tuple[LayerBlocks, ...]:
-        """The form of one block of a group's layers."""
-        return block_shapes(self._of_group(self._pools, group), head_copies=self._head_copies, count=1)
+    @property
+    def of_blocks(self) -> range:
+        """The numbers of the pools that have blocks."""
+        return range(len(self._groups))
 
-    def warm_up(self) -> None:
-        """Make every executable now."""
-        for group in range(len(self._groups)):
+    @property
+    def of_states(self) -> int:
+        return len(self._groups)
+
+    @property
+    def of_prompts(self) -> int:
+        return len(self._groups) + 1
+
+    def shapes(self, index: int) -> Any:
+        """The form of what one id of pool `index` stands for."""
+        return self._outside(index, 1)
+
+    def names(self, index: int) -> list[str]:
+        """A name for each array of that tree: its layer and, where a layer has several, which of them it is."""
+        if index == self.of_prompts:
+            return ["hidden"]
+        paths, _ = jax.tree_util.tree_flatten_with_path(self.shapes(index))
+        layers = self._layers[index]
+        return ["/".join([str(layers[path[0].idx]), *(_name(entry) for entry in path[1:])]) for path, _ in paths]
+
+    def warm_up(self, indices: Iterable[int] | None = None) -> None:
+        """Make every executable of some pools, or of all, now."""
+        for index in range(self.of_prompts + 1) if indices is None else indices:
+            if index == self.of_states and not self._layers[index]:
+                continue
             for size in BATCHES:
-                self._gather(group, size)
-                self._scatter(group, size)
+                self._gather(index, size)
+                self._scatter(index, size)
 
-    def read(
-        self, pools: tuple[KVPool, ...], group: int, ids: Sequence[int]
-    ) -> Iterator[tuple[slice, tuple[LayerBlocks, ...]]]:
-        """(which of the ids, their blocks) in batches, on their way to the host; what follows the ids is padding."""
-        layers = self._of_group(pools, group)
+    def read(self, pools: Pools, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
+        """(which of the ids, what they stand for) in batches, on their way to the host; padding follows the ids."""
         for batch in batches(len(ids)):
-            blocks = self._gather(group, batch.size)(layers, _padded(ids[batch.part], batch.size))
-            for array in jax.tree.leaves(blocks):
+            found = self._gather(index, batch.size)(self._pick(pools, index), _padded(ids[batch.part], batch.size))
+            for array in jax.tree.leaves(found):
                 array.copy_to_host_async()
-            yield batch.part, blocks
+            yield batch.part, found
 
-    def write(
-        self,
-        pools: tuple[KVPool, ...],
-        group: int,
-        ids: Sequence[int],
-        blocks: Callable[[slice, int], tuple[LayerBlocks, ...]],
-    ) -> tuple[KVPool, ...]:
-        """The pools, which are donated, with blocks at `ids`. blocks(which of the ids, size) gives each batch."""
+    def write(self, pools: Pools, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]) -> Pools:
+        """The pools, of which number `index` is donated, with data at `ids`. data(which of the ids, size): a batch."""
         for batch in batches(len(ids)):
-            layers = self._of_group(pools, group)
-            data = blocks(batch.part, batch.size)
-            layers = self._scatter(group, batch.size)(layers, _padded(ids[batch.part], batch.size), data)
-            changed = dict(zip(self._groups[group], layers, strict=True))
-            pools = tuple(changed.get(layer, pool) for layer, pool in enumerate(pools))
+            new = data(batch.part, batch.size)
+            chosen = self._pick(pools, index)
+            pools = self._put(
+                pools, index, self._scatter(index, batch.size)(chosen, _padded(ids[batch.part], batch.size), new)
+            )
         return pools
 
-    def _of_group(self, pools: tuple[KVPool, ...], group: int) -> tuple[KVPool, ...]:
-        return tuple(pools[layer] for layer in self._groups[group])
+    def _pick(self, pools: Pools, index: int) -> Any:
+        """The arrays of pool `index`."""
+        if index == self.of_prompts:
+            return pools.prompts
+        return tuple(pools.kv[layer] for layer in self._layers[index])
 
-    def _gather(self, group: int, size: int) -> Callable[..., Any]:
-        def gather(pools: tuple[KVPool, ...], ids: jax.Array) -> tuple[LayerBlocks, ...]:
-            return gather_blocks(pools, ids, head_copies=self._head_copies)
+    def _put(self, pools: Pools, index: int, new: Any) -> Pools:
+        """The pools with other arrays in pool `index`."""
+        if index == self.of_prompts:
+            return dataclasses.replace(pools, prompts=new)
+        changed = dict(zip(self._layers[index], new, strict=True))
+        return dataclasses.replace(pools, kv=tuple(changed.get(layer, pool) for layer, pool in enumerate(pools.kv)))
 
-        jitted = jax.jit(gather, out_shardings=whole(self._mesh))
-        return self._get("gather", group, size, lambda pools, ids, _: jitted.lower(pools, ids).compile())
+    def _gathered(self, index: int, pool: Any, ids: jax.Array) -> Any:
+        if index in self.of_blocks:
+            return gather_blocks(pool, ids, head_copies=self._head_copies)
+        return jax.tree.map(lambda array: array[ids], pool)
 
-    def _scatter(self, group: int, size: int) -> Callable[..., Any]:
-        def scatter(pools: tuple[KVPool, ...], ids: jax.Array, blocks: tuple[LayerBlocks, ...]) -> tuple[KVPool, ...]:
-            return scatter_blocks(pools, ids, blocks, head_copies=self._head_copies)
+    def _scattered(self, index: int, pool: Any, ids: jax.Array, data: Any) -> Any:
+        if index in self.of_blocks:
+            return scatter_blocks(pool, ids, data, head_copies=self._head_copies)
+        return jax.tree.map(lambda array, new: array.at[ids].set(new), pool, data)
 
-        jitted = jax.jit(scatter, donate_argnums=(0,), out_shardings=formats(self._of_group(self._pools, group)))
-        return self._get("scatter", group, size, lambda *arguments: jitted.lower(*arguments).compile())
+    def _outside(self, index: int, count: int) -> Any:
+        ids = jax.ShapeDtypeStruct((count,), jnp.int32)
+        return jax.eval_shape(lambda pool, ids: self._gathered(index, pool, ids), self._pick(self._pools, index), ids)
 
-    def _get(self, kind: str, group: int, size: int, compile: Callable[..., Any]) -> Callable[..., Any]:
-        made = self._made.get((kind, group, size))
+    def _gather(self, index: int, size: int) -> Callable[..., Any]:
+        jitted = jax.jit(lambda pool, ids: self._gathered(index, pool, ids), out_shardings=whole(self._mesh))
+        return self._get("gather", index, size, lambda pool, ids, _: jitted.lower(pool, ids).compile())
+
+    def _scatter(self, index: int, size: int) -> Callable[..., Any]:
+        jitted = jax.jit(
+            lambda pool, ids, data: self._scattered(index, pool, ids, data),
+            donate_argnums=(0,),
+            out_shardings=formats(self._pick(self._pools, index)),
+        )
+        return self._get("scatter", index, size, lambda *arguments: jitted.lower(*arguments).compile())
+
+    def _get(self, kind: str, index: int, size: int, compile: Callable[..., Any]) -> Callable[..., Any]:
+        made = self._made.get((kind, index, size))
         if made is None:
-            pools, ids = self._of_group(self._pools, group), jax.ShapeDtypeStruct((size,), jnp.int32)
-            blocks = block_shapes(pools, head_copies=self._head_copies, count=size)
+            pool, ids = self._pick(self._pools, index), jax.ShapeDtypeStruct((size,), jnp.int32)
+            arguments = pool, ids, self._outside(index, size)
             if self._store is None:
-                made = compile(pools, ids, blocks)
+                made = compile(*arguments)
             else:
-                text = f"{kind} {group} {pools} {ids} {self._head_copies}"
-                made = self._store.get(text, lambda: compile(pools, ids, blocks))
-            self._made[kind, group, size] = made
+                text = f"{kind} {index} {pool} {ids} {self._head_copies}"
+                made = self._store.get(text, lambda: compile(*arguments))
+            self._made[kind, index, size] = made
         return made
+
+
+def _name(entry: Any) -> str:
+    """Of a step into a tree: the key, attribute or place."""
+    return str(getattr(entry, "name", getattr(entry, "key", getattr(entry, "idx", entry))))
 
 
 def _padded(ids: Sequence[int], size: int) -> np.ndarray:

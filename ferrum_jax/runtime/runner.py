@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ class Runner:
         self._weights = weights
         self._kv = pools.flat_kv()
         self._kv_tree = jax.tree.structure(pools.kv)
-        self._copies = copies
+        self.copies = copies
         self._host = tuple(host)
         self._slots = pools.slots
         self._prompts = pools.prompts
@@ -81,26 +82,30 @@ class Runner:
         """Puts the sampling record of a request that is about to run into its row slot."""
         self._slots = self._executables.write_slot(self._slots, np.int32(slot), record)
 
-    def read_blocks(self, group: int, ids: Sequence[int]) -> Iterator[tuple[slice, tuple[LayerBlocks, ...]]]:
-        """(which of the ids, their blocks with padding after them) in batches, on their way to the host."""
-        return self._copies.read(jax.tree.unflatten(self._kv_tree, self._kv), group, ids)
+    def _pools(self) -> Pools:
+        return Pools(kv=jax.tree.unflatten(self._kv_tree, self._kv), slots=self._slots, prompts=self._prompts)
 
-    def write_blocks(
-        self, group: int, ids: Sequence[int], blocks: Callable[[slice, int], tuple[LayerBlocks, ...]]
-    ) -> None:
-        """Puts blocks into the pools at `ids`; blocks(which of the ids, size) gives each batch."""
-        pools = self._copies.write(jax.tree.unflatten(self._kv_tree, self._kv), group, ids, blocks)
-        self._kv = tuple(jax.tree.leaves(pools))
+    def read_pool(self, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
+        """(which of the ids, what they stand for, then padding) in batches, on their way to the host.
+
+        index: as in `BlockCopies`, which says in which form.
+        """
+        return self.copies.read(self._pools(), index, ids)
+
+    def write_pool(self, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]) -> None:
+        """Puts what `ids` stand for into a pool; data(which of the ids, size) gives each batch."""
+        pools = self.copies.write(self._pools(), index, ids, data)
+        self._kv, self._prompts = pools.flat_kv(), pools.prompts
 
     def move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
         """Starts copies of device blocks to the host tier, and then of host blocks to the pools."""
         for group, host in enumerate(self._host):
             ids, host_ids = _ids_of(spills, group)
-            for part, blocks in self.read_blocks(group, ids):
+            for part, blocks in self.read_pool(group, ids):
                 host.put(host_ids[part], blocks)
         for group, host in enumerate(self._host):
             host_ids, ids = _ids_of(loads, group)
-            self.write_blocks(group, ids, functools.partial(_from_host, host, host_ids))
+            self.write_pool(group, ids, functools.partial(_from_host, host, host_ids))
 
     def read_host_blocks(self, group: int, host_ids: Sequence[int]) -> tuple[LayerBlocks, ...]:
         """Blocks of the host tier."""

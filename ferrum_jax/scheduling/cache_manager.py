@@ -297,6 +297,10 @@ class CacheManager:
         num_blocks = len(request.token_ids) // self.block_size
         return self._keys.of_blocks(request, num_blocks)[:num_blocks]
 
+    def key_of_whole(self, request: Request) -> bytes:
+        """The key of all of the request's tokens, under which its end is kept if it is cached as a whole prompt."""
+        return self._keys.of_whole(request)
+
     def num_usable(self, request: Request) -> int:
         """The blocks that the request can have when nothing else runs: all that are not pinned, or pinned for it."""
         usable = []

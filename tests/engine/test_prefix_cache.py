@@ -48,19 +48,29 @@ def test_a_saved_prefix_is_hit_by_another_engine_with_the_same_tokens(llm, monke
     fresh(llm, monkeypatch)
     assert llm.load_prefix_cache(tmp_path / "saved") == 15
     warm = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
-    assert [o.num_cached_tokens for o in warm] == [69] * 3 and [o.token_ids for o in warm] == [
+    assert [o.num_cached_tokens for o in warm] == [70] * 3 and [o.token_ids for o in warm] == [
         o.token_ids for o in cold
     ]
+    assert llm.stats()["computed_tokens"] == 3 * 5, "nothing but what follows the first token is computed"
     assert llm.stats()["compiles_after_ready"] == compiles
 
 
 def test_prefixes_may_be_selected(llm, monkeypatch, tmp_path):
     for seed in (1, 2, 3):
         answer(llm, prompt(seed))
-    assert llm.save_prefix_cache(tmp_path / "saved", [prompt(1), prompt(3, 40)]) == 6
+    assert llm.save_prefix_cache(tmp_path / "saved", [prompt(1), prompt(3, 40)]) == 7, "of the first its tail too"
     fresh(llm, monkeypatch)
     llm.load_prefix_cache(tmp_path / "saved")
-    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (1, 2, 3)] == [64, 0, 32]
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (1, 2, 3)] == [70, 0, 32]
+
+
+def test_where_no_hidden_states_are_kept_a_saved_prompt_is_hit_up_to_its_last_token(llm, monkeypatch, tmp_path):
+    cold = answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, max_cached_prompts=0)
+    llm.load_prefix_cache(tmp_path / "saved")
+    warm = answer(llm, prompt(1))
+    assert (warm.num_cached_tokens, warm.token_ids) == (64, cold.token_ids)
 
 
 def test_what_is_here_already_is_not_loaded_again(llm, tmp_path):
@@ -78,7 +88,7 @@ def test_where_not_all_fits_the_heads_of_the_most_recent_prefixes_are_loaded(llm
     fresh(llm, monkeypatch, num_blocks=7)
     assert llm.load_prefix_cache(tmp_path / "saved") == 7
     llm.engine.scheduler.check_invariants()
-    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (3, 2)] == [69, 16]
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (3, 2)] == [70, 16]
 
 
 def test_a_foreign_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
@@ -126,7 +136,7 @@ def test_a_loaded_prefix_may_be_pinned(llm, monkeypatch, tmp_path):
     fresh(llm, monkeypatch, num_blocks=13)
     llm.load_prefix_cache(tmp_path / "saved", pin=True)
     answer(llm, prompt(2, 120))
-    assert llm.stats()["pinned"] == 5 and answer(llm, prompt(1)).num_cached_tokens == 69
+    assert llm.stats()["pinned"] == 5 and answer(llm, prompt(1)).num_cached_tokens == 70
     llm.unpin_prefixes()
 
 
@@ -153,4 +163,4 @@ llm.load_prefix_cache({str(tmp_path / "saved")!r})
 print(output.num_cached_tokens, *output.token_ids)
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert [int(word) for word in out.split()] == [69, *tokens]
+    assert [int(word) for word in out.split()] == [70, *tokens]

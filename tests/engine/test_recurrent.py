@@ -113,7 +113,22 @@ def test_states_are_written_in_place_and_counted_in_the_ledger(llm):
         assert re.findall(shape, executable.as_text()) and not re.findall(shape + r"\S* copy\(", executable.as_text())
 
 
-def test_what_recurrent_layers_cannot_do_yet_is_refused_by_name(llm, tmp_path):
-    llm.generate([[7, 8, 9] * 10], GREEDY, progress=False)
-    with pytest.raises(ValueError, match="HybridForTests has recurrent layers, whose states are not saved yet"):
-        llm.save_prefix_cache(tmp_path / "saved")
+def test_saved_prefixes_hold_snapshots_and_another_engine_resumes_from_them(llm, expected, monkeypatch, tmp_path):
+    prompts, tokens, best = (part[1:] for part in expected)
+
+    def fresh():
+        monkeypatch.setattr(llm, "_engine", build_engine(llm.loaded, llm.config, None, fill=math.nan))
+
+    def answers():
+        outputs = llm.generate(prompts, GREEDY, progress=False)
+        check_equal([output.outputs[0] for output in outputs], tokens, best)
+        return [output.num_cached_tokens for output in outputs]
+
+    fresh()
+    answers()
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh()
+    llm.load_prefix_cache(tmp_path / "saved")
+    assert answers() == [len(prompt) for prompt in prompts]
+    assert llm.stats()["computed_tokens"] == len(prompts) * (GREEDY.max_tokens - 1)
+    assert llm.stats()["snapshots"] > len(prompts)
