@@ -40,6 +40,10 @@ from pallas_kernels.target import Target
 _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
 _sample = jax.jit(sampling.sample)
 
+# TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
+# the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
+_LAYOUT_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+
 LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
 INVARIANT_EXPERT_TILE = 16
 
@@ -116,7 +120,9 @@ def trace_step(
         results = (*partitions(arguments[1:4]), partition("rows", None), partition("tokens", None))
         step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
     placed = (formats(kv), None, None, None, None)  # pools come back as they went in
-    return jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=placed).trace(*arguments)
+    compiler_options = _LAYOUT_OPTIONS if options.target.generation == "v7x" else None
+    jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=placed, compiler_options=compiler_options)
+    return jitted.trace(*arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

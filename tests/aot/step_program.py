@@ -92,16 +92,19 @@ def describe(layout: Layout, bucket: Bucket) -> dict[str, Any]:
     compile_s = time.process_time() - started  # of all threads, whatever else the machine does
     text, memory = executable.as_text(), executable.memory_analysis()
     sizes = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
-    weights = {tuple(sorted(w.sharding.shard_shape(w.shape))) for w in layout.targets.values() if w.size >= 1 << 20}
+    large = [w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= 1 << 20]
+    weights, turned = set(large), {tuple(sorted(shape)) for shape in large}
     counts: collections.Counter[str] = collections.Counter()
-    found: dict[str, list[str]] = {"pool_copies": [], "wide_weights": [], "constants": []}
+    found: dict[str, list[str]] = {"pool_copies": [], "weight_copies": [], "wide_weights": [], "constants": []}
     for name, dtype, dims, op in _OP.findall(text):
         counts[op.removesuffix("-start")] += 1
         shape = tuple(int(d) for d in dims.split(",") if d)
         line = f"{op} {name} {dtype}[{dims}]"
         if math.prod(shape) in sizes and (op in ("copy", "transpose", "convert") or op.startswith(COLLECTIVES)):
             found["pool_copies"].append(line)
-        if dtype == "f32" and tuple(sorted(shape)) in weights:
+        if shape in weights and op in ("copy", "transpose"):
+            found["weight_copies"].append(line)
+        if dtype == "f32" and tuple(sorted(shape)) in turned:
             found["wide_weights"].append(line)
         if op == "constant" and math.prod(shape) >= LARGE_CONSTANT:
             found["constants"].append(line)

@@ -74,8 +74,9 @@ def test_every_pool_is_aliased_and_none_is_copied_and_the_ledger_knows_their_byt
         assert bucket["temp_bytes"] < bucket["layer_pool_bytes"], bucket["bucket"]
 
 
-def test_no_weight_is_widened_and_no_constant_is_large(program):
+def test_no_weight_is_copied_or_widened_and_no_constant_is_large(program):
     for bucket in program[1]:
+        assert bucket["weight_copies"] == [], bucket["bucket"]
         assert bucket["wide_weights"] == [], bucket["bucket"]
         assert bucket["constants"] == [], bucket["bucket"]
 
