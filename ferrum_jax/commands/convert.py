@@ -31,12 +31,9 @@ def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.models import registry
 
     config = read_json(args.hf / "config.json")
-    spec = registry.spec_of(config)
-    family = registry.family_of(spec.architecture)
     dtype = args.dtype or _main_dtype(args.hf)
-    _, targets = registry.unbind(registry.abstract_model(spec, dtype))
-    rules, harmless = family.weight_rules(spec), family.harmless(spec)
-    summary = convert(args.hf, args.out, rules=rules, harmless=harmless, targets=targets, dtype=dtype)
+    weights = registry.weights_of(config, dtype)
+    summary = convert(args.hf, args.out, **weights._asdict(), dtype=dtype)
     print(
         f"{args.out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
         f"largest rounding {summary.max_cast_error:.3g}"

@@ -1,4 +1,4 @@
-"""RMSNorm in the two forms that models use, with float32 statistics whatever the dtype."""
+"""RMSNorm in the two forms that models use, and LayerNorm, with float32 statistics whatever the dtype."""
 
 from __future__ import annotations
 
@@ -33,3 +33,23 @@ class RMSNorm(nnx.Module):
 def norm_of(spec: ModelSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm:
     """A norm as all of this model are."""
     return RMSNorm(size, eps=spec.rms_norm_eps, zero_centred=spec.zero_centred_norms, dtype=dtype)
+
+
+class LayerNorm(nnx.Module):
+    """y = weight * (x - mean) / sqrt(variance + eps) + bias over the last axis; rounded to x's dtype at the end.
+
+    Source: Ba et al. 2016, section 3.1, with the variance of the population.
+    """
+
+    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype) -> None:
+        self.weight = nnx.Param(jnp.ones((size,), dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> the same
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        leading = range(x.ndim - 1)
+        weight, bias = (jnp.expand_dims(a[...], leading).astype(jnp.float32) for a in (self.weight, self.bias))
+        return (wide * scale * weight + bias).astype(x.dtype)

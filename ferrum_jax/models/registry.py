@@ -1,17 +1,17 @@
-"""The families that are served: a literal table from architecture name to Family."""
+"""The families that are served: two literal tables from architecture name, of models that generate and of encoders."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, llama, mixtral, qwen
+from ferrum_jax.models import bert, decoder, llama, mixtral, qwen
 from ferrum_jax.spec import ModelSpec
 
 
@@ -38,6 +38,23 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),
 }
+# Encoders make embeddings and generate nothing; they differ in how their config.json is read.
+ENCODERS: dict[str, Callable[[Mapping[str, Any]], bert.BertSpec]] = {
+    "BertForMaskedLM": bert.bert_spec_from_config,
+    "BertModel": bert.bert_spec_from_config,
+    "RobertaForMaskedLM": bert.roberta_spec_from_config,
+    "RobertaModel": bert.roberta_spec_from_config,
+    "XLMRobertaForMaskedLM": bert.roberta_spec_from_config,
+    "XLMRobertaModel": bert.roberta_spec_from_config,
+}
+
+
+class Weights(NamedTuple):
+    """Which tensors make which parameters: a family's rules, what may be left over, and the parameters as structs."""
+
+    rules: tuple[Rule, ...]
+    harmless: tuple[str, ...]
+    targets: dict[str, jax.ShapeDtypeStruct]
 
 
 def family_of(architecture: str) -> Family:
@@ -47,15 +64,44 @@ def family_of(architecture: str) -> Family:
     return FAMILIES[architecture]
 
 
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """True of a config.json that describes an encoder. Raises ValueError unless it names one architecture."""
+    return _architecture(config) in ENCODERS
+
+
+def encoder_spec_of(config: Mapping[str, Any]) -> bert.BertSpec:
+    """BertSpec of an encoder's config.json; raises ValueError as `spec_of` does."""
+    return ENCODERS[_architecture(config)](config)
+
+
+def abstract_encoder(spec: bert.BertSpec, dtype: jnp.dtype | str = jnp.float32) -> bert.Bert:
+    """The encoder of a spec with ShapeDtypeStructs for parameters."""
+    return nnx.eval_shape(lambda: bert.Bert(spec, dtype=dtype))
+
+
+def weights_of(config: Mapping[str, Any], dtype: jnp.dtype | str = jnp.float32) -> Weights:
+    """The weights of a config.json's model, which may be an encoder."""
+    if is_encoder(config):
+        spec = encoder_spec_of(config)
+        return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), unbind(abstract_encoder(spec, dtype))[1])
+    spec = spec_of(config)
+    family = family_of(spec.architecture)
+    return Weights(family.weight_rules(spec), family.harmless(spec), unbind(abstract_model(spec, dtype))[1])
+
+
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a config.json's content.
 
     Raises ValueError when its architecture is not supported or a key is missing or not understood.
     """
-    architectures = config.get("architectures") or []
+    return family_of(_architecture(config)).spec_from_config(config)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    architectures, known = config.get("architectures") or [], sorted(FAMILIES) + sorted(ENCODERS)
     if len(architectures) != 1:
-        raise ValueError(f"config.json's architectures is {architectures!r}; it must name one of {sorted(FAMILIES)}")
-    return family_of(architectures[0]).spec_from_config(config)
+        raise ValueError(f"config.json's architectures is {architectures!r}; it must name one of {known}")
+    return architectures[0]
 
 
 def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> decoder.Decoder:

@@ -1,0 +1,220 @@
+"""Encoders: BERT and XLM-RoBERTa. Every token attends to all tokens of its text, so there is no KV to keep.
+
+    x = norm(word[id] + position[p] + type[0]);  per layer:  x = norm(x + attention(x));  x = norm(x + mlp(x))
+
+Texts stand in rows of equal length with padding behind; `lengths` says how many tokens of each are real.
+RoBERTa counts positions from one past the id of its padding token, BERT from 0.
+Source: Devlin et al. 2019, section 3; Conneau et al. 2020, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from checkpoints.rules import Rule
+from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.linear import Linear
+from ferrum_jax.layers.norm import LayerNorm
+from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
+
+QUERY_TILE = 512  # scores exist of so many queries at once, so that memory grows with the length and not its square
+_MASKED = -1e30  # finite: a padded row has no real key at all, and its softmax must not be NaN
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+# Keys of config.json that change no vector: dropout and heads for training.
+_TRAINING_KEYS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "gradient_checkpointing",
+    "tie_word_embeddings",
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type", "output_past"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertSpec:
+    """What decides an encoder's vectors.
+
+    max_position_embeddings: most tokens of a text. first_position: row of the position table of a text's first token.
+    prefix: what a checkpoint with a head puts before the encoder's names, and of `head`, the head's.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    first_position: int
+    type_vocab_size: int
+    layer_norm_eps: float
+    hidden_act: str
+    dtype: str
+    prefix: str
+    head: str
+
+    def digest_text(self) -> str:
+        """All that decides vectors, as text; equal specs give equal text."""
+        return repr(dataclasses.replace(self, dtype="", prefix="", head=""))
+
+
+class BertLayer(nnx.Module):
+    """Attention and MLP, each with a residual and a norm behind it."""
+
+    def __init__(self, spec: BertSpec, *, dtype: jnp.dtype) -> None:
+        D, F = spec.hidden_size, spec.intermediate_size
+        self.num_heads = spec.num_attention_heads
+        self.activation = ACTIVATIONS[spec.hidden_act]
+        self.q = Linear(D, D, bias=True, dtype=dtype, rngs=None)
+        self.k = Linear(D, D, bias=True, dtype=dtype, rngs=None)
+        self.v = Linear(D, D, bias=True, dtype=dtype, rngs=None)
+        self.o = Linear(D, D, bias=True, dtype=dtype, rngs=None)
+        self.attention_norm = LayerNorm(D, eps=spec.layer_norm_eps, dtype=dtype)
+        self.up = Linear(D, F, bias=True, dtype=dtype, rngs=None)
+        self.down = Linear(F, D, bias=True, dtype=dtype, rngs=None)
+        self.mlp_norm = LayerNorm(D, eps=spec.layer_norm_eps, dtype=dtype)
+
+    def __call__(self, x: jax.Array, lengths: jax.Array) -> jax.Array:  # [R * S, D], [R] int32 -> [R * S, D]
+        R, D = lengths.shape[0], x.shape[1]
+        q, k, v = (a.reshape(R, -1, self.num_heads, D // self.num_heads) for a in (self.q(x), self.k(x), self.v(x)))
+        x = self.attention_norm(x + self.o(attend(q, k, v, lengths).reshape(x.shape)))
+        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+
+
+class Bert(nnx.Module):
+    """A whole encoder; its weights are zeros until others are bound."""
+
+    def __init__(self, spec: BertSpec, *, dtype: jnp.dtype | str = jnp.float32) -> None:
+        dtype = jnp.dtype(dtype)
+        rows = spec.first_position + spec.max_position_embeddings
+        self.first_position = spec.first_position
+        self.words = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, rngs=None)
+        self.positions = Embedding(rows, spec.hidden_size, dtype=dtype, rngs=None)
+        self.types = Embedding(spec.type_vocab_size, spec.hidden_size, dtype=dtype, rngs=None)
+        self.norm = LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps, dtype=dtype)
+        self.layers = nnx.List([BertLayer(spec, dtype=dtype) for _ in range(spec.num_hidden_layers)])
+
+    def __call__(self, token_ids: jax.Array, lengths: jax.Array) -> jax.Array:  # [R, S] int32, [R] int32 -> [R, S, D]
+        R, S = token_ids.shape
+        # padding beyond the table reads its last row; nothing attends to it
+        places = jnp.broadcast_to(self.first_position + jnp.arange(S, dtype=jnp.int32), (R, S))
+        x = self.words(token_ids.reshape(-1)) + self.positions(places.reshape(-1))
+        x = self.norm(x + self.types.weight[...][:1])
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return x.reshape(R, S, -1)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """softmax(q kᵀ / sqrt(H)) v over the real keys of each row; softmax in float32.
+
+    q, k, v: [R, S, N, H]; S is at most QUERY_TILE or a multiple of it. Returns [R, S, N, H] in q's dtype.
+    """
+    R, S, N, H = q.shape
+    real = jnp.arange(S)[None, None, None, :] < lengths[:, None, None, None]  # [R, 1, 1, S]
+
+    def one_tile(q: jax.Array) -> jax.Array:  # [R, tile, N, H]
+        scores = jnp.einsum("RTNH,RSNH->RNTS", q, k, preferred_element_type=jnp.float32) * H**-0.5
+        weights = jax.nn.softmax(jnp.where(real, scores, _MASKED), axis=-1).astype(v.dtype)
+        return jnp.einsum("RNTS,RSNH->RTNH", weights, v)
+
+    if S <= QUERY_TILE:
+        return one_tile(q)
+    tiles = jnp.moveaxis(q.reshape(R, S // QUERY_TILE, QUERY_TILE, N, H), 1, 0)
+    return jnp.moveaxis(jax.lax.map(one_tile, tiles), 0, 1).reshape(q.shape)
+
+
+def bert_spec_from_config(config: Mapping[str, Any]) -> BertSpec:
+    """Raises ValueError when a key is missing, or changes the vectors and is not understood."""
+    return _spec(config, roberta=False)
+
+
+def roberta_spec_from_config(config: Mapping[str, Any]) -> BertSpec:
+    """The same for RoBERTa and XLM-RoBERTa, whose table of positions begins with rows that no token takes."""
+    return _spec(config, roberta=True)
+
+
+def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
+    reader = ConfigReader(config)
+    architecture = str(config["architectures"][0])
+    masked = architecture.endswith("ForMaskedLM")
+    act = reader.get("hidden_act", "gelu")
+    kind = reader.get("position_embedding_type", "absolute")
+    if act not in ACTIVATIONS:
+        raise ValueError(f"hidden_act is {act!r}; supported are {sorted(ACTIVATIONS)}")
+    if kind != "absolute":
+        raise ValueError(f"position_embedding_type is {kind!r}; supported is 'absolute'")
+    if reader.get("is_decoder", False):
+        raise ValueError("is_decoder is true; an encoder attends both ways")
+    first = int(reader.get("pad_token_id", 1)) + 1 if roberta else 0
+    spec = BertSpec(
+        architecture=architecture,
+        vocab_size=reader.require("vocab_size"),
+        hidden_size=reader.require("hidden_size"),
+        num_hidden_layers=reader.require("num_hidden_layers"),
+        num_attention_heads=reader.require("num_attention_heads"),
+        intermediate_size=reader.require("intermediate_size"),
+        max_position_embeddings=reader.require("max_position_embeddings") - first,
+        first_position=first,
+        type_vocab_size=reader.get("type_vocab_size", 2),
+        layer_norm_eps=reader.get("layer_norm_eps", 1e-12),
+        hidden_act=act,
+        dtype=stored_dtype(reader),
+        prefix=("roberta." if roberta else "bert.") if masked else "",
+        head=("lm_head." if roberta else "cls.") if masked else "pooler.",
+    )
+    if spec.hidden_size % spec.num_attention_heads:
+        raise ValueError(f"hidden_size is {spec.hidden_size}, no multiple of {spec.num_attention_heads} heads")
+    for key in _TRAINING_KEYS:
+        reader.get(key, None)
+    reader.finish()
+    return spec
+
+
+def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
+    """Every parameter of a Bert of this spec, and the Hugging Face tensor it comes from."""
+    tables = {"word_embeddings": "words", "position_embeddings": "positions", "token_type_embeddings": "types"}
+    outside = {f"embeddings.{theirs}.weight": f"{ours}.weight" for theirs, ours in tables.items()}
+    outside |= {f"embeddings.LayerNorm.{part}": f"norm.{part}" for part in ("weight", "bias")}
+    inside = {
+        "attention.self.query": "q",
+        "attention.self.key": "k",
+        "attention.self.value": "v",
+        "attention.output.dense": "o",
+        "attention.output.LayerNorm": "attention_norm",
+        "intermediate.dense": "up",
+        "output.dense": "down",
+        "output.LayerNorm": "mlp_norm",
+    }
+    layers = tuple(range(spec.num_hidden_layers))
+    return (
+        *(Rule(source=spec.prefix + theirs, target=ours) for theirs, ours in outside.items()),
+        *(
+            Rule(
+                source=f"{spec.prefix}encoder.layer.{{i}}.{theirs}.{part}",
+                target=f"layers.{{i}}.{ours}.{part}",
+                layers=layers,
+            )
+            for theirs, ours in inside.items()
+            for part in ("weight", "bias")
+        ),
+    )
+
+
+def harmless_tensors(spec: BertSpec) -> tuple[str, ...]:
+    """Patterns of tensors that a checkpoint may carry and the vectors do not need: buffers and heads."""
+    return ("*embeddings.position_ids", "*embeddings.token_type_ids", f"{spec.prefix}pooler.*", f"{spec.head}*")

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Makes tests/goldens/encoders/: tiny random BERT and XLM-RoBERTa encoders with the vectors of transformers, float32.
+
+    python scripts/make_encoder_goldens.py [--out tests/goldens/encoders] [name ...]
+
+Needs torch and transformers (made with torch 2.13, transformers 5.23); the tests that read the result need neither.
+Each folder is a real checkpoint, one of them in the layout of sentence-transformers, and `golden.npz` beside it holds,
+for texts of 1 tokens and more:
+
+    prompt_I [T] int32    hidden_I [T, D] float32, the last layer    mean_I, cls_I, last_I [D], pooled, not normalised
+
+Weights are rounded to the dtype they are stored in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+LENGTHS = (1, 2, 13, 16, 17, 40, 64)
+WORDS = (
+    *("a", "block", "holds", "the", "keys", "and", "values", "of", "its", "tokens", "query", "document", "quick"),
+    *("brown", "fox", "jump", "##s", "over", "lazy", "dog"),
+)
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One tiny encoder. model: a class of transformers. sentence: in the layout of sentence-transformers."""
+
+    model: str
+    dtype: str
+    config: dict[str, Any]
+    sentence: bool = False
+
+
+GOLDENS = {
+    "bert": Golden(
+        model="BertModel",
+        dtype="float32",
+        sentence=True,
+        config={
+            "vocab_size": 90,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 76,
+            "max_position_embeddings": 70,
+        },
+    ),
+    "bert_masked": Golden(
+        model="BertForMaskedLM",
+        dtype="bfloat16",
+        config={
+            "vocab_size": 101,
+            "hidden_size": 60,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "intermediate_size": 92,
+            "max_position_embeddings": 128,
+            "type_vocab_size": 3,
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-5,
+        },
+    ),
+    "xlm_roberta": Golden(
+        model="XLMRobertaModel",
+        dtype="float32",
+        config={
+            "vocab_size": 110,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 88,
+            "max_position_embeddings": 82,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+        },
+    ),
+    "xlm_roberta_masked": Golden(
+        model="XLMRobertaForMaskedLM",
+        dtype="float16",
+        config={
+            "vocab_size": 96,
+            "hidden_size": 42,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "intermediate_size": 70,
+            "max_position_embeddings": 140,
+            "type_vocab_size": 1,
+            "pad_token_id": 0,
+            "hidden_act": "relu",
+        },
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(GOLDENS), help=f"of {list(GOLDENS)}")
+    parser.add_argument("--out", type=Path, default=Path("tests/goldens/encoders"))
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    for name in arguments.names:
+        folder = arguments.out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make(GOLDENS[name], list(GOLDENS).index(name), folder)
+        print(f"{name}: {sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1000:.0f} KB")
+
+
+def make(golden: Golden, seed: int, folder: Path) -> None:
+    """Writes one folder."""
+    model = build(golden, seed)
+    weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": golden.dtype}, indent=2) + "\n")
+    if golden.sentence:
+        save_sentence_layout(folder, golden.config["vocab_size"])
+    encoder = model if golden.model.endswith("Model") else model.base_model
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for i, length in enumerate(LENGTHS):
+        prompt = rng.integers(5, golden.config["vocab_size"], length).astype(np.int32)
+        with torch.no_grad():
+            hidden = encoder(torch.from_numpy(prompt).long()[None]).last_hidden_state[0]
+        pooled = {"mean": hidden.double().mean(dim=0).float(), "cls": hidden[0], "last": hidden[-1]}
+        arrays |= {f"prompt_{i}": prompt, f"hidden_{i}": hidden.numpy()}
+        arrays |= {f"{how}_{i}": vector.numpy() for how, vector in pooled.items()}
+    np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def build(golden: Golden, seed: int) -> Any:
+    """The model in float32, its weights rounded to golden.dtype."""
+    torch.manual_seed(seed)
+    kind = getattr(transformers, golden.model)
+    model = kind(kind.config_class(**golden.config, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "LayerNorm.weight" in name:
+                weight.normal_(1.0, 0.2)
+            elif name.endswith("bias"):
+                weight.normal_(0.0, 0.3)
+            else:
+                weight.normal_(0.0, 0.5 if "embeddings" in name else 1.5 / math.sqrt(weight.shape[-1]))
+            weight.copy_(weight.to(getattr(torch, golden.dtype)).float())
+    return model
+
+
+def save_sentence_layout(folder: Path, vocab_size: int) -> None:
+    """A WordPiece tokenizer that truncates and pads, and the files of sentence-transformers: mean, normalised."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    names = [*SPECIAL, *WORDS, *"bcefghijlmnpqrstuvwxyz"]
+    vocab = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    assert len(vocab) <= vocab_size
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    tokenizer.enable_truncation(48)
+    tokenizer.enable_padding(length=48)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    pooling = {
+        "word_embedding_dimension": 48,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+        "pooling_mode_weightedmean_tokens": False,
+        "pooling_mode_lasttoken": False,
+        "include_prompt": True,
+    }
+    prompts = {"prompts": {"query": "query: ", "document": "document: "}, "default_prompt_name": None}
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts, indent=2) + "\n")
+    sentence = {"max_seq_length": 48, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(sentence, indent=2) + "\n")
+    settings = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

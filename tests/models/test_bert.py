@@ -1,0 +1,118 @@
+"""Encoders against the hidden states and vectors of the reference implementation, float32."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoints import open_checkpoint
+from checkpoints.folder import read_json
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.models import registry
+from ferrum_jax.models.bert import attend
+from ferrum_jax.runtime.encoder import POOLINGS, EncoderRunner, compile_encoder, encoder_buckets, lay_out_encoder
+from ferrum_jax.runtime.store import ExecutableStore
+from tests.support import COMPILED, GOLDENS
+
+ENCODERS = GOLDENS / "encoders"
+NAMES = sorted(path.parent.name for path in ENCODERS.glob("*/golden.npz"))
+
+
+@functools.cache
+def load(name: str, max_num_batched_tokens: int = 512):
+    """(a runner of one golden folder, its golden arrays)."""
+    checkpoint = open_checkpoint(ENCODERS / name)
+    config = EngineConfig(max_model_len=64, max_num_seqs=32, max_num_batched_tokens=max_num_batched_tokens)
+    layout = lay_out_encoder(registry.encoder_spec_of(checkpoint.config), config, "cpu")
+    weights = registry.weights_of(checkpoint.config)
+    tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.targets)
+    store = ExecutableStore(str(COMPILED))
+    executables = compile_encoder(layout, store=store, on_done=lambda done, total: None)
+    golden = dict(np.load(ENCODERS / name / "golden.npz"))
+    return EncoderRunner(tuple(tensors.values()), executables), golden
+
+
+def vectors(runner: EncoderRunner, texts: list[np.ndarray], pooling: str) -> np.ndarray:
+    found = {}
+    for members, part in runner.run(texts, pooling):
+        found |= dict(zip(members, part, strict=True))
+    return np.stack([found[i] for i in range(len(texts))])
+
+
+@pytest.mark.parametrize("name", [n if n == "bert" else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_vectors_of_every_pooling_are_the_reference_vectors(name: str):
+    runner, golden = load(name)
+    texts = [golden[f"prompt_{i}"] for i in range(7)]
+    for pooling in POOLINGS:
+        wanted = np.stack([golden[f"{pooling}_{i}"] for i in range(7)])
+        np.testing.assert_allclose(vectors(runner, texts, pooling), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_neither_companions_nor_padding_nor_the_number_of_rows_change_a_bit_of_a_vector():
+    runner, golden = load("bert")
+    texts = [golden[f"prompt_{i}"] for i in range(7)]
+    alone = np.concatenate([vectors(runner, [text], "mean") for text in texts])
+    rng = np.random.default_rng(1)
+    others = [rng.integers(5, 90, int(n)) for n in rng.integers(1, 65, 60)]
+    together = vectors(runner, [*others[:30], *texts, *others[30:]], "mean")[30:37]
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.slow
+def test_a_ladder_of_other_row_counts_changes_no_bit_of_a_vector():
+    _, golden = load("bert")
+    texts = [golden[f"prompt_{i}"] for i in range(7)] * 3
+    small, large = (vectors(load("bert", tokens)[0], texts, "mean") for tokens in (512, 256))
+    np.testing.assert_array_equal(small, large)
+
+
+def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
+    """The same queries in one tile and in two, and keys beyond a row's length count nothing."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((2, 1024, 1, 4)), jnp.float32) for _ in range(3))
+    lengths = jnp.asarray([700, 1024], jnp.int32)
+    found = np.asarray(attend(q, k, v, lengths))
+    for row, length in enumerate((700, 1024)):
+        wide = [np.asarray(a, np.float64)[row, :, 0] for a in (q, k, v)]
+        scores = wide[0] @ wide[1][:length].T / 2
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        wanted = weights @ wide[2][:length] / weights.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(found[row, :, 0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_every_length_has_a_bucket_of_many_rows_and_one_of_few_with_128_tokens_at_least():
+    buckets = encoder_buckets(300, 256, 2048)
+    assert [(b.length, b.num_rows) for b in buckets] == [
+        *((16, 8), (16, 128), (32, 4), (32, 64), (64, 2), (64, 32), (128, 1), (128, 16), (256, 1), (256, 8)),
+        *((304, 1), (304, 6)),
+    ]
+    assert max(encoder_buckets(8190, 256, 2048)).length == 8192  # a multiple of the query tile
+    assert all(b.length * b.num_rows >= 128 for b in encoder_buckets(20, 1, 1))
+
+
+def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
+    config = read_json(ENCODERS / "bert" / "config.json")
+    spec = registry.encoder_spec_of(config)
+    wrong = EngineConfig(block_size=16, mesh="tp=2", max_model_len=100)
+    with pytest.raises(
+        ValueError, match=r"block_size is 16, which an encoder does not use.*mesh is 'tp=2'.*is 100, mo"
+    ):
+        lay_out_encoder(spec, wrong, "cpu")
+    for change, message in (
+        ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is true"),
+        ({"colour": 1}, "colour = 1"),
+        ({"num_attention_heads": 5}, "no multiple of 5 heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            registry.encoder_spec_of(config | change)
+
+
+def test_there_are_two_goldens_of_each_family_of_encoders():
+    found = [read_json(Path(ENCODERS, name, "config.json"))["model_type"] for name in NAMES]
+    assert sorted(found) == ["bert", "bert", "xlm-roberta", "xlm-roberta"]
