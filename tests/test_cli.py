@@ -223,7 +223,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
     out = str(tmp_path / "out.jsonl")
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out]) == 1
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(CommandLLM, "as_completed", interrupted)

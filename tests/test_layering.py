@@ -104,7 +104,7 @@ MAY_USE = {
     "ferrum_jax.scheduling": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2"),
     "ferrum_jax.flags": (),
-    "ferrum_jax.batch": ("rich",),
+    "ferrum_jax.batch": ("rich", "numpy", "fsspec"),
     "ferrum_jax.what_if": ("rich", "matplotlib"),
     "ferrum_jax.cache": ("jax", "numpy"),
     "ferrum_jax.sampling": ("jax", "numpy"),

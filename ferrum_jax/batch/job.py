@@ -1,189 +1,213 @@
-"""A batch job: every line of an input file is answered by one line of an output file.
+"""A batch job: every line of an input file is answered by one line of an output file, in the same order.
 
-The input is scanned before the model loads: bad lines, duplicates and rows that are already answered are
-known by then, and a wrong path or a changed row stops the job at once. Rows are then read again as the
-engine asks for them, and answers are appended in the order in which rows finish. Started again after any
-interruption, the job goes on with the rows that have no line yet.
+Beside the output lies its journal, a folder `OUTPUT.journal`: the job's record, the segments that hold finished rows
+and rows in progress, and the leases by which several workers share the job. The input is read once before the model
+loads, so bad lines, changed rows and wrong paths are known at once. When all rows are finished one worker merges the
+segments into the output. Started again after any interruption the job goes on, and the output has the same bytes as
+that of a job that was never interrupted.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import dataclasses
 import hashlib
 import json
+import os
+import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 from rich.console import Console
 
 from ferrum_jax.batch.display import Display, Tally, summary_table
-from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
-from ferrum_jax.batch.journal import Finished, Journal
-from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
-from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.batch.journal import Journal
+from ferrum_jax.batch.leases import Leases
+from ferrum_jax.batch.merge import merge
+from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
+from ferrum_jax.batch.responses import JobIdentity
+from ferrum_jax.batch.rows import Rows
+from ferrum_jax.batch.store import Store, is_url, open_local, open_store, split
+from ferrum_jax.batch.worker import BatchLLM, JobOptions, Keeper, Worker
 
-EXIT_OK, EXIT_ROWS_FAILED, EXIT_INTERRUPTED = 0, 1, 130
-_MAX_NAMED = 5  # rows named in one message
-
-
-class BatchLLM(Protocol):
-    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests. Closing the generator aborts the rest."""
-
-    def as_completed(
-        self, requests: Iterable[tuple[str, Prompt, SamplingParams]]
-    ) -> Generator[tuple[str, RequestOutput | ValueError], None, None]: ...
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Scan:
-    """What one pass over the input found: the rows to run, by place, and the bad lines to write."""
-
-    num_rows: int = 0
-    offsets: array.array = dataclasses.field(default_factory=lambda: array.array("Q"))  # bytes, of rows to run
-    line_numbers: array.array = dataclasses.field(default_factory=lambda: array.array("Q"))
-    bad: list[BadRow] = dataclasses.field(default_factory=list)
+EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_PREEMPTED",
+    "EXIT_ROWS_FAILED",
+    "EXIT_TOO_MANY_ERRORS",
+    "BatchLLM",
+    "JobOptions",
+    "run_batch",
+]
 
 
 def run_batch(
     make_llm: Callable[[], BatchLLM],
-    input_path: Path,
-    output_path: Path,
+    input_path: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
     *,
     model: str,
     seed: int = 0,
     settings: Mapping[str, object] | None = None,
+    options: JobOptions | None = None,
     console: Console,
+    notice: Notice | None = None,
+    at_notice: Callable[[BatchLLM], None] = lambda llm: None,
     now: Callable[[], float] = time.time,
+    open_store: Callable[[str], Store] = open_store,
 ) -> int:
-    """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 130 interrupted.
+    """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
+    130 interrupted by the user, 75 by the system. After 3, 130 and 75 the same command goes on.
 
-    make_llm: loads the model; called only if there is a row to run. model: the name that answers carry.
-    seed: from which rows without a seed get one. settings: what else changes answers; a job cannot go on
-    with others. console: where progress and result are shown. now: seconds since 1970.
+    make_llm: loads the model; called only if there is a row to run. input_path, output_path: local paths or URLs.
+    model: the name that answers carry. seed: from which rows without a seed get one. settings: what else changes
+    answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the job to
+    stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all rows
+    are journaled. now: seconds since 1970. open_store: the store of a folder.
     Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
-    if output_path.exists() and input_path.exists() and output_path.samefile(input_path):
-        raise ValueError(f"input and output are both {output_path}; name another output")
-    with open(input_path, "rb") as file, contextlib.closing(Journal(output_path)) as journal:
-        done = journal.finished
-        job = _identity(done, output_path, model, {"model": model, "seed": seed, **(settings or {})}, now)
-        scan = scan_input(file, done, seed)
-        tally = Tally(num_rows=scan.num_rows, num_ok=len(done.ids) - done.num_failed, num_failed=done.num_failed)
+    source, target = os.fspath(input_path), os.fspath(output_path)
+    _check_paths(source, target)
+    notice = notice or Notice()
+    with open_local(source) as file, notice_of_signals(notice):
         try:
-            for bad in scan.bad:
-                journal.append(failed_line(bad))
-                tally.num_failed += 1
-            if scan.offsets:
-                _run_rows(make_llm, _rows(file, scan, seed), journal, job, tally, console)
+            files = _Files(target, open_store)
+            rows = Rows(file, seed)
+            job = files.identity({"model": model, "seed": seed, **(settings or {})}, model, now)
+            run = _Run(files, rows, job, options or JobOptions(), notice, console)
+            return run.to_the_end(make_llm, at_notice)
         except KeyboardInterrupt:
-            journal.close()
-            console.print(summary_table(tally, f"{output_path}: interrupted"))
             console.print("Finished rows are kept; the same command goes on with the rest.")
-            return EXIT_INTERRUPTED
-    console.print(summary_table(tally, str(output_path)))
-    return EXIT_ROWS_FAILED if tally.num_failed else EXIT_OK
+            return notice.exit_code or EXIT_INTERRUPTED
 
 
-def scan_input(lines: Iterable[bytes], done: Finished, seed: int) -> Scan:
-    """What is to be done for these lines, given what is done. Raises ValueError if the two do not fit."""
-    scan = Scan()
-    first_lines: dict[str, int] = {}
-    changed: list[str] = []
-    num_found, offset = 0, 0
-    for number, raw in enumerate(lines, start=1):
-        place, offset = offset, offset + len(raw)
-        if not raw.strip():
-            continue
-        scan.num_rows += 1
-        row = parse_line(raw, number, seed=seed)
-        if row.custom_id is not None and row.custom_id in first_lines:
-            row = duplicate_row(raw, number, row.custom_id, first_lines[row.custom_id])
-        if row.custom_id is not None:
-            first_lines[row.custom_id] = number
-            if done.id_of.get(row.custom_id, row.id) != row.id:
-                changed.append(f"{row.custom_id!r} (line {number})")
-        if row.id in done.ids:
-            num_found += 1
-        elif isinstance(row, BadRow):
-            scan.bad.append(row)
-        else:
-            scan.offsets.append(place)
-            scan.line_numbers.append(number)
-    _check_same_rows(changed, len(done.ids) - num_found)
-    return scan
+def _check_paths(source: str, target: str) -> None:
+    if source == target or (
+        not is_url(source) and not is_url(target) and Path(target).exists() and os.path.samefile(source, target)
+    ):
+        raise ValueError(f"input and output are both {target}; name another output")
+    if is_url(target):
+        return
+    path = Path(target)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{target} is not a file; name a file for the output")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(2, os.strerror(2), str(path.parent))
 
 
-def _check_same_rows(changed: list[str], num_strange: int) -> None:
-    if changed:
-        more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
-        named = ", ".join(changed[:_MAX_NAMED]) + more
-        raise ValueError(
-            f"the output holds answers to other content of rows {named}; "
-            "give changed rows another custom_id, or name another output"
+class _Files:
+    """The output and its journal, by their place."""
+
+    def __init__(self, target: str, open_store: Callable[[str], Store]) -> None:
+        folder, self.name = split(target)
+        self.target = target
+        self.output, self.journal = open_store(folder), open_store(f"{target}.journal")
+
+    def identity(self, settings: Mapping[str, object], model: str, now: Callable[[], float]) -> JobIdentity:
+        """What the lines of this job share: from its record, or recorded now. Raises ValueError for another job."""
+        content = json.dumps(settings, sort_keys=True).encode()
+        fingerprint = f"fp_{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        record = {"created": int(now()), "fingerprint": fingerprint, "settings": settings}
+        found = self.journal.read("job.json")
+        if found is None:
+            if self.output.size(self.name) is not None:
+                raise ValueError(
+                    f"{self.target} is there without its journal, {self.target}.journal, so it is not known what it "
+                    "holds; move it away or name another output"
+                )
+            self.journal.create("job.json", json.dumps(record).encode())
+            found = self.journal.read("job.json")  # another worker may have been first
+            assert found is not None, "the job's record is gone"
+        known = json.loads(found)
+        if known["fingerprint"] != fingerprint:
+            raise ValueError(
+                f"{self.target} was begun with other settings, {known['settings']}, now {dict(settings)}; "
+                "go on with those of the first start, or name another output"
+            )
+        return JobIdentity(model=model, created=known["created"], fingerprint=fingerprint)
+
+    def is_merged(self, layout: str) -> bool:
+        """Whether the output is there and holds a line for each of these rows."""
+        found = self.journal.read("merged.json")
+        if found is None:
+            return False
+        merged = json.loads(found)
+        return merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
+
+    def merge(self, rows: Rows, journal: Journal) -> None:
+        with self.output.writing(self.name) as output:
+            size = merge(rows, journal, self.journal, output)
+        self.journal.replace("merged.json", json.dumps({"layout": rows.layout, "bytes": size}).encode())
+
+
+class _Run:
+    """One start of a job by one worker."""
+
+    def __init__(
+        self, files: _Files, rows: Rows, job: JobIdentity, options: JobOptions, notice: Notice, console: Console
+    ) -> None:
+        self._files, self._rows, self._job, self._options = files, rows, job, options
+        self._notice, self._console = notice, console
+        self._worker = secrets.token_hex(8)
+        self._journal = Journal(files.journal, rows, self._worker)
+        self._journal.refresh()
+        self._tally = Tally(
+            num_rows=len(rows), num_ok=self._journal.num_ok, num_failed=rows.num_bad + self._journal.num_failed
         )
-    if num_strange:
-        raise ValueError(
-            f"the output holds answers to rows that are not in the input (lines: {num_strange}); "
-            "give the input that the job was begun with, or name another output"
-        )
 
+    def to_the_end(self, make_llm: Callable[[], BatchLLM], at_notice: Callable[[BatchLLM], None]) -> int:
+        """Runs and merges what is left; the exit code."""
+        if not (self._journal.is_complete and self._files.is_merged(self._rows.layout)):
+            leases = Leases(self._files.journal, self._worker, self._rows.layout, expiry_s=self._options.expiry_s)
+            try:
+                self._work(leases, make_llm, at_notice)
+                if self._journal.is_complete:
+                    self._merge(leases)
+            finally:
+                with contextlib.suppress(OSError):  # a full disk, say; the leases end with the process then
+                    leases.leave()
+        return self._conclude()
 
-def _identity(
-    done: Finished, output_path: Path, model: str, settings: Mapping[str, object], now: Callable[[], float]
-) -> JobIdentity:
-    content = json.dumps(settings, sort_keys=True).encode()
-    fingerprint = f"fp_{hashlib.blake2b(content, digest_size=8).hexdigest()}"
-    if done.fingerprint not in (None, fingerprint):
-        raise ValueError(
-            f"{output_path} was begun with other settings, now {dict(settings)}; "
-            "go on with those of the first start, or name another output"
-        )
-    created = int(now()) if done.created is None else done.created
-    return JobIdentity(model=model, created=created, fingerprint=fingerprint)
+    def _work(self, leases: Leases, make_llm: Callable[[], BatchLLM], at_notice: Callable[[BatchLLM], None]) -> None:
+        with (
+            Display(self._console, self._tally) as display,
+            Keeper(self._journal, leases, self._options) as keeper,
+        ):
+            worker = Worker(
+                rows=self._rows,
+                journal=self._journal,
+                leases=leases,
+                job=self._job,
+                options=self._options,
+                notice=self._notice,
+                tally=self._tally,
+                display=display,
+                check=keeper.check,
+            )
+            self._notice.is_orderly = True
+            try:
+                llm = worker.run(make_llm)
+            finally:
+                self._notice.is_orderly = False
+                self._journal.flush()
+            keeper.check()
+            if llm is not None and self._notice.is_given:
+                at_notice(llm)
 
-
-def _rows(file: BinaryIO, scan: Scan, seed: int) -> Iterator[Row]:
-    """The rows to run, read again one at a time as they are asked for."""
-    for offset, number in zip(scan.offsets, scan.line_numbers, strict=True):
-        file.seek(offset)
-        row = parse_line(file.readline(), number, seed=seed)
-        if not isinstance(row, Row):
-            raise OSError(f"line {number} of the input changed while the job ran; start the job again")
-        yield row
-
-
-def _run_rows(
-    make_llm: Callable[[], BatchLLM],
-    rows: Iterator[Row],
-    journal: Journal,
-    job: JobIdentity,
-    tally: Tally,
-    console: Console,
-) -> None:
-    """Runs the rows and appends each one's line as it finishes."""
-    running: dict[str, Row] = {}
-
-    def requests() -> Iterator[tuple[str, Prompt, SamplingParams]]:
-        for row in rows:
-            running[row.custom_id] = row
-            yield row.custom_id, row.prompt, row.params
-
-    llm = make_llm()
-    tally.started_s = time.monotonic()
-    with contextlib.closing(llm.as_completed(requests())) as finished, Display(console, tally) as display:
-        for custom_id, output in finished:
-            row = running.pop(custom_id)
-            if isinstance(output, ValueError):
-                bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=str(output))
-                journal.append(failed_line(bad))
-                tally.num_failed += 1
+    def _merge(self, leases: Leases) -> None:
+        """The output is there when this returns, be it by this worker or another."""
+        while not self._files.is_merged(self._rows.layout):
+            if leases.acquire("merge") is not None:
+                self._files.merge(self._rows, self._journal)
             else:
-                journal.append(completed_line(row, output, job))
-                tally.count(output)
-            display.update()
-    assert not running, f"rows {list(running)[:_MAX_NAMED]} were not answered"
+                time.sleep(self._options.poll_s)
+
+    def _conclude(self) -> int:
+        self._console.print(summary_table(self._tally, self._files.target))
+        if self._journal.is_complete:
+            return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
+        why = self._notice.reason or f"more than {self._options.max_errors} rows failed"
+        self._console.print(f"Stopped: {why}. Finished rows are kept; the same command goes on with the rest.")
+        return self._notice.exit_code or EXIT_TOO_MANY_ERRORS

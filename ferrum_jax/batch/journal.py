@@ -1,123 +1,190 @@
-"""The output file as a journal: lines are appended as rows finish, and read again when the job goes on.
+"""The journal: what became of each row, in segments that are written whole and never changed.
 
-The file alone is the job's memory. Each line carries the row's content digest (in `id`) and `custom_id`;
-lines with a body carry the job's recorded start and fingerprint. A line is handed to the system in one
-write, so a killed process leaves whole lines and at most one torn tail without a newline, which the next
-start cuts off; the row is then done again. A lock keeps a second job away from the file.
-
-A line once written is never changed, and a non-null custom_id stands in one line only.
+A segment holds records, one a line, each with a checksum, an epoch and the digest of its row, so a torn or damaged
+tail is seen and dropped. A record is a row's output line, the tokens of a row in progress, or that the engine crashed
+while the row ran. The epoch is that of the lease under which the row was run; of two lines of one row, which there are
+only if a worker was taken for dead and was not, the later epoch's counts, for all readers alike.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import fcntl
 import json
-import os
-import time
-from pathlib import Path
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from ferrum_jax.batch.responses import LINE_PREFIX
+import numpy as np
 
-_SYNC_INTERVAL_S = 1.0  # lines survive a kill at once, and a loss of power after at most so long
+from ferrum_jax.batch.partials import decode_partial
+from ferrum_jax.batch.rows import Rows
+from ferrum_jax.batch.store import Store
+from ferrum_jax.request import CompletionOutput
+
+OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
+_TODO, _IS_OK, _IS_FAILED = range(3)
+_FLUSH_BYTES = 4 << 20  # more than this is not kept back
+_MOST_NAMED = 5
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Finished:
-    """What a journal already holds; `created` and `fingerprint` are None until a line has a body."""
+class _Place(NamedTuple):
+    """Where a record's payload lies."""
 
-    ids: set[str] = dataclasses.field(default_factory=set)  # digests of finished lines
-    id_of: dict[str, str] = dataclasses.field(default_factory=dict)  # custom_id -> digest
-    num_failed: int = 0
-    created: int | None = None
-    fingerprint: str | None = None
+    segment: int
+    offset: int
+    length: int
+    epoch: int
 
 
 class Journal:
-    """An output file opened for appending. `finished` is what it held when it was opened.
+    """The records of a job, for one worker that adds to them. Two threads may use it."""
 
-    Raises OSError if the file cannot be written, ValueError if it holds lines that no batch job wrote or
-    if another job has it open.
-    """
+    def __init__(self, store: Store, rows: Rows, worker: str) -> None:
+        self._store, self._rows, self._worker = store, rows, worker
+        self._segments: list[str] = []
+        self._known: set[str] = set()
+        self._state = np.zeros(len(rows), np.uint8)
+        self._counts = [0, 0, 0]  # rows by state
+        self._segment = np.zeros(len(rows), np.uint32)
+        self._offset = np.zeros(len(rows), np.uint32)
+        self._length = np.zeros(len(rows), np.uint32)
+        self._epoch = np.zeros(len(rows), np.uint16)
+        self._partials: dict[int, _Place] = {}
+        self.num_crashes: dict[int, int] = {}  # by row
+        self.num_torn = 0  # segments whose tail was dropped
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._num_written = 0
+        self._books, self._writing = threading.Lock(), threading.Lock()
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is not a file; name a file for the output")
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115, closed by close()
-        self._synced_s, self._is_synced = time.monotonic(), True
-        try:
-            self._lock(path)
-            self.finished, length = _read(path)
-            if self._file.seek(0, os.SEEK_END) > length:
-                self._file.truncate(length)
-        except BaseException:
-            self._file.close()
-            raise
+    # -- what is known -----------------------------------------------------------------------------------
 
-    def _lock(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"{path} is being written by another job; wait for it or name another output") from error
+    @property
+    def num_ok(self) -> int:
+        """Rows whose line is durable and holds an answer."""
+        return self._counts[_IS_OK]
 
-    def append(self, line: bytes) -> None:
-        """Adds one line, which ends in a newline; after this a kill of the process does not lose it."""
-        while line:  # a full disk may take part of it; the next write then raises
-            line = line[self._file.write(line) :]
-        self._is_synced = False
-        now_s = time.monotonic()
-        if now_s - self._synced_s >= _SYNC_INTERVAL_S:
-            self._sync()
-            self._synced_s = now_s
+    @property
+    def num_failed(self) -> int:
+        return self._counts[_IS_FAILED]
 
-    def _sync(self) -> None:
-        if not self._is_synced:
-            os.fsync(self._file.fileno())
-            self._is_synced = True
+    @property
+    def is_complete(self) -> bool:
+        return self.num_ok + self.num_failed == len(self._rows.order)
 
-    def close(self) -> None:
-        """Makes all lines durable and lets the file go."""
-        if not self._file.closed:
-            try:
-                self._sync()
-            finally:
-                self._file.close()
+    def unfinished(self, indices: np.ndarray) -> np.ndarray:
+        return indices[self._state[indices] == _TODO]
+
+    def partial(self, index: int) -> tuple[CompletionOutput, ...]:
+        """The choices of a row in progress as they were journaled last; none if there is nothing to go on from."""
+        place = self._partials.get(index)
+        if place is None:
+            return ()
+        content = self._store.read(self._segments[place.segment], place.offset, place.length)
+        if content is None:
+            raise OSError(f"{self._segments[place.segment]} of the journal has vanished; start the job again")
+        return decode_partial(content)
+
+    def refresh(self) -> None:
+        """Reads the segments that are new. Raises ValueError if they hold rows that the input does not."""
+        strange: list[str] = []
+        for name in sorted(self._store.names("segments")):
+            path = f"segments/{name}"
+            if path not in self._known:
+                content = self._store.read(path)
+                if content is None:
+                    raise OSError(f"{path} of the journal vanished while it was read; start the job again")
+                with self._books:
+                    self._book(path, content, strange)
+        if strange:
+            named = ", ".join(strange[:_MOST_NAMED]) + (", ..." if len(strange) > _MOST_NAMED else "")
+            raise ValueError(
+                f"the journal has rows that are not in the input, or whose content was another: {named} "
+                f"({len(strange)} in all); give the input that the job was begun with, give changed rows another "
+                "custom_id, or name another output"
+            )
+
+    def lines(self) -> Iterator[tuple[str, list[int], np.ndarray, np.ndarray]]:
+        """Each segment that has lines which count: its name, the rows, the lines' offsets and their lengths."""
+        finished = np.flatnonzero(self._state != _TODO)
+        by_segment = finished[np.argsort(self._segment[finished], kind="stable")]
+        bounds = np.flatnonzero(np.diff(self._segment[by_segment])) + 1
+        for part in np.split(by_segment, bounds) if len(by_segment) else ():
+            yield self._segments[self._segment[part[0]]], part.tolist(), self._offset[part], self._length[part]
+
+    def lengths(self) -> np.ndarray:
+        """[rows] of each row's output line in bytes, 0 where it has none."""
+        return np.where(self._state != _TODO, self._length, 0).astype(np.int64)
+
+    # -- what is added -----------------------------------------------------------------------------------
+
+    def append(self, kind: bytes, index: int, payload: bytes, epoch: int) -> None:
+        """Adds a record; it is durable after the next flush. payload: without newline."""
+        content = b"%s %d %s %s" % (kind, epoch, self._rows.digest(index).encode(), payload)
+        record = b"%08x %s\n" % (zlib.crc32(content), content)
+        with self._books:
+            self._pending.append(record)
+            self._pending_bytes += len(record)
+            is_full = self._pending_bytes > _FLUSH_BYTES
+        if is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added as one segment. All of it is durable then, and none of it if this raises."""
+        with self._writing:
+            with self._books:
+                content = b"".join(self._pending)
+                self._pending, self._pending_bytes = [], 0
+            if not content:
+                return
+            name = f"segments/{self._worker}.{self._num_written:06d}"
+            if not self._store.create(name, content):
+                raise OSError(f"{name} of the journal is there already; start the job again")
+            self._num_written += 1
+            with self._books:
+                self._book(name, content, [])
+
+    def _book(self, path: str, content: bytes, strange: list[str]) -> None:
+        segment, start = len(self._segments), 0
+        self._segments.append(path)
+        self._known.add(path)
+        while start < len(content):
+            end = content.find(b"\n", start)
+            record = content[start:end]
+            if end < 0 or not _is_whole(record):
+                self.num_torn += 1
+                return
+            _, kind, epoch, digest, payload = record.split(b" ", 4)
+            index = self._rows.find(digest.decode())
+            if index is None:
+                strange.append(_name(payload))
+            else:
+                place = _Place(segment, end - len(payload), len(payload), int(epoch))
+                self._book_record(kind, index, place)
+            start = end + 1
+
+    def _book_record(self, kind: bytes, index: int, place: _Place) -> None:
+        if kind == CRASH:
+            self.num_crashes[index] = self.num_crashes.get(index, 0) + 1
+        elif kind == PARTIAL:
+            known = self._partials.get(index)
+            if not self._state[index] and (known is None or place.epoch >= known.epoch):
+                self._partials[index] = place
+        elif not self._state[index] or place.epoch > self._epoch[index]:
+            self._counts[self._state[index]] -= 1
+            self._state[index] = _IS_OK if kind == OK else _IS_FAILED
+            self._counts[self._state[index]] += 1
+            self._segment[index], self._offset[index] = place.segment, place.offset
+            self._length[index], self._epoch[index] = place.length + 1, place.epoch
+            self._partials.pop(index, None)
 
 
-def _read(path: Path) -> tuple[Finished, int]:
-    """What the whole lines of the file say, and their length in bytes; a torn tail is not counted."""
-    finished, length = Finished(), 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                if not line.startswith(LINE_PREFIX) and not LINE_PREFIX.startswith(line):
-                    raise ValueError(_foreign(path, number))
-                break
-            _record(finished, line, path, number)
-            length += len(line)
-    return finished, length
+def _is_whole(record: bytes) -> bool:
+    checksum, _, content = record.partition(b" ")
+    return checksum == b"%08x" % zlib.crc32(content)
 
 
-def _record(finished: Finished, line: bytes, path: Path, number: int) -> None:
-    try:
-        entry = json.loads(line)
-        digest, custom_id = entry["id"].removeprefix("batch_req_"), entry["custom_id"]
-        body = None if entry["response"] is None else entry["response"]["body"]
-        settings = None if body is None else (body["created"], body["system_fingerprint"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(_foreign(path, number)) from error
-    if digest in finished.ids:
-        raise ValueError(f"line {number} of {path} is there twice; name another output")
-    finished.ids.add(digest)
-    if custom_id is not None:
-        finished.id_of[custom_id] = digest
-    if settings is None:
-        finished.num_failed += 1
-        return
-    if finished.fingerprint not in (None, settings[1]):
-        raise ValueError(f"line {number} of {path} was written by a job with other settings; name another output")
-    finished.created, finished.fingerprint = settings
-
-
-def _foreign(path: Path, number: int) -> str:
-    return f"line {number} of {path} is not a line of a batch job's output; move the file away or name another output"
+def _name(payload: bytes) -> str:
+    """The custom_id of a record's line, or that it has none."""
+    found = json.loads(payload) if payload.startswith(b"{") else {}
+    return repr(found["custom_id"]) if "custom_id" in found else "a row in progress"

@@ -1,4 +1,4 @@
-"""`ferrum-jax batch`: answers a JSONL file of requests."""
+"""`ferrum-jax batch`: answers a file of requests. Exit codes: see `ferrum_jax.batch.job.run_batch`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.batch.notice import ENDPOINTS, Notice, notice_of_cloud
 from ferrum_jax.commands.model import add_load, add_model, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import EngineConfig
@@ -28,17 +29,39 @@ def add(commands: Any) -> None:
     )
     batch.add_argument(
         "--input",
-        type=Path,
         required=True,
         metavar="FILE",
-        help="JSONL file, one request a line, in the OpenAI batch form or the short form",
+        help="JSONL file or its URL, one request a line, in the OpenAI batch form or the short form",
     )
     batch.add_argument(
         "--output",
-        type=Path,
         required=True,
         metavar="FILE",
-        help="JSONL file, one answer a line; appended to if it exists",
+        help="JSONL file or its URL, written when all rows are answered, in the order of the input; "
+        "FILE.journal holds what is done until then",
+    )
+    batch.add_argument(
+        "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
+    )
+    batch.add_argument(
+        "--lease-expiry",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="how long a worker of the same job may be silent before others take its rows (default: 60)",
+    )
+    batch.add_argument(
+        "--preemption-notice",
+        choices=sorted(ENDPOINTS),
+        metavar="CLOUD",
+        help="ask this cloud's metadata server whether the machine is about to go: "
+        "gce or aws; SIGTERM and SIGINT are heeded in any case",
+    )
+    batch.add_argument(
+        "--save-prefixes-at-notice",
+        type=Path,
+        metavar="DIR",
+        help="write cached prefixes to this new folder before ending for a notice, for --load-prefix-cache",
     )
     add_model(batch)
     add_load(batch)
@@ -47,7 +70,7 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ferrum_jax.batch.job import run_batch
+    from ferrum_jax.batch.job import JobOptions, run_batch
 
     config = engine_config(args)
     settings = {
@@ -56,7 +79,13 @@ def _run(args: argparse.Namespace) -> int:
         "max_model_len": config.max_model_len,
         "tokenizer": args.tokenizer,
     }
+    notice = Notice()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
+
+        def save_prefixes(llm: Any) -> None:
+            if args.save_prefixes_at_notice is not None:
+                llm.save_prefix_cache(args.save_prefixes_at_notice)
 
         def make_llm() -> LLM:
             return open_llm(args, _batch_config(config, given="invariant" in args), stack)
@@ -64,8 +93,33 @@ def _run(args: argparse.Namespace) -> int:
         model = os.path.basename(os.path.abspath(args.model))
         console = Console(stderr=True)
         return run_batch(
-            make_llm, args.input, args.output, model=model, seed=config.seed, settings=settings, console=console
+            make_llm,
+            args.input,
+            args.output,
+            model=model,
+            seed=config.seed,
+            settings=settings,
+            options=JobOptions(max_errors=args.max_errors, expiry_s=args.lease_expiry),
+            console=console,
+            notice=notice,
+            at_notice=save_prefixes,
         )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
+    return seconds
 
 
 def _batch_config(config: EngineConfig, *, given: bool) -> EngineConfig:

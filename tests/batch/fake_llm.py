@@ -2,46 +2,120 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
 
 class FakeLLM:
-    """Holds up to `width` requests at once; prompts longer than `limit` are refused."""
+    """Holds up to `width` requests, each of which gets a token a step; prompts longer than `limit` are refused.
 
-    def __init__(self, *, order: int = 0, width: int = 4, limit: int = 1000, interrupt_after: int | None = None):
-        self.random, self.width, self.limit = random.Random(order), width, limit
-        self.interrupt_after = interrupt_after
-        self.num_pulled = self.num_answered = self.most_ahead = 0
+    Tokens are a function of row, choice and position, so what goes on after some tokens ends as what never stopped.
+    on_step: called with this before each step.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: int = 0,
+        width: int = 4,
+        limit: int = 1000,
+        on_step: Callable[[FakeLLM], None] = lambda llm: None,
+    ):
+        self.random, self.width, self.limit, self.on_step = random.Random(order), width, limit, on_step
+        self.num_pulled = self.num_answered = self.num_resumed = self.most_ahead = self.num_steps = 0
+        self.running: list[_Running] = []
         self.is_closed = False
 
     def as_completed(
-        self, requests: Iterable[tuple[Hashable, object, SamplingParams]]
+        self,
+        requests: Iterable[tuple[Hashable, object, SamplingParams]],
+        *,
+        resume: Callable[[Hashable], Sequence[CompletionOutput]] = lambda key: (),
+        wants_partials: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]:
-        running = []
+        source, self.running = iter(requests), []
         try:
-            for request in requests:
-                self.num_pulled += 1
-                running.append(request)
-                self.most_ahead = max(self.most_ahead, len(running))
-                if len(running) == self.width:
-                    yield self._finish(running)
-            while running:
-                yield self._finish(running)
+            while True:
+                yield from self._fill(source, resume)
+                if wants_partials():
+                    yield from [(row.key, row.output(finished=False)) for row in self.running]
+                if not self.running:
+                    return
+                yield from self._step()
         finally:
             self.is_closed = True
 
-    def _finish(self, running: list) -> tuple[Hashable, RequestOutput | ValueError]:
-        if self.num_answered == self.interrupt_after:
-            raise KeyboardInterrupt
-        self.num_answered += 1
-        key, prompt, params = running.pop(self.random.randrange(len(running)))
-        if len(prompt) > self.limit:
-            return key, ValueError(f"the prompt has {len(prompt)} tokens, more than {self.limit}")
-        return key, answer(prompt, params)
+    def stats(self) -> dict[str, int]:
+        return {"steps": self.num_steps}
+
+    def _fill(self, source: Iterator, resume: Callable) -> Iterator[tuple[Hashable, ValueError]]:
+        while len(self.running) < self.width:
+            request = next(source, None)
+            if request is None:
+                return
+            self.num_pulled += 1
+            key, prompt, params = request
+            before = resume(key)
+            if len(prompt) > self.limit:
+                yield key, ValueError(f"the prompt has {len(prompt)} tokens, more than {self.limit}")
+                continue
+            self.num_resumed += bool(before)
+            self.running.append(_Running(key, prompt, params, before))
+            self.most_ahead = max(self.most_ahead, len(self.running))
+
+    def _step(self) -> Iterator[tuple[Hashable, RequestOutput]]:
+        self.num_steps += 1
+        self.on_step(self)
+        for row in self.random.sample(self.running, len(self.running)):
+            if self.random.random() < 0.8:  # the others are preempted for a step
+                row.advance()
+            if row.is_done:
+                self.running.remove(row)
+                self.num_answered += 1
+                yield row.key, row.output(finished=True)
+
+
+class _Running:
+    def __init__(self, key: Hashable, prompt: object, params: SamplingParams, before: Sequence[CompletionOutput]):
+        self.key, self.prompt, self._whole = key, prompt, answer(prompt, params)
+        self._ends = [len(choice.token_ids) for choice in self._whole.outputs]
+        self._lengths = [len(choice.token_ids) for choice in before] or [0] * len(self._ends)
+        for choice, whole in zip(before, self._whole.outputs, strict=False):
+            length = len(choice.token_ids)
+            assert choice.token_ids == whole.token_ids[:length], "a row resumed from the tokens of another"
+            assert (choice.finish_reason is not None) == (length == len(whole.token_ids))
+            assert [_plain(e) for e in choice.logprobs or ()] == [_plain(e) for e in (whole.logprobs or ())[:length]]
+
+    @property
+    def is_done(self) -> bool:
+        return self._lengths == self._ends
+
+    def advance(self) -> None:
+        self._lengths = [min(length + 1, end) for length, end in zip(self._lengths, self._ends, strict=True)]
+
+    def output(self, *, finished: bool) -> RequestOutput:
+        choices = tuple(map(_cut, self._whole.outputs, self._lengths))
+        return dataclasses.replace(self._whole, outputs=choices, finished=finished)
+
+
+def _plain(entry: dict[int, Logprob]) -> dict[int, tuple[float, int]]:
+    return {token: (found.logprob, found.rank) for token, found in entry.items()}
+
+
+def _cut(choice: CompletionOutput, length: int) -> CompletionOutput:
+    if length == len(choice.token_ids):
+        return choice
+    return dataclasses.replace(
+        choice,
+        token_ids=choice.token_ids[:length],
+        text=choice.text[:length],
+        logprobs=choice.logprobs and choice.logprobs[:length],
+        finish_reason=None,
+    )
 
 
 def answer(prompt: object, params: SamplingParams) -> RequestOutput:
@@ -65,7 +139,8 @@ def answer(prompt: object, params: SamplingParams) -> RequestOutput:
 
 def _choice(prompt_ids: tuple[int, ...], params: SamplingParams, index: int) -> CompletionOutput:
     seed = repr((prompt_ids, params.seed, index)).encode()
-    digest = hashlib.blake2b(seed, digest_size=min(params.max_tokens or 8, 64)).digest()
+    length = max(1, min(params.max_tokens or 8, 64) - index)  # choices end at different steps
+    digest = hashlib.blake2b(seed, digest_size=length).digest()
     token_ids = tuple(97 + byte % 26 for byte in digest)
     logprobs = None
     if params.logprobs is not None:

@@ -1,18 +1,29 @@
 """A job answers each line of its input once, whatever interrupts it, and the file is that of an uninterrupted one."""
 
+import errno
 import io
 import itertools
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ferrum_jax.batch.job import EXIT_INTERRUPTED, EXIT_OK, EXIT_ROWS_FAILED, run_batch
+from ferrum_jax.batch.job import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_ROWS_FAILED,
+    EXIT_TOO_MANY_ERRORS,
+    JobOptions,
+    run_batch,
+)
+from ferrum_jax.batch.notice import Notice
+from ferrum_jax.batch.store import LocalStore
 from tests.batch.fake_llm import FakeLLM
 
 ROWS = [
@@ -47,12 +58,23 @@ class Job:
         self.clock = itertools.count(1_000)
         self.shown = io.StringIO()
 
-    def run(self, *, model: str = "tiny", seed: int = 0, settings: dict | None = None, **fake) -> int:
+    def run(
+        self,
+        *,
+        model: str = "tiny",
+        seed: int = 0,
+        settings: dict | None = None,
+        notice: Notice | None = None,
+        at_notice: Callable = lambda llm: None,
+        store: Callable = lambda path: LocalStore(Path(path)),
+        max_errors: int | None = None,
+        partials_s: float = 60.0,
+        **fake,
+    ) -> int:
         def make() -> FakeLLM:
             self.llms.append(FakeLLM(order=len(self.llms), **fake))
             return self.llms[-1]
 
-        console = Console(file=self.shown, width=100)
         return run_batch(
             make,
             self.input,
@@ -60,9 +82,36 @@ class Job:
             model=model,
             seed=seed,
             settings=settings,
-            console=console,
+            options=JobOptions(max_errors=max_errors, partials_s=partials_s, poll_s=0.01, expiry_s=5.0),
+            console=Console(file=self.shown, width=100),
+            notice=notice,
+            at_notice=at_notice,
             now=lambda: next(self.clock),
+            open_store=store,
         )
+
+    def run_to_step(self, step: int, **kwargs) -> int:
+        """A run that gets its notice at this step of the engine."""
+        notice = Notice()
+
+        def on_step(llm: FakeLLM) -> None:
+            if llm.num_steps == step:
+                notice.give("the test", EXIT_PREEMPTED)
+
+        return self.run(notice=notice, on_step=on_step, **kwargs)
+
+    def forget(self) -> None:
+        """As if the job had never run."""
+        self.output.unlink(missing_ok=True)
+        shutil.rmtree(f"{self.output}.journal", ignore_errors=True)
+        self.clock = itertools.count(1_000)
+
+    def whole(self, **kwargs) -> bytes:
+        """The output of a job that nothing interrupts; it is forgotten."""
+        self.run(**kwargs)
+        content = self.output.read_bytes()
+        self.forget()
+        return content
 
     def lines(self) -> list[dict]:
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]
@@ -74,7 +123,7 @@ class Job:
 def test_every_line_of_input_is_answered_once(tmp_path):
     job = Job(tmp_path)
     assert job.run() == EXIT_OK
-    assert sorted(line["custom_id"] for line in job.lines()) == ["a", "b", "c", "d", "e"]
+    assert [line["custom_id"] for line in job.lines()] == ["a", "b", "c", "d", "e"]
     assert all(line["error"] is None for line in job.lines())
     assert job.llms[0].is_closed
 
@@ -137,62 +186,135 @@ def test_a_finished_job_started_again_changes_nothing_and_loads_no_model(tmp_pat
 def test_an_input_of_bad_lines_alone_or_an_empty_one_loads_no_model(tmp_path):
     job = Job(tmp_path, BAD_LINES[1])
     assert job.run() == EXIT_ROWS_FAILED
-    job.output.unlink()
+    job.forget()
     job.input.write_bytes(b"\n")
     assert job.run() == EXIT_OK
     assert job.llms == [] and job.output.read_bytes() == b""
 
 
-def test_killed_at_any_byte_of_the_last_two_lines_the_job_ends_with_the_same_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of starts: without what a kill does not need
-    monkeypatch.setattr("ferrum_jax.batch.job.summary_table", lambda *_: "")
-    too_long = {"custom_id": "long", "prompt": "x" * 30}
-    job = Job(
-        tmp_path, BAD_LINES[1] + b"".join(json.dumps(row).encode() + b"\n" for row in [ROWS[0], ROWS[4], too_long])
-    )
-    job.run(limit=20)
-    whole = job.output.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    for end in range(len(lines[0]) + len(lines[1]), len(whole) + 1):
-        job.output.write_bytes(whole[:end])
-        assert job.run(limit=20, width=1 + end % 3) == EXIT_ROWS_FAILED
-        assert sorted(job.output.read_bytes().splitlines(keepends=True)) == sorted(lines), end
-
-
-def test_killed_at_any_line_the_job_ends_with_the_same_lines(tmp_path):
+def test_two_jobs_in_other_orders_and_widths_write_the_same_bytes(tmp_path):
     job = Job(tmp_path, BAD_LINES[1] + GOOD_INPUT)
-    job.run()
-    lines = job.output.read_bytes().splitlines(keepends=True)
-    created = {line["response"]["body"]["created"] for line in job.lines() if line["response"]}
-    assert created == {1_000}
-    for count in range(2, len(lines)):  # the first line is an error and carries no start
-        job.output.write_bytes(b"".join(lines[:count]))
+    assert job.whole(width=1) == job.whole(width=5)
+
+
+def test_interrupted_at_any_step_the_job_goes_on_from_its_tokens_to_the_same_bytes(tmp_path):
+    job = Job(tmp_path, GOOD_INPUT + BAD_LINES[3])
+    expected = job.whole()
+    num_steps = job.llms[-1].num_steps
+    for step in range(1, num_steps):
+        assert job.run_to_step(step) == EXIT_PREEMPTED
+        assert not job.output.exists()
         assert job.run() == EXIT_ROWS_FAILED
-        assert sorted(job.output.read_bytes().splitlines(keepends=True)) == sorted(lines)
+        assert job.output.read_bytes() == expected
+        job.forget()
+    assert sum(llm.num_resumed for llm in job.llms) > num_steps
 
 
-def test_two_jobs_in_other_orders_and_widths_write_the_same_lines(tmp_path):
-    first, second = Job(tmp_path), Job(tmp_path)
-    first.run(width=1)
-    lines = sorted(first.output.read_bytes().splitlines())
-    first.output.unlink()
-    second.llms.extend(first.llms)
-    second.run(width=5)
-    assert sorted(second.output.read_bytes().splitlines()) == lines
-
-
-def test_ctrl_c_keeps_finished_lines_and_exits_130_and_the_next_start_goes_on(tmp_path):
+def test_interrupted_again_and_again_the_job_advances_at_every_start(tmp_path):
     job = Job(tmp_path)
-    job.run()
-    expected = sorted(job.output.read_bytes().splitlines())
-    job.output.unlink()
-    job.clock = itertools.count(1_000)
-    for finished in range(1, 4):
-        assert job.run(interrupt_after=1) == EXIT_INTERRUPTED
-        assert len(job.lines()) == finished and job.llms[-1].is_closed
-    assert "the same command goes on" in job.shown.getvalue()
+    expected = job.whole()
+    for _ in range(100):
+        if job.run_to_step(1, width=2) == EXIT_OK:
+            break
+    assert job.output.read_bytes() == expected and 10 < len(job.llms) < 60
+    assert job.by_id()["a"]["response"]["body"]["created"] == 1_000
+
+
+def test_rows_in_progress_are_journaled_at_intervals_too(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+
+    def dies(llm: FakeLLM) -> None:
+        if llm.num_steps == 4:
+            raise KeyboardInterrupt
+
+    assert job.run(on_step=dies, partials_s=0.0) == EXIT_INTERRUPTED
     assert job.run() == EXIT_OK
-    assert sorted(job.output.read_bytes().splitlines()) == expected
+    assert job.llms[-1].num_resumed > 0 and job.output.read_bytes() == expected
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_PREEMPTED), (signal.SIGINT, EXIT_INTERRUPTED)])
+def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(tmp_path, number, code):
+    job = Job(tmp_path)
+    expected = job.whole()
+    saved = []
+
+    def on_step(llm: FakeLLM) -> None:
+        if llm.num_steps == 2:
+            os.kill(os.getpid(), number)
+
+    assert job.run(on_step=on_step, at_notice=saved.append) == code
+    assert saved == [job.llms[-1]] and job.llms[-1].is_closed and job.llms[-1].num_steps == 2
+    assert "the same command goes on" in job.shown.getvalue() and signal.Signals(number).name in job.shown.getvalue()
+    assert job.run() == EXIT_OK and job.llms[-1].num_resumed > 0
+    assert job.output.read_bytes() == expected
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def test_a_signal_while_the_model_loads_ends_the_job_at_once(tmp_path):
+    job = Job(tmp_path)
+
+    def loading() -> FakeLLM:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was not heeded")
+
+    console = Console(file=io.StringIO())
+    assert run_batch(loading, job.input, job.output, model="tiny", console=console) == EXIT_PREEMPTED
+
+
+def test_a_job_stops_once_more_rows_failed_than_it_may_and_goes_on_with_a_higher_limit(tmp_path):
+    job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
+    assert job.run(limit=3, max_errors=0) == EXIT_TOO_MANY_ERRORS and job.llms == []
+    assert job.run(limit=3, max_errors=1, width=1) == EXIT_TOO_MANY_ERRORS and not job.output.exists()
+    assert "more than 1 rows failed" in job.shown.getvalue()
+    assert job.run(limit=3, max_errors=9) == EXIT_ROWS_FAILED
+    assert len(job.lines()) == 6
+
+
+class Poison(RuntimeError):
+    pass
+
+
+def poisonous(*prompts: str) -> Callable[[FakeLLM], None]:
+    def on_step(llm: FakeLLM) -> None:
+        if any(row.prompt in prompts for row in llm.running):
+            raise Poison("the device is on fire")
+
+    return on_step
+
+
+def test_a_row_that_crashes_the_engine_twice_is_set_aside_and_named(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+    assert job.run(on_step=poisonous("def g():")) == EXIT_ROWS_FAILED
+    assert job.by_id()["b"]["error"] == {
+        "code": "engine_crash",
+        "message": "the engine crashed 2 times while it ran this row; the row is set aside",
+    }
+    others = [line for line in expected.splitlines() if b'"custom_id": "b"' not in line]
+    assert [line for line in job.output.read_bytes().splitlines() if b'"custom_id": "b"' not in line] == others
+
+
+def test_crashes_are_remembered_over_restarts(tmp_path):
+    job = Job(tmp_path)
+    notice = Notice()
+
+    def on_step(llm: FakeLLM) -> None:
+        notice.give("the test", EXIT_PREEMPTED)
+        poisonous("def g():")(llm)
+
+    assert job.run(on_step=on_step, notice=notice) == EXIT_PREEMPTED
+    assert job.run(on_step=poisonous("def g():")) == EXIT_ROWS_FAILED
+    assert job.by_id()["b"]["error"]["code"] == "engine_crash"
+
+
+def test_an_engine_that_crashes_whatever_it_runs_ends_the_job_and_no_row_pays_for_it_for_ever(tmp_path):
+    content = b"".join(json.dumps({"custom_id": str(i), "prompt": f"p{i}"}).encode() + b"\n" for i in range(9))
+    job = Job(tmp_path, content)
+    with pytest.raises(Poison, match="on fire"):
+        job.run(on_step=poisonous(*(f"p{i}" for i in range(9))), width=9)
+    assert job.run() == EXIT_ROWS_FAILED
+    assert sum(line["error"] is None for line in job.lines()) >= 5
 
 
 def test_ctrl_c_while_the_model_loads_exits_130(tmp_path):
@@ -205,43 +327,12 @@ def test_ctrl_c_while_the_model_loads_exits_130(tmp_path):
     assert run_batch(interrupted, job.input, job.output, model="tiny", console=console) == EXIT_INTERRUPTED
 
 
-_KILLED_JOB = """
-import os, signal, sys
-from pathlib import Path
-from rich.console import Console
-from ferrum_jax.batch import job
-from tests.batch.fake_llm import FakeLLM
-
-class Killed(FakeLLM):
-    def _finish(self, running):
-        if self.num_answered == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._finish(running)
-
-job.run_batch(Killed, Path(sys.argv[1]), Path(sys.argv[2]), model="tiny", console=Console(), now=lambda: 1000.0)
-"""
-
-
-def test_a_job_killed_by_the_system_loses_no_finished_row_and_imports_no_jax(tmp_path):
-    job = Job(tmp_path)
-    job.run()
-    expected = sorted(job.output.read_bytes().splitlines())
-    job.output.unlink()
-    script = _KILLED_JOB + "assert 'jax' not in sys.modules"
-    command = [sys.executable, "-c", script, str(job.input), str(job.output)]
-    killed = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(job.lines()) == 3
-    assert job.run() == EXIT_OK
-    assert sorted(job.output.read_bytes().splitlines()) == expected
-
-
 def test_a_changed_row_is_refused_before_the_model_loads_and_nothing_is_written(tmp_path):
     job = Job(tmp_path)
     job.run()
     before = job.output.read_bytes()
     job.input.write_bytes(GOOD_INPUT.replace(b"def f", b"def h"))
-    with pytest.raises(ValueError, match=r"other content of rows 'a' \(line 1\); give changed rows another custom_id"):
+    with pytest.raises(ValueError, match=r"whose content was another: 'a' \(1 in all\).*give changed rows another"):
         job.run()
     assert job.output.read_bytes() == before and len(job.llms) == 1
 
@@ -253,14 +344,14 @@ def test_rows_may_be_added_but_not_taken_away(tmp_path):
     assert job.run() == EXIT_OK
     assert len(job.lines()) == 6 and job.llms[-1].num_pulled == 1
     job.input.write_bytes(GOOD_INPUT)
-    with pytest.raises(ValueError, match="rows that are not in the input"):
+    with pytest.raises(ValueError, match=r"rows that are not in the input.*'f'"):
         job.run()
 
 
 @pytest.mark.parametrize("other", [{"model": "big"}, {"seed": 1}, {"settings": {"dtype": "bfloat16"}}])
 def test_a_job_does_not_go_on_with_other_settings(tmp_path, other):
     job = Job(tmp_path)
-    job.run(interrupt_after=2)
+    job.run_to_step(2)
     with pytest.raises(ValueError, match="was begun with other settings"):
         job.run(**other)
 
@@ -270,7 +361,7 @@ def test_another_seed_draws_other_tokens_and_a_rows_own_seed_does_not_care(tmp_p
     job = Job(tmp_path, GOOD_INPUT + own)
     job.run()
     first = job.by_id()
-    job.output.unlink()
+    job.forget()
     job.run(seed=1)
     second = job.by_id()
 
@@ -297,39 +388,81 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     assert job.input.read_bytes() == GOOD_INPUT
 
 
-def test_an_output_without_permission_to_write_is_refused_before_the_model_loads(tmp_path, monkeypatch):
+def test_an_output_without_its_journal_is_refused_and_left_as_it_was(tmp_path):
     job = Job(tmp_path)
-    real_open = open
-
-    def refusing(path, mode="r", **kwargs):
-        if Path(path) == job.output:
-            raise PermissionError(13, os.strerror(13), str(path))
-        return real_open(path, mode, **kwargs)
-
-    monkeypatch.setattr("builtins.open", refusing)
-    with pytest.raises(OSError, match="Permission denied"):
+    job.output.write_bytes(b"my thesis")
+    with pytest.raises(ValueError, match=r"is there without its journal, .*out.jsonl.journal"):
         job.run()
-    assert job.llms == []
+    assert job.output.read_bytes() == b"my thesis"
 
 
-def test_a_full_disk_stops_the_job_and_the_next_start_goes_on(tmp_path, monkeypatch):
+def test_an_output_that_was_lost_is_merged_again_without_the_model(tmp_path):
     job = Job(tmp_path)
     job.run()
-    expected = sorted(job.output.read_bytes().splitlines())
+    before = job.output.read_bytes()
     job.output.unlink()
-    job.clock = itertools.count(1_000)
-    from ferrum_jax.batch.journal import Journal
-
-    def half(self, line):
-        self._file.write(line[: len(line) // 2])
-        raise OSError(28, os.strerror(28))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", half)
-        with pytest.raises(OSError, match="No space left"):
-            job.run()
     assert job.run() == EXIT_OK
-    assert sorted(line.replace(b": 1001", b": 1000") for line in job.output.read_bytes().splitlines()) == expected
+    assert job.output.read_bytes() == before and len(job.llms) == 1
+
+
+class Failing(LocalStore):
+    """Fails from the `left`-th write on, with this error; a segment may be torn before it is refused."""
+
+    def __init__(self, root: Path, left: list[int], failed: set[str], error: int, torn: bool) -> None:
+        super().__init__(root)
+        self.left, self.failed, self.error, self.torn = left, failed, error, torn
+
+    def create(self, name: str, content: bytes) -> bool:
+        try:
+            self._count(name)
+        except OSError:
+            if self.torn and name.startswith("segments/"):
+                super().create(name, content[: len(content) // 2])
+            raise
+        return super().create(name, content)
+
+    def replace(self, name: str, content: bytes) -> None:
+        self._count(name)
+        super().replace(name, content)
+
+    def _count(self, name: str) -> None:
+        self.left[0] -= 1
+        if self.left[0] < 0:
+            self.failed.add(name.split("/")[0])
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize(("error", "torn"), [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EROFS, False)])
+def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, error, torn):
+    job = Job(tmp_path)
+    expected = job.whole()
+    failed: set[str] = set()
+    for writes in range(100):
+        left = [writes]
+        try:
+            if job.run(store=lambda path, left=left: Failing(Path(path), left, failed, error, torn)) == EXIT_OK:
+                break
+        except OSError as found:
+            assert found.errno == error
+        for file in Path(f"{job.output}.journal/workers").glob("*"):  # as if the process had ended, as it would have
+            file.unlink()
+        job.clock = itertools.count(1_000)
+        assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+        job.forget()
+    assert failed == {"job.json", "workers", "leases", "segments", "merged.json"}
+
+
+def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+
+    def on_step(llm: FakeLLM) -> None:
+        job.input.write_bytes(GOOD_INPUT.replace(b"class", b"CLASS").replace(b"def f", b"DEF F"))
+
+    with pytest.raises(OSError, match="of the input changed while the job ran; start the job again"):
+        job.run(on_step=on_step, width=1)
+    job.input.write_bytes(GOOD_INPUT)
+    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
 def test_the_summary_counts_rows_and_tokens(tmp_path):
@@ -352,15 +485,3 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     console = Console(file=shown, width=140, force_terminal=True)
     assert run_batch(FakeLLM, job.input, job.output, model="tiny", console=console) == EXIT_OK
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
-
-
-def test_an_answer_that_cannot_be_written_aborts_what_runs(tmp_path, monkeypatch):
-    job = Job(tmp_path)
-
-    def full(*_) -> bytes:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr("ferrum_jax.batch.job.completed_line", full)
-    with pytest.raises(OSError, match="No space left"):
-        job.run()
-    assert job.llms[0].is_closed and job.llms[0].num_answered == 1

@@ -1,96 +1,162 @@
-"""The output file is the job's memory: whole lines count, a torn tail is dropped, strange files are left alone."""
+"""The journal holds whole records only: what is torn is dropped, what is foreign is named, the later epoch counts."""
 
 import json
-import os
 
 import pytest
 
-from ferrum_jax.batch.formats import BadRow, Row, parse_line
-from ferrum_jax.batch.journal import Journal
-from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
+from ferrum_jax.batch.formats import Row
+from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
+from ferrum_jax.batch.partials import decode_partial, encode_partial
+from ferrum_jax.batch.rows import Rows
+from ferrum_jax.batch.store import LocalStore, Store, open_store, split
 from tests.batch.fake_llm import answer
 
+NAMES = ("a", "b", "c")
 
-def done_line(custom_id: str, *, fingerprint: str = "fp_0") -> bytes:
-    row = parse_line(json.dumps({"custom_id": custom_id, "prompt": "x", "max_tokens": 2}).encode(), 1)
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path) -> Store:
+    return LocalStore(tmp_path / "j") if request.param == "local" else open_store(f"memory://{tmp_path}/j")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"custom_id": name, "prompt": "x", "n": 2}) + "\n" for name in NAMES))
+    with open(path, "rb") as file:
+        yield Rows(file)
+
+
+def line(name: str, text: str = "") -> bytes:
+    return json.dumps({"custom_id": name, "text": text}).encode()
+
+
+def content(journal: Journal, store: Store) -> dict[int, bytes]:
+    """The line of each finished row."""
+    found = {}
+    for name, indices, offsets, lengths in journal.lines():
+        segment = store.read(name)
+        for index, offset, length in zip(indices, offsets.tolist(), lengths.tolist(), strict=True):
+            found[index] = segment[offset : offset + length]
+    return found
+
+
+def test_what_is_flushed_is_there_for_every_reader_and_what_is_not_is_not(store, rows):
+    journal = Journal(store, rows, "w1")
+    journal.append(OK, 0, line("a"), 1)
+    journal.append(FAILED, 2, line("c"), 1)
+    assert (journal.num_ok, journal.num_failed) == (0, 0)
+    journal.flush()
+    journal.append(OK, 1, line("b"), 1)
+    other = Journal(store, rows, "w2")
+    other.refresh()
+    assert (journal.num_ok, journal.num_failed, other.num_ok, other.num_failed) == (1, 1, 1, 1)
+    assert other.unfinished(rows.order).tolist() == [1] and not other.is_complete
+    journal.flush()
+    other.refresh()
+    assert other.is_complete
+    assert content(other, store) == content(journal, store) == {i: line(n) + b"\n" for i, n in enumerate(NAMES)}
+
+
+def test_a_tail_torn_at_any_byte_is_dropped_and_the_whole_records_stay(store, rows):
+    journal = Journal(store, rows, "w1")
+    journal.append(OK, 0, line("a"), 1)
+    journal.append(OK, 1, line("b", "long " * 9), 1)
+    journal.flush()
+    (name,) = store.names("segments")
+    whole = store.read(f"segments/{name}")
+    first = whole.index(b"\n") + 1
+    for end in range(len(whole)):
+        store.replace(f"segments/{name}", whole[:end])
+        torn = Journal(store, rows, "w2")
+        torn.refresh()
+        assert torn.num_ok == (end >= first) and torn.num_torn == (end not in (0, first))
+
+
+def test_a_changed_byte_is_seen(store, rows):
+    journal = Journal(store, rows, "w1")
+    journal.append(OK, 0, line("a", "abc"), 1)
+    journal.flush()
+    (name,) = store.names("segments")
+    store.replace(f"segments/{name}", store.read(f"segments/{name}").replace(b"abc", b"abd"))
+    other = Journal(store, rows, "w2")
+    other.refresh()
+    assert other.num_ok == 0 and other.num_torn == 1
+
+
+def test_of_two_lines_of_one_row_the_later_epoch_counts_in_whatever_order_they_are_read(store, rows):
+    late, early = Journal(store, rows, "w0"), Journal(store, rows, "w1")
+    late.append(OK, 0, line("a", "of the owner"), 2)
+    early.append(FAILED, 0, line("a", "of the zombie"), 1)
+    for journals in ((late, early), (early, late)):
+        for journal in journals:
+            journal.flush()
+        other = Journal(store, rows, "w3")
+        other.refresh()
+        assert (other.num_ok, other.num_failed) == (1, 0) and b"of the owner" in content(other, store)[0]
+
+
+def test_rows_that_the_input_does_not_have_are_named(store, rows, tmp_path):
+    journal = Journal(store, rows, "w1")
+    journal.append(OK, 0, line("a"), 1)
+    journal.flush()
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "prompt": "y"}) + "\n")
+    with open(path, "rb") as file, pytest.raises(ValueError, match=r"whose content was another: 'a' \(1 in all\)"):
+        Journal(store, Rows(file), "w2").refresh()
+
+
+def test_a_row_in_progress_comes_back_with_all_bits_until_it_is_finished(store, rows):
+    row = rows.read(1)
     assert isinstance(row, Row)
-    job = JobIdentity(model="tiny", created=123, fingerprint=fingerprint)
-    return completed_line(row, answer(row.prompt, row.params), job)
+    output = answer("x", row.params)
+    journal = Journal(store, rows, "w1")
+    journal.append(PARTIAL, 1, b"[]", 1)
+    journal.append(PARTIAL, 1, encode_partial(output), 1)
+    journal.append(CRASH, 1, b"RuntimeError", 1)
+    journal.flush()
+    other = Journal(store, rows, "w2")
+    other.refresh()
+    assert [c.token_ids for c in other.partial(1)] == [c.token_ids for c in output.outputs]
+    assert other.partial(0) == () and other.num_crashes == {1: 1}
+    other.append(OK, 1, line("b"), 1)
+    other.flush()
+    assert other.partial(1) == ()
 
 
-BAD_LINE = failed_line(BadRow(id="f" * 32, custom_id="bad", code="invalid_request", message="no"))
+def test_a_partial_keeps_tokens_logprobs_ends_and_the_text_of_what_ended(rows):
+    row = rows.read(0)
+    assert isinstance(row, Row)
+    values = {**{f: getattr(row.params, f) for f in row.params.__dataclass_fields__}, "logprobs": 2}
+    output = answer("x", type(row.params)(**values))
+    for before, after in zip(output.outputs, decode_partial(encode_partial(output)), strict=True):
+        for name in ("index", "token_ids", "finish_reason", "stop_reason", "text"):
+            assert getattr(before, name) == getattr(after, name)
+        assert [[(t, p.logprob, p.rank) for t, p in e.items()] for e in before.logprobs] == [
+            [(t, p.logprob, p.rank) for t, p in e.items()] for e in after.logprobs
+        ]
 
 
-def test_a_new_journal_is_empty_and_keeps_what_is_appended(tmp_path):
-    journal = Journal(tmp_path / "out.jsonl")
-    assert journal.finished.ids == set() and journal.finished.created is None
-    journal.append(done_line("a"))
-    assert (tmp_path / "out.jsonl").read_bytes() == done_line("a")  # before close: a kill loses nothing
-    journal.append(BAD_LINE)
-    journal.close()
-    journal.close()
-    assert (tmp_path / "out.jsonl").read_bytes() == done_line("a") + BAD_LINE
+def test_a_name_is_made_once_and_replaced_whole(store):
+    assert store.create("x/one", b"first") and not store.create("x/one", b"second")
+    assert store.read("x/one") == b"first" and store.read("x/one", 1, 3) == b"irs" and store.size("x/one") == 5
+    store.replace("x/one", b"third")
+    assert store.read("x/one") == b"third" and store.names("x") == ["one"]
+    assert store.read("x/none") is None and store.size("x/none") is None and store.names("none") == []
+    with store.writing("out") as file:
+        file.seek(2)
+        file.write(b"b\n")
+        file.seek(0)
+        file.write(b"a\n")
+    assert store.read("out") == b"a\nb\n"
+    with pytest.raises(RuntimeError), store.writing("out") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert store.read("out") == b"a\nb\n"
 
 
-def test_an_opened_journal_knows_its_lines(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(done_line("a") + BAD_LINE)
-    journal = Journal(path)
-    journal.close()
-    finished = journal.finished
-    assert set(finished.id_of) == {"a", "bad"} and len(finished.ids) == 2
-    assert (finished.num_failed, finished.created, finished.fingerprint) == (1, 123, "fp_0")
-
-
-def test_a_tail_torn_at_any_byte_is_cut_off_and_the_whole_lines_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    path = tmp_path / "out.jsonl"
-    first, second = done_line("a"), done_line("b")
-    for end in range(len(second)):
-        path.write_bytes(first + second[:end])
-        journal = Journal(path)
-        journal.append(BAD_LINE)
-        journal.close()
-        assert path.read_bytes() == first + BAD_LINE
-        assert set(journal.finished.id_of) == {"a"}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"my thesis", b"my thesis\n", b"{}\n", b'{"id": "batch_x", "custom_id": 1}\n', b"[]\n", b"\n", b"\xff\n", b"3\n"],
-)
-def test_a_file_that_no_job_wrote_is_refused_and_left_as_it_was(tmp_path, content):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"line 1 of .*out.jsonl is not a line of a batch job's output"):
-        Journal(path)
-    assert path.read_bytes() == content
-
-
-def test_a_line_that_is_there_twice_is_refused(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(done_line("a") * 2)
-    with pytest.raises(ValueError, match=r"line 2 of .* is there twice"):
-        Journal(path)
-
-
-def test_lines_of_jobs_with_other_settings_in_one_file_are_refused(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(done_line("a") + done_line("b", fingerprint="fp_1"))
-    with pytest.raises(ValueError, match=r"line 2 of .* was written by a job with other settings"):
-        Journal(path)
-
-
-def test_a_second_journal_on_the_same_file_is_refused_until_the_first_is_closed(tmp_path):
-    first = Journal(tmp_path / "out.jsonl")
-    with pytest.raises(ValueError, match="being written by another job"):
-        Journal(tmp_path / "out.jsonl")
-    first.close()
-    Journal(tmp_path / "out.jsonl").close()
-
-
-def test_a_folder_or_a_device_is_refused_as_output(tmp_path):
-    with pytest.raises(ValueError, match="is not a file"):
-        Journal(tmp_path)
-    with pytest.raises(OSError, match="No such file"):
-        Journal(tmp_path / "missing" / "out.jsonl")
+def test_a_path_is_split_into_folder_and_name():
+    assert split("a/b.jsonl") == ("a", "b.jsonl") and split("b.jsonl") == (".", "b.jsonl")
+    assert split("/b.jsonl") == ("/", "b.jsonl") and split("gs://bucket/x/b.jsonl") == ("gs://bucket/x", "b.jsonl")
+    with pytest.raises(ValueError, match=r"nosuch://x cannot be opened"):
+        open_store("nosuch://x")

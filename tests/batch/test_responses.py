@@ -49,7 +49,7 @@ def test_a_completion_has_the_openai_form():
                 "created": 1_700_000_000,
                 "model": "tiny",
                 "system_fingerprint": "fp_0",
-                "usage": {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11},
+                "usage": {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10},
             },
         },
         "error": None,

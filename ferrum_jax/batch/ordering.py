@@ -1,0 +1,70 @@
+"""The order of rows: those that share a prefix are neighbours, and of equal prefixes the lengths are.
+
+Each prompt gets a chain of keys, hashes of its first 128, 256, ... 16,384 bytes. Sorted by their chains, rows lie as
+in a walk through the trie of prefixes: every shared prefix is one run of neighbours, so a pool that holds few
+prefixes still hits each but once. A key that only one row has is no shared prefix and does not count. Rows that
+share nothing are sorted by length alone, so that rows which run together end together.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+
+import numpy as np
+
+from ferrum_jax.batch.formats import BadRow, Row
+from ferrum_jax.prompt import take_apart
+
+DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
+_UNLIMITED_TOKENS = 1024  # what a row without max_tokens is taken to generate
+
+
+class Features:
+    """What the order is made of, row by row."""
+
+    def __init__(self) -> None:
+        self._keys = array.array("Q")  # [rows, depths]
+        self._lengths = array.array("Q")
+
+    def add(self, row: Row | BadRow) -> None:
+        if isinstance(row, BadRow):
+            self._keys.extend([0] * len(DEPTHS))
+            self._lengths.append(0)
+            return
+        salt, content = _content(row)
+        self._keys.extend(_chain(salt, content))
+        max_tokens = _UNLIMITED_TOKENS if row.params.max_tokens is None else row.params.max_tokens
+        self._lengths.append(len(content) // 4 + max_tokens)
+
+    def order(self) -> np.ndarray:
+        """[rows] uint32: indices as they are best run."""
+        keys = np.frombuffer(self._keys, np.uint64).reshape(-1, len(DEPTHS)).copy()
+        for depth in range(len(DEPTHS)):
+            _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
+            keys[counts[places] == 1, depth] = 0
+        columns = [np.frombuffer(self._lengths, np.uint64), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
+        return np.lexsort(columns).astype(np.uint32)
+
+
+def _content(row: Row) -> tuple[bytes, bytes]:
+    """The prompt's salt, and its content as bytes that begin alike where token ids begin alike."""
+    parts = take_apart(row.prompt)
+    salt, content = parts.cache_salt.encode(), parts.content
+    if isinstance(content, str):
+        return salt, content.encode()
+    if content and isinstance(content[0], int):
+        return salt, np.asarray(content, "<i8").astype("<i4").tobytes()
+    return salt, b"".join(f"{m['role']}\0{m['content']}\0".encode() for m in content)  # type: ignore[index]
+
+
+def _chain(salt: bytes, content: bytes) -> list[int]:
+    """The key of each depth that the content reaches, 0 beyond."""
+    keys, start = [0] * len(DEPTHS), 0
+    state = hashlib.blake2b(digest_size=8, key=salt[:64])
+    for place, depth in enumerate(DEPTHS):
+        if len(content) < depth:
+            break
+        state.update(content[start:depth])
+        keys[place], start = int.from_bytes(state.copy().digest(), "little"), depth
+    return keys

@@ -1,0 +1,122 @@
+"""Rows: the lines of a job's input as arrays, one entry a row, and the order in which they are best run.
+
+One pass parses every line; what stays is 32 hex digits of digest, a place in the file and a few numbers, so a
+million rows take well under 200 MB with their books. A row is parsed again when it is run.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+
+from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
+from ferrum_jax.batch.ordering import Features
+
+_MOST_ROWS_IN_SHARD, _LEAST_ROWS_IN_SHARD, _SHARDS = 1024, 8, 64
+
+
+class Rows:
+    """All lines of `file` that are not blank, by index in their order.
+
+    file: JSONL, open for reading and seeking; it must not change while the job runs. seed: the job's.
+    """
+
+    def __init__(self, file: BinaryIO, seed: int = 0) -> None:
+        self._file, self._seed = file, seed
+        self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
+        offsets, numbers, bad = array.array("Q"), array.array("L"), bytearray()
+        digests, names, features = bytearray(), bytearray(), Features()
+        offset = 0
+        file.seek(0)
+        for number, raw in enumerate(file, start=1):
+            place, offset = offset, offset + len(raw)
+            if not raw.strip():
+                continue
+            row = parse_line(raw, number, seed=seed)
+            offsets.append(place)
+            numbers.append(number)
+            bad.append(isinstance(row, BadRow))
+            digests += bytes.fromhex(row.id)
+            names += bytes(8) if row.custom_id is None else _name_hash(row.custom_id)
+            features.add(row)
+        self._offsets, self._numbers = np.frombuffer(offsets, np.uint64), np.array(numbers, np.uint32)
+        self.is_bad = np.array(bad, np.bool_)
+        self._digests = np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
+        self._refuse_duplicates(np.frombuffer(names, np.uint64))
+        self._by_digest = np.argsort(self._digests[:, 0], kind="stable").astype(np.uint32)
+        self._sorted = self._digests[self._by_digest, 0]
+        order = features.order()
+        self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
+        self.layout = hashlib.blake2b(self._digests.tobytes(), digest_size=8).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def num_bad(self) -> int:
+        return int(self.is_bad.sum())
+
+    def shards(self) -> list[np.ndarray]:
+        """The rows to run in parts that workers take: a function of the input alone, near rows together."""
+        size = max(_LEAST_ROWS_IN_SHARD, min(_MOST_ROWS_IN_SHARD, -(-len(self.order) // _SHARDS)))
+        return [self.order[start : start + size] for start in range(0, len(self.order), size)]
+
+    def read(self, index: int) -> Row | BadRow:
+        """The row, parsed again. Raises OSError if its line is not what it was."""
+        raw, number = self._line(index)
+        row = parse_line(raw, number, seed=self._seed)
+        first_line = self._first_lines.get(index)
+        if first_line is not None and row.custom_id is not None:
+            row = duplicate_row(raw, number, row.custom_id, first_line)
+        if row.id != self.digest(index):
+            raise OSError(f"line {number} of the input changed while the job ran; start the job again")
+        return row
+
+    def digest(self, index: int) -> str:
+        high, low = self._digests[index].tolist()
+        return f"{high:016x}{low:016x}"
+
+    def find(self, digest: str) -> int | None:
+        """The index of the row with this digest."""
+        high, low = np.uint64(int(digest[:16], 16)), np.uint64(int(digest[16:], 16))
+        place = int(np.searchsorted(self._sorted, high))
+        while place < len(self) and self._sorted[place] == high:
+            index = int(self._by_digest[place])
+            if self._digests[index, 1] == low:
+                return index
+            place += 1
+        return None
+
+    def bad_rows(self) -> Iterator[tuple[int, BadRow]]:
+        for index in np.flatnonzero(self.is_bad).tolist():
+            row = self.read(index)
+            assert isinstance(row, BadRow), f"row {index} was bad and is not"
+            yield index, row
+
+    def _line(self, index: int) -> tuple[bytes, int]:
+        self._file.seek(int(self._offsets[index]))
+        return self._file.readline(), int(self._numbers[index])
+
+    def _refuse_duplicates(self, names: np.ndarray) -> None:
+        """Of rows with one custom_id the first stays; the others become bad rows, with digests of their own."""
+        by_name = np.argsort(names, kind="stable")
+        same = np.flatnonzero((np.diff(names[by_name]) == 0) & (names[by_name[1:]] != 0))
+        suspects = sorted({int(by_name[i + step]) for i in same.tolist() for step in (0, 1)})
+        first: dict[str, int] = {}
+        for index in suspects:
+            raw, number = self._line(index)
+            custom_id = parse_line(raw, number, seed=self._seed).custom_id
+            assert custom_id is not None
+            if first.setdefault(custom_id, number) != number:
+                self._first_lines[index] = first[custom_id]
+                self.is_bad[index] = True
+                digest = duplicate_row(raw, number, custom_id, first[custom_id]).id
+                self._digests[index] = int(digest[:16], 16), int(digest[16:], 16)
+
+
+def _name_hash(custom_id: str) -> bytes:
+    return hashlib.blake2b(custom_id.encode(), digest_size=8).digest()

@@ -1,0 +1,285 @@
+"""A worker: takes parts of a job, runs their rows through an engine and journals what becomes of each.
+
+A row's line counts once it is durable. A thread writes the journal and the heartbeat at intervals; the loop here only
+adds records. When notice is given, no row is admitted any more, rows in progress are journaled with their tokens and
+the loop ends. A row fails alone; if the engine itself crashes, every row that it had is run again by itself, and one
+that crashes it again is set aside with an error line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ferrum_jax.batch.display import Display, Tally
+from ferrum_jax.batch.formats import BadRow, Row
+from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
+from ferrum_jax.batch.leases import Leases
+from ferrum_jax.batch.notice import Notice
+from ferrum_jax.batch.partials import encode_partial
+from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
+from ferrum_jax.batch.rows import Rows
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+
+_MOST_CRASHES = 2  # of the engine with one row
+_MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
+
+
+class BatchLLM(Protocol):
+    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests. Closing the generator aborts the rest."""
+
+    def as_completed(
+        self,
+        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        *,
+        resume: Callable[[int], Sequence[CompletionOutput]],
+        wants_partials: Callable[[], bool],
+    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a run may choose without changing an answer.
+
+    max_errors: the job stops once more rows than this have failed; None never stops for it. flush_s: between two
+    segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
+    silent before others take it for dead. poll_s: between two looks at what other workers have left.
+    """
+
+    max_errors: int | None = None
+    flush_s: float = 2.0
+    partials_s: float = 60.0
+    expiry_s: float = 60.0
+    poll_s: float = 1.0
+
+
+class Keeper:
+    """A thread that flushes the journal and beats the heart; a context manager. What it raises, `check` raises."""
+
+    def __init__(self, journal: Journal, leases: Leases, options: JobOptions) -> None:
+        self._journal, self._leases, self._options = journal, leases, options
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        beat_s = self._options.expiry_s / 4
+        beaten_s = time.monotonic()
+        try:
+            while not self._ended.wait(min(self._options.flush_s, beat_s)):
+                if time.monotonic() - beaten_s >= beat_s:
+                    self._leases.beat()
+                    beaten_s = time.monotonic()
+                self._journal.flush()
+        except Exception as error:  # the loop raises it
+            self._error = error
+
+
+class Worker:
+    """Runs rows until none is left, notice is given or too many have failed."""
+
+    def __init__(
+        self,
+        *,
+        rows: Rows,
+        journal: Journal,
+        leases: Leases,
+        job: JobIdentity,
+        options: JobOptions,
+        notice: Notice,
+        tally: Tally,
+        display: Display,
+        check: Callable[[], None],
+    ) -> None:
+        """check: raises what went wrong beside this loop."""
+        self._rows, self._journal, self._leases, self._job = rows, journal, leases, job
+        self._options, self._notice, self._tally, self._display = options, notice, tally, display
+        self._check = check
+        self._shards = rows.shards()
+        self._taken: set[int] = set()
+        self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
+        self._queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
+        self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
+        self._resumes: dict[int, tuple[CompletionOutput, ...]] = {}
+        self._num_crashes_in_turn = 0
+        self._source_error: Exception | None = None
+        self._partials_s = time.monotonic()
+        self._asked_last = False
+        self._awaited: set[int] = set()  # rows whose last partial has not come yet
+
+    @property
+    def is_over(self) -> bool:
+        return self._notice.is_given or self.has_too_many_errors
+
+    @property
+    def has_too_many_errors(self) -> bool:
+        limit = self._options.max_errors
+        return limit is not None and self._tally.num_failed > limit
+
+    def run(self, make_llm: Callable[[], BatchLLM]) -> BatchLLM | None:
+        """To the end. Raises OSError if files fail, and what the engine raises if it is not one row's fault."""
+        llm: BatchLLM | None = None
+        while not self._journal.is_complete and not self.is_over:
+            if not (self._queue or self._suspects or self._take()):
+                self._notice.wait(self._options.poll_s)  # other workers have the rest
+                self._check()
+                self._journal.refresh()
+                self._show()
+                continue
+            with self._hasty():
+                llm = llm or make_llm()
+            self._session(llm, self._requests())
+            while self._suspects and not self.is_over:
+                self._session(llm, iter([self._suspects.popleft()]))
+            self._journal.flush()
+            self._show()
+        return llm
+
+    @contextlib.contextmanager
+    def _hasty(self) -> Iterator[None]:
+        """A signal ends what is inside at once."""
+        self._notice.is_orderly = False
+        yield
+        self._notice.is_orderly = True
+
+    # -- which rows --------------------------------------------------------------------------------------
+
+    def _take(self) -> bool:
+        """Queues the unfinished rows of a part that nobody has; False if there is no such part."""
+        for part, shard in enumerate(self._shards):
+            if part in self._taken or not len(self._journal.unfinished(shard)):
+                continue
+            epoch = self._leases.acquire(str(part))
+            if epoch is None:
+                continue
+            self._taken.add(part)
+            self._journal.refresh()
+            self._queue.extend((index, epoch) for index in self._journal.unfinished(shard).tolist())
+            if self._queue:
+                return True
+        return False
+
+    def _requests(self) -> Iterator[tuple[int, int]]:
+        """Queued rows and those of further parts, with their epochs; those that crashed the engine wait."""
+        while not self.is_over and (self._queue or self._take()):
+            index, epoch = self._queue.popleft()
+            if index in self._journal.num_crashes:
+                self._suspect(index, epoch)
+            else:
+                yield index, epoch
+
+    def _suspect(self, index: int, epoch: int) -> None:
+        """A row with which the engine crashed: run alone, or set aside."""
+        if self._journal.num_crashes[index] < _MOST_CRASHES:
+            self._suspects.append((index, epoch))
+            return
+        row = self._rows.read(index)
+        message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
+        self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
+
+    def _source(self, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Prompt, SamplingParams]]:
+        """The engine's requests. An error in here is the job's and not the engine's."""
+        try:
+            for index, epoch in rows:
+                row = self._rows.read(index)
+                assert isinstance(row, Row), f"row {index} is bad and was to be run"
+                self._running[index] = row, epoch
+                self._resumes[index] = self._journal.partial(index)
+                yield index, row.prompt, row.params
+        except Exception as error:
+            self._source_error = error
+            raise
+
+    # -- what becomes of them ----------------------------------------------------------------------------
+
+    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> None:
+        """Runs the rows to their end, to the notice or to a crash of the engine."""
+        completions = llm.as_completed(
+            self._source(rows), resume=self._resumes.pop, wants_partials=self._wants_partials
+        )
+        with contextlib.closing(completions):
+            while not (self._asked_last and not self._awaited):
+                try:
+                    item = next(completions, None)
+                except Exception as error:
+                    if error is self._source_error:
+                        raise
+                    self._crash(error)
+                    return
+                if item is None:
+                    assert not self._running, f"rows {sorted(self._running)[:5]} were not answered"
+                    return
+                self._receive(*item)
+
+    def _wants_partials(self) -> bool:
+        """At intervals, and once more, for the last time, when the job is to end."""
+        now_s = time.monotonic()
+        if self.is_over:
+            asks, self._asked_last = not self._asked_last, True
+            if asks:
+                self._awaited = set(self._running)
+            return asks
+        if now_s - self._partials_s < self._options.partials_s:
+            return False
+        self._partials_s = now_s
+        return True
+
+    def _receive(self, index: int, output: RequestOutput | ValueError) -> None:
+        self._check()
+        self._awaited.discard(index)
+        if isinstance(output, RequestOutput) and not output.finished:
+            if any(choice.token_ids for choice in output.outputs):
+                self._journal.append(PARTIAL, index, encode_partial(output), self._running[index][1])
+            return
+        row, epoch = self._running.pop(index)
+        self._num_crashes_in_turn = 0
+        if isinstance(output, ValueError):
+            self._fail(
+                index, BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=str(output)), epoch
+            )
+        else:
+            self._journal.append(OK, index, completed_line(row, output, self._job)[:-1], epoch)
+            self._tally.count(output)
+        self._show()
+
+    def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
+        self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
+        if self._options.max_errors is not None:
+            self._journal.flush()  # so that it is counted
+
+    def _crash(self, error: Exception) -> None:
+        """Remembers which rows the engine had, durably; raises the error if it happens whatever the engine has."""
+        for index, (_, epoch) in self._running.items():
+            self._journal.append(CRASH, index, type(error).__name__.encode(), epoch)
+        self._journal.flush()
+        self._num_crashes_in_turn += 1
+        if self._num_crashes_in_turn >= _MOST_CRASHES_IN_TURN:
+            raise error
+        for index, (_, epoch) in sorted(self._running.items()):
+            self._suspect(index, epoch)
+        self._running.clear()
+
+    def _show(self) -> None:
+        self._tally.num_ok = self._journal.num_ok
+        self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
+        self._display.update()
