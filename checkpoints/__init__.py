@@ -20,9 +20,9 @@ from checkpoints import huggingface, store
 from checkpoints.convert import ConvertSummary, convert
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
-from checkpoints.rules import Rule, Stretch
+from checkpoints.rules import Part, Rule, Stretch
 
-__all__ = ["Checkpoint", "ConvertSummary", "Rule", "Stretch", "convert", "fingerprint", "open_checkpoint"]
+__all__ = ["Checkpoint", "ConvertSummary", "Part", "Rule", "Stretch", "convert", "fingerprint", "open_checkpoint"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

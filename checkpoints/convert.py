@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from checkpoints import huggingface, store
+from checkpoints import huggingface, mxfp4, store
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import read_json
 from checkpoints.placement import place
@@ -50,18 +50,19 @@ def convert(
     store.check_free(out)
     config = read_json(source / "config.json")
     wanted = {name: jax.ShapeDtypeStruct(t.shape, dtype or t.dtype, sharding=t.sharding) for name, t in targets.items()}
-    tensors = huggingface.map_tensors(source)
+    stored = huggingface.map_tensors(source)
+    tensors = mxfp4.join(stored)
     plan = huggingface.match_tensors(tensors, rules=rules, harmless=harmless, targets=wanted)
     params: dict[str, jax.Array] = {}
     error = 0.0
     for name, target in wanted.items():
-        sources = [tensors[n] for n in plan[name]]
+        sources = [source.of(tensors) for source in plan[name]]
         params[name] = place(sources, target)
         error = max(error, _cast_error(name, sources, np.asarray(params[name])))
-    digest = fingerprint(json.dumps(config, sort_keys=True), "", tensors)
+    digest = fingerprint(json.dumps(config, sort_keys=True), "", stored)
     store.save(out, params, companions=source, source_digest=digest)
     return ConvertSummary(
-        tensors=sum(len(names) for names in plan.values()),
+        tensors=len({source.name for sources in plan.values() for source in sources}),
         parameters=len(params),
         bytes=sum(array.nbytes for array in params.values()),
         dtype=store.read_description(out)["dtype"],
@@ -76,7 +77,7 @@ def _cast_error(name: str, sources: Sequence[np.ndarray], written: np.ndarray) -
         return 0.0
     worst = 0.0
     for source, row in zip(sources, written.reshape(len(sources), -1), strict=True):
-        flat = source.reshape(-1)
+        flat = np.asarray(source).reshape(-1)
         for start in range(0, flat.size, _CHUNK):
             before = flat[start : start + _CHUNK].astype(np.float64)
             after = row[start : start + _CHUNK].astype(np.float64)

@@ -1,7 +1,7 @@
 """Hugging Face folders: config.json and one or several safetensors files.
 
 `map_tensors` maps every file and gives each tensor as a NumPy view of its pages: nothing is read until it
-is used, and what is read is the kernel's page cache, not our memory. `load` renames, stacks and casts the
+is used, and what is read is the kernel's page cache, not our memory. `load` renames, takes apart, stacks and casts the
 views into device arrays, one parameter after the other. Peak anonymous host memory is that of the device
 arrays that live on the host, plus nothing but one parameter in flight.
 """
@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from checkpoints import mxfp4
 from checkpoints.folder import read_json
+from checkpoints.mxfp4 import Mxfp4
 from checkpoints.placement import place, stored_targets
-from checkpoints.rules import Rule, Stretch, match
+from checkpoints.rules import Rule, Source, Stretch, match
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -59,26 +61,27 @@ def load(
     stretches: of targets that are longer than their tensors.
     Raises one ValueError for all mismatches between tensors, rules and targets, before anything is loaded.
     """
-    tensors = map_tensors(folder)
+    tensors = mxfp4.join(map_tensors(folder))
     stored = stored_targets(targets, stretches)
     plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=stored)
     return {
-        name: place([tensors[source] for source in plan[name]], target, stretches.get(name))
+        name: place([source.of(tensors) for source in plan[name]], target, stretches.get(name))
         for name, target in targets.items()
     }
 
 
 def match_tensors(
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray | Mxfp4],
     *,
     rules: Sequence[Rule],
     harmless: Iterable[str],
     targets: Mapping[str, jax.ShapeDtypeStruct],
-) -> dict[str, tuple[str, ...]]:
-    """{parameter: names of its tensors}. Raises ValueError as `rules.match` does, and for weights not floats."""
+) -> dict[str, tuple[Source, ...]]:
+    """{parameter: its sources}. Raises ValueError as `rules.match` does, and for weights not floats."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     plan = match(rules, harmless, shapes, {name: target.shape for name, target in targets.items()})
-    whole = [f"{n} {tensors[n].dtype}" for names in plan.values() for n in names if not _is_float(tensors[n].dtype)]
+    used = [source.name for sources in plan.values() for source in sources]
+    whole = [f"{name} {tensors[name].dtype}" for name in dict.fromkeys(used) if not _is_float(tensors[name].dtype)]
     if whole:
         raise ValueError(f"weights must be floats, but these are not (a quantised checkpoint?): {', '.join(whole)}")
     return plan

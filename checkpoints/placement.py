@@ -23,8 +23,8 @@ Index = tuple[slice, ...]
 def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct, stretch: Stretch | None = None) -> jax.Array:
     """The array of the target's shape, dtype and sharding (default device when it has none), ready.
 
-    sources: one array of the target's shape, or E arrays that are stacked to it on a new leading axis; with a
-    stretch, one array of its rows. With a sharding, each shard reads only its own part of the sources.
+    sources: one array (or `Mxfp4`) of the target's shape, or E of them that are stacked to it on a new leading axis;
+    with a stretch, one array of its rows. With a sharding, each shard reads only its own part of the sources.
     """
     whole = (slice(None),) * len(target.shape)
 

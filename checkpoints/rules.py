@@ -1,8 +1,9 @@
 """Weight rules: which tensors of a Hugging Face checkpoint make which of our parameters.
 
 A `Rule` is one line of a family's table. It names a source tensor and a target parameter; `{i}` in both
-stands for the layer, `{e}` in the source for the expert. Tensors keep the Hugging Face layout ([out, in]
-for a linear layer): a rule never transposes, it only renames and stacks experts on a new leading axis.
+stands for the layer, `{e}` in the source for the expert. Parameters have the Hugging Face layout of a linear
+layer, [out, in]. A rule renames, stacks experts on a new leading axis, and takes a `Part` of a tensor that holds
+several parameters or has its axes the other way round; a part is a view, so only what is asked for is read.
 `match` proves that tensors and parameters correspond one to one, both ways, before a byte is read. A `Stretch`
 says how a parameter on a mesh is longer than its tensor.
 Harmless leftovers are glob patterns over source names ("*.rotary_emb.inv_freq").
@@ -14,10 +15,61 @@ import collections
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a parameter takes of a tensor: rows start, start + step, .. below stop of one axis; None is to the end.
+
+    transposed: the last two axes are exchanged afterwards.
+    """
+
+    axis: int = 0
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+    transposed: bool = False
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop, self.step)
+
+    def of(self, tensor: Any) -> Any:
+        """The view of an array, or of what can be sliced and transposed as one."""
+        part = tensor[(slice(None),) * self.axis + (self.rows,)]
+        return part.swapaxes(-1, -2) if self.transposed else part
+
+    def shape_of(self, shape: Shape) -> Shape:
+        """The shape of the view, without an array."""
+        return self.of(np.broadcast_to(np.False_, shape)).shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A tensor, or a part of one."""
+
+    name: str
+    part: Part | None = None
+
+    def of(self, tensors: Mapping[str, Any]) -> Any:
+        """It, as an array or what stands for one."""
+        return tensors[self.name] if self.part is None else self.part.of(tensors[self.name])
+
+    def shape_of(self, shape: Shape) -> Shape:
+        """Its shape where the whole tensor has this one."""
+        return shape if self.part is None else self.part.shape_of(shape)
+
+    def __str__(self) -> str:
+        if self.part is None:
+            return self.name
+        rows = ":".join("" if n in (None, 0) else str(n) for n in (self.part.start, self.part.stop))
+        rows += f":{self.part.step}" if self.part.step != 1 else ""
+        return f"{self.name}[{', '.join([':'] * self.part.axis + [rows])}]{'.T' if self.part.transposed else ''}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +80,7 @@ class Rule:
     target: dotted path of our parameter, with {i} when `layers` is given.
     layers: the layers that have it; empty for a tensor outside the layers.
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
+    part: of each source; None takes it whole. The parts of a tensor must make it up, each row taken once.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -36,6 +89,7 @@ class Rule:
     target: str
     layers: tuple[int, ...] = ()
     experts: int = 0
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         wanted = (bool(self.layers), bool(self.layers), self.experts > 0, False)
@@ -46,16 +100,16 @@ class Rule:
                 "{i} belongs in both names if there are layers, {e} in the source if there are experts, else neither"
             )
 
-    def expand(self) -> list[tuple[str, tuple[str, ...]]]:
-        """(target, sources) of every layer; sources has one name, or one for each expert."""
+    def expand(self) -> list[tuple[str, tuple[Source, ...]]]:
+        """(target, sources) of every layer; there is one source, or one for each expert."""
         return [self._at(layer) for layer in self.layers] if self.layers else [self._at(0)]
 
-    def _at(self, layer: int) -> tuple[str, tuple[str, ...]]:
+    def _at(self, layer: int) -> tuple[str, tuple[Source, ...]]:
         source = self.source.replace("{i}", str(layer))
         target = self.target.replace("{i}", str(layer))
         if not self.experts:
-            return target, (source,)
-        return target, tuple(source.replace("{e}", str(e)) for e in range(self.experts))
+            return target, (Source(source, self.part),)
+        return target, tuple(Source(source.replace("{e}", str(e)), self.part) for e in range(self.experts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,13 +138,16 @@ class Stretch:
         return stored // self.run * self.run * self.repeats + stored % self.run
 
 
-def expand(rules: Iterable[Rule]) -> dict[str, tuple[str, ...]]:
-    """{target: (source names, ...)} of all rules.
+def expand(rules: Iterable[Rule]) -> dict[str, tuple[Source, ...]]:
+    """{target: sources} of all rules.
 
     Raises ValueError naming targets or sources that appear twice.
     """
     pairs = [pair for rule in rules for pair in rule.expand()]
-    twice = _repeated(target for target, _ in pairs) + _repeated(name for _, names in pairs for name in names)
+    sources = [source for _, sources in pairs for source in sources]
+    whole = {source.name for source in sources if source.part is None}
+    used = (str(source) if source.name not in whole else source.name for source in sources)
+    twice = _repeated(target for target, _ in pairs) + _repeated(used)
     if twice:
         raise ValueError(f"weight rules name these more than once: {twice}")
     return dict(pairs)
@@ -101,11 +158,11 @@ def match(
     harmless: Iterable[str],
     source_shapes: Mapping[str, Shape],
     target_shapes: Mapping[str, Shape],
-) -> dict[str, tuple[str, ...]]:
-    """{target: (source names, ...)}, proven one to one with both sides.
+) -> dict[str, tuple[Source, ...]]:
+    """{target: sources}, proven one to one with both sides.
 
     harmless: glob patterns of source tensors that may be left over.
-    Raises one ValueError that lists every tensor missing, left over or of the wrong shape and every
+    Raises one ValueError that lists every tensor missing, left over, taken in part or of the wrong shape and every
     parameter without a rule.
     """
     patterns = tuple(harmless)
@@ -115,15 +172,17 @@ def match(
     problems += [
         f"weight rule for {name}: the model has no such parameter" for name in plan if name not in target_shapes
     ]
-    for target, names in plan.items():
-        lead = (len(names),) if target in stacked else ()
+    for target, sources in plan.items():
+        lead = (len(sources),) if target in stacked else ()
         if target in target_shapes:
-            problems += _check_sources(target, names, lead, source_shapes, tuple(target_shapes[target]))
-    used = {name for names in plan.values() for name in names}
+            problems += _check_sources(target, sources, lead, source_shapes, tuple(target_shapes[target]))
+    used = {source.name for sources in plan.values() for source in sources}
     left = [
         name for name in sorted(set(source_shapes) - used) if not any(fnmatch.fnmatchcase(name, p) for p in patterns)
     ]
     problems += [f"tensor {name} {list(source_shapes[name])} is left over: no parameter takes it" for name in left]
+    if not problems:
+        problems = _check_parts(plan, source_shapes)
     if problems:
         raise ValueError(
             f"the checkpoint does not fit the model, {len(problems)} mismatches "
@@ -133,16 +192,42 @@ def match(
 
 
 def _check_sources(
-    target: str, names: tuple[str, ...], lead: Shape, source_shapes: Mapping[str, Shape], wanted: Shape
+    target: str, sources: tuple[Source, ...], lead: Shape, source_shapes: Mapping[str, Shape], wanted: Shape
 ) -> list[str]:
     problems = []
-    for name in names:
-        if name not in source_shapes:
-            problems.append(f"tensor {name} is missing: parameter {target} needs it")
-        elif lead + tuple(source_shapes[name]) != wanted:
+    for source in sources:
+        if source.name not in source_shapes:
+            problems.append(f"tensor {source.name} is missing: parameter {target} needs it")
+            continue
+        shape = source_shapes[source.name]
+        axes = 0 if source.part is None else max(source.part.axis + 1, 2 * source.part.transposed)
+        if len(shape) < axes or lead + source.shape_of(tuple(shape)) != wanted:
             stack = f", {lead[0]} of them stacked" if lead else ""
+            what = f" and {source} is taken" if source.part is not None else ""
             problems.append(
-                f"tensor {name} is {list(source_shapes[name])}{stack}; parameter {target} wants {list(wanted)}"
+                f"tensor {source.name} is {list(shape)}{stack}{what}; parameter {target} wants {list(wanted)}"
+            )
+    return problems
+
+
+def _check_parts(plan: Mapping[str, tuple[Source, ...]], source_shapes: Mapping[str, Shape]) -> list[str]:
+    """Tensors of which a row is taken by no parameter, or by two."""
+    parts: dict[str, list[Part]] = collections.defaultdict(list)
+    for sources in plan.values():
+        for source in sources:
+            if source.part is not None:
+                parts[source.name].append(source.part)
+    problems = []
+    for name, taken in parts.items():
+        counts = np.zeros(source_shapes[name][taken[0].axis], np.int64)
+        for part in taken:
+            assert part.axis == taken[0].axis, f"{name} is cut along several axes: {taken}"
+            counts[part.rows] += 1
+        if np.any(counts != 1):
+            row = int(np.flatnonzero(counts != 1)[0])
+            problems.append(
+                f"tensor {name} {list(source_shapes[name])}: row {row} of axis {taken[0].axis} "
+                f"is taken by {counts[row]} parameters"
             )
     return problems
 

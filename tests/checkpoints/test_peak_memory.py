@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints import Rule, convert
+from tests.oracles import mxfp4
 
 
 def write(folder, num_layers, stored):
@@ -56,6 +57,20 @@ def test_a_load_with_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_pat
 def test_a_load_without_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_path):
     folder, total = write(tmp_path / "hf", 40, "float32")
     check(folder, 40, "float32", total)
+
+
+@pytest.mark.slow
+def test_a_load_of_mxfp4_weights_peaks_under_the_models_size_plus_ten_percent(tmp_path):
+    folder, total, random = tmp_path / "hf", 0.0, np.random.default_rng(0)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    made = {}
+    for i in range(60):
+        blocks, scales = (random.integers(120, 134, shape, np.uint8) for shape in ((1024, 32, 16), (1024, 32)))
+        made |= {f"model.layers.{i}.weight_blocks": blocks, f"model.layers.{i}.weight_scales": scales}
+        total += float(mxfp4.decode(blocks[:1], scales[:1]).sum())  # the first output: column 0 of [in, out]
+    safetensors.numpy.save_file(made, folder / "model.safetensors")
+    check(folder, 60, "bfloat16", total)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Weight rules: tensors and parameters correspond one to one, or one error says everything."""
 
+import numpy as np
 import pytest
 
-from checkpoints.rules import Rule, expand, match
+from checkpoints.rules import Part, Rule, Source, expand, match
 
 RULES = (
     Rule(source="embed.weight", target="embedding.weight"),
@@ -23,10 +24,10 @@ TARGETS = {
     "layers.2.up": (2, 5, 3),
 }
 PLAN = {
-    "embedding.weight": ("embed.weight",),
-    "layers.0.q.weight": ("layers.0.q.weight",),
-    "layers.2.q.weight": ("layers.2.q.weight",),
-    "layers.2.up": ("layers.2.experts.0.up", "layers.2.experts.1.up"),
+    "embedding.weight": (Source("embed.weight"),),
+    "layers.0.q.weight": (Source("layers.0.q.weight"),),
+    "layers.2.q.weight": (Source("layers.2.q.weight"),),
+    "layers.2.up": (Source("layers.2.experts.0.up"), Source("layers.2.experts.1.up")),
 }
 
 
@@ -40,7 +41,7 @@ def test_a_checkpoint_that_fits_is_matched():
 
 def test_a_stack_of_one_expert_keeps_its_leading_axis():
     rules = (Rule(source="e.{e}", target="e", experts=1),)
-    assert match(rules, (), {"e.0": (5, 3)}, {"e": (1, 5, 3)}) == {"e": ("e.0",)}
+    assert match(rules, (), {"e.0": (5, 3)}, {"e": (1, 5, 3)}) == {"e": (Source("e.0"),)}
     with pytest.raises(ValueError, match=r"tensor e.0 is \[5, 3\], 1 of them stacked; parameter e wants \[5, 3\]"):
         match(rules, (), {"e.0": (5, 3)}, {"e": (5, 3)})
 
@@ -87,3 +88,44 @@ def test_two_rules_for_one_tensor_or_one_parameter_are_refused():
 def test_placeholders_that_do_not_fit_layers_and_experts_are_refused(wrong):
     with pytest.raises(ValueError, match="belongs in both names"):
         Rule(**wrong)
+
+
+def fused(up: Part, down: Part | None = None) -> tuple[Rule, ...]:
+    """Gate and up are the even and odd columns of one tensor, down lies the other way round in another."""
+    return (
+        Rule(source="gate_up", target="gate", part=Part(axis=2, step=2, transposed=True)),
+        Rule(source="gate_up", target="up", part=up),
+        Rule(source="down", target="down", part=down or Part(transposed=True)),
+    )
+
+
+ODD = Part(axis=2, start=1, step=2, transposed=True)
+FUSED_SOURCES = {"gate_up": (4, 3, 10), "down": (4, 5, 3)}
+FUSED_TARGETS = {"gate": (4, 5, 3), "up": (4, 5, 3), "down": (4, 3, 5)}
+
+
+def test_a_part_is_a_view_of_rows_and_may_be_transposed():
+    tensors = {"gate_up": np.arange(120).reshape(FUSED_SOURCES["gate_up"]), "down": np.zeros(FUSED_SOURCES["down"])}
+    plan = match(fused(ODD), (), FUSED_SOURCES, FUSED_TARGETS)
+    (up,) = plan["up"]
+    np.testing.assert_array_equal(up.of(tensors), tensors["gate_up"].swapaxes(1, 2)[:, 1::2])
+    assert np.shares_memory(up.of(tensors), tensors["gate_up"])
+    assert str(up) == "gate_up[:, :, 1::2].T"
+    assert {name: plan[name][0].of(tensors).shape for name in plan} == FUSED_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("up", "message"),
+    [
+        (Part(axis=2, step=2, transposed=True), r"more than once: \['gate_up\[:, :, ::2\].T'\]"),
+        (Part(axis=2, start=3, step=2, transposed=True), r"row 1 of axis 2 is taken by 0 parameters"),
+        (Part(axis=2, start=0, stop=5, transposed=True), r"row 0 of axis 2 is taken by 2 parameters"),
+        (Part(axis=2, start=1, step=2), r"gate_up is \[4, 3, 10\] and gate_up\[:, :, 1::2\] is taken; parameter up"),
+        (Part(axis=3), r"tensor gate_up is \[4, 3, 10\] and gate_up\[:, :, :, :\] is taken; parameter up"),
+        (None, r"more than once: \['gate_up'\]"),
+    ],
+)
+def test_parts_that_do_not_make_up_their_tensor_are_refused(up, message):
+    targets = FUSED_TARGETS | ({"up": (4, 4, 3)} if up is not None and up.start == 3 else {})
+    with pytest.raises(ValueError, match=message):
+        match(fused(up), (), FUSED_SOURCES, targets)
