@@ -144,6 +144,8 @@ def token_ids_of(field: str, token_ids: object) -> list[int]:
         raise ValueError(f"{field} is {token_ids!r}; it must be {kind}")
     if not token_ids:
         raise ValueError(f"{field} is empty; give at least one token")
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0:
+        return token_ids
     for token in token_ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             raise ValueError(f"{field} holds {token!r}; token ids are whole numbers, 0 or more")

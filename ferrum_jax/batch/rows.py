@@ -47,6 +47,7 @@ class Rows:
         self.is_bad = np.array(bad, np.bool_)
         self._digests = np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
         self._refuse_duplicates(np.frombuffer(names, np.uint64))
+        self.num_bad = int(self.is_bad.sum())
         self._by_digest = np.argsort(self._digests[:, 0], kind="stable").astype(np.uint32)
         self._sorted = self._digests[self._by_digest, 0]
         order = features.order()
@@ -55,10 +56,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    @property
-    def num_bad(self) -> int:
-        return int(self.is_bad.sum())
 
     def shards(self) -> list[np.ndarray]:
         """The rows to run in parts that workers take: a function of the input alone, near rows together."""

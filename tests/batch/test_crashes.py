@@ -1,0 +1,39 @@
+"""Killed anywhere and started again, a job has the bytes of one that was never killed, and each row has one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+
+def run(*arguments: str) -> dict:
+    command = [sys.executable, "-W", "error", "-m", "tests.batch.crash_program", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [pytest.param(20, 1, id="20"), pytest.param(1000, 2, id="1000", marks=pytest.mark.slow)]
+)
+def test_killed_at_random_moments(kills, seed):
+    found = run("random", "--kills", str(kills), "--seed", str(seed))
+    assert found["kills"] == kills and found["partials"] > kills
+
+
+@pytest.mark.parametrize("stride", [pytest.param(7, id="some"), pytest.param(1, id="each", marks=pytest.mark.slow)])
+def test_killed_before_and_after_the_calls_that_make_a_write_durable(stride):
+    assert run("boundaries", "--stride", str(stride))["kills"] > 60 // stride
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
+    assert run("workers", "--kills", str(kills))["kills"] >= kills
+
+
+@pytest.mark.parametrize("stops", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_worker_that_sleeps_longer_than_its_leases_last_is_replaced_and_harmless(stops):
+    run("stopped", "--kills", str(stops))
