@@ -79,13 +79,16 @@ def _run(args: argparse.Namespace) -> int:
         "max_model_len": config.max_model_len,
         "tokenizer": args.tokenizer,
     }
+    kept = args.save_prefixes_at_notice
+    if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
+        raise ValueError(f"--save-prefixes-at-notice {kept} is there and not empty; name a new folder")
     notice = Notice()
     with contextlib.ExitStack() as stack:
         stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
 
         def save_prefixes(llm: Any) -> None:
-            if args.save_prefixes_at_notice is not None:
-                llm.save_prefix_cache(args.save_prefixes_at_notice)
+            if kept is not None and llm.stats()["entries"]:
+                llm.save_prefix_cache(kept)
 
         def make_llm() -> LLM:
             return open_llm(args, _batch_config(config, given="invariant" in args), stack)

@@ -1,0 +1,84 @@
+"""A notice comes from signals and from the cloud's metadata server, and the first one counts."""
+
+import http.server
+import signal
+import threading
+
+import pytest
+
+from ferrum_jax.batch import notice as module
+from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_cloud, notice_of_signals
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """Google's says FALSE until the machine is taken back; Amazon's has nothing there until then."""
+
+    is_taken = False
+    asked: "list[tuple[str, str | None]]"
+
+    def do_GET(self):
+        self.asked.append((self.path, self.headers.get("Metadata-Flavor")))
+        if self.path == "/gce":
+            self._answer(200, b"TRUE" if Metadata.is_taken else b"FALSE")
+        else:
+            self._answer(200 if Metadata.is_taken else 404, b'{"action": "terminate"}')
+
+    def _answer(self, code: int, content: bytes) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    Metadata.is_taken, Metadata.asked = False, []
+    with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(module, "ENDPOINTS", {c: (f"{url}/{c}", h) for c, (_, h) in module.ENDPOINTS.items()})
+        monkeypatch.setattr(module, "_POLL_S", 0.01)
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("cloud", "flavor"), [("gce", "Google"), ("aws", None)])
+def test_the_clouds_notice_is_given_when_the_machine_is_taken_back(server, cloud, flavor):
+    notice = Notice()
+    with notice_of_cloud(notice, cloud):
+        while len(Metadata.asked) < 3:
+            assert not notice.wait(0.01)
+        Metadata.is_taken = True
+        assert notice.wait(20.0)
+    assert (notice.reason, notice.exit_code) == (f"preemption notice of {cloud}", EXIT_PREEMPTED)
+    assert set(Metadata.asked) == {(f"/{cloud}", flavor)}
+
+
+def test_a_server_that_is_not_there_gives_no_notice(monkeypatch):
+    monkeypatch.setattr(module, "ENDPOINTS", {"gce": ("http://127.0.0.1:9/", {})})
+    notice = Notice()
+    with notice_of_cloud(notice, "gce"):
+        assert not notice.wait(0.1)
+
+
+def test_an_unknown_cloud_is_refused_and_none_asks_nobody():
+    with pytest.raises(ValueError, match="no preemption notice is known of 'moon'; known are aws, gce"):
+        notice_of_cloud(Notice(), "moon").__enter__()
+    before = threading.active_count()
+    with notice_of_cloud(Notice(), None):
+        assert threading.active_count() == before
+
+
+def test_a_second_signal_ends_what_the_first_one_would_let_end_in_order():
+    notice = Notice()
+    with notice_of_signals(notice):
+        notice.is_orderly = True
+        signal.raise_signal(signal.SIGTERM)
+        assert (notice.reason, notice.exit_code) == ("SIGTERM", EXIT_PREEMPTED)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert notice.exit_code == EXIT_PREEMPTED != EXIT_INTERRUPTED
