@@ -41,7 +41,8 @@ class MeshShape:
 class EngineConfig:
     """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
 
-    dtype: of weights and activations; "auto" is float32 on the CPU, the checkpoint's own elsewhere.
+    dtype: of weights and activations; "auto" is float32 on the CPU, elsewhere the checkpoint's own, or bfloat16 for
+    one in float16.
     kv_dtype: of the KV pool; "auto" is dtype. int8 has a scale per token and head, fp8_e4m3 and fp8_e5m2 none; all
     three change logits a little (`ferrum-jax bench --workload kv_error` says how much).
     block_size: tokens per KV block; None takes the platform's: the smallest power of two from 16 to 128 whose block

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
@@ -28,7 +29,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
     "max_state_snapshots": (int, "most snapshots of recurrent states; 0 keeps none"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
-    "mesh": (str, "devices by axis; only tp=1, one device, so far"),
+    "mesh": (str, "devices by axis, such as tp=4"),
     "trace": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
     "seed": (int, "seed from which requests without one get theirs"),
 }
@@ -97,9 +98,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The config that the flags ask for. Raises ValueError for a value that is not allowed."""
-    return EngineConfig(**_given(args, EngineConfig))
+def engine_config(args: argparse.Namespace, base: Mapping[str, Any] = MappingProxyType({})) -> EngineConfig:
+    """The config that the flags ask for, over the fields of `base`. Raises ValueError for a value not allowed."""
+    return EngineConfig(**{**base, **_given(args, EngineConfig)})
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

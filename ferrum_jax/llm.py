@@ -26,9 +26,10 @@ from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar
 from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
 from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.runtime.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.runtime.store import ExecutableSource, ExecutableStore
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
@@ -43,8 +44,10 @@ class LLM:
     """A model that generates.
 
     model: a Hugging Face folder, or an Orbax checkpoint that `ferrum-jax convert` wrote.
-    config: see EngineConfig. tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own.
-    on_progress: called with (what, done, total) while it starts.
+    config: see EngineConfig; None takes the bundle's, or the defaults. tokenizer: a folder or tokenizer.json to use
+    instead of the checkpoint's own. bundle: a folder of executables that `ferrum-jax compile` made; what it lacks is
+    compiled here, or with `require_bundle` refused. on_progress: called with (what, done, total) while it starts;
+    on_problem: with a sentence for each executable that the bundle does not give.
 
     Raises ValueError, before weights are read, for what cannot run here: all reasons at once.
     """
@@ -55,15 +58,32 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         tokenizer: str | None = None,
+        bundle: str | os.PathLike[str] | None = None,
+        require_bundle: bool = False,
         on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        on_problem: Callable[[str], None] = lambda text: None,
     ) -> None:
         started = time.perf_counter()
-        config = config or EngineConfig()
+        opened = None if bundle is None else Bundle.open(Path(bundle))
+        if require_bundle and opened is None:
+            raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
+        config = config_for(config, opened)
         mesh = make_mesh(MeshShape.parse(config.mesh), jax.devices())
+        devices = mesh.devices.flatten().tolist()
         folder = config.compilation_cache_dir
-        store = None if folder is None else ExecutableStore(folder, mesh.devices.flatten().tolist())
+        source: ExecutableSource | None = None if folder is None else ExecutableStore(folder, devices)
         checkpoint = open_checkpoint(model)
         spec = registry.spec_of(checkpoint.config)
+        self.bundled: BundledExecutables | None = None
+        if opened is not None:
+            source = self.bundled = BundledExecutables(
+                opened,
+                devices,
+                spec=spec_digest(spec),
+                fallback=source,
+                required=require_bundle,
+                on_problem=on_problem,
+            )
         layout = lay_out(spec, config, mesh)
         self.spec, self.config, self.ledger = spec, config, layout.ledger
         self.max_model_len = layout.max_model_len
@@ -72,7 +92,7 @@ class LLM:
             self.tokenizer = require_tokenizer(Tokenizer.load(tokenizer), tokenizer)
         self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
         self._counter = CompileCounter()
-        self.loaded = load(checkpoint, layout, store, on_progress)
+        self.loaded = load(checkpoint, layout, source, on_progress)
         if layout.ledger.num_host_blocks:
             self.loaded.copies.warm_up(self.loaded.copies.of_blocks)
         self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
@@ -261,6 +281,9 @@ class LLM:
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
             "executables": runner.num_executables,
+            "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
+            "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
+            "compiles_before_ready": self._compiles_at_start,
             "compiles_after_ready": self._counter.count - self._compiles_at_start,
             "weights_bytes": self.ledger.weights_bytes,
             "kv_bytes": self.ledger.kv_bytes,

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from checkpoints import Checkpoint
 from checkpoints.fingerprint import fingerprint
 from ferrum_jax.cache.budget import choose_num_host_blocks
 from ferrum_jax.cache.host_memory import HostMemory
-from ferrum_jax.cache.pools import make_pools
+from ferrum_jax.cache.pools import pools_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
@@ -24,7 +25,7 @@ from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Executables, compile_all
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -48,7 +49,7 @@ class Loaded:
 def load(
     checkpoint: Checkpoint,
     layout: Layout,
-    store: ExecutableStore | None,
+    source: ExecutableSource | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Loaded:
     """Compiles every bucket while the weights load."""
@@ -58,7 +59,7 @@ def load(
         compiling = thread.submit(
             compile_all,
             layout,
-            store=store,
+            source=source,
             on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = checkpoint.load(
@@ -73,7 +74,7 @@ def load(
         layout=layout,
         weights=tuple(tensors[name] for name in layout.targets),
         executables=executables,
-        copies=BlockCopies(layout, store),
+        copies=BlockCopies(layout, source),
         fingerprint=bytes.fromhex(digest),
         end_ids=_end_ids(spec, checkpoint.generation_config),
     )
@@ -110,7 +111,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     return Engine(
         runner=Runner(
             weights=loaded.weights,
-            pools=make_pools(layout.pools, fill=fill),
+            pools=pools_of(layout.pools, loaded.executables.fresh_pools(np.float32(fill))),
             executables=loaded.executables,
             ladder=layout.ladder,
             copies=loaded.copies,

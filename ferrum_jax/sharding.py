@@ -166,6 +166,16 @@ def partitions(tree: Any) -> Any:
     return jax.tree.map(lambda array: array.sharding.spec, tree)
 
 
+def describe(tree: Any) -> str:
+    """Shape, dtype, partition and memory layout of each array of a tree: the same text wherever the devices are."""
+    return repr(jax.tree.map(_describe, tree))
+
+
+def _describe(array: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
+    layout = getattr(array.format, "layout", None)
+    return array.shape, array.dtype.name, str(getattr(array.sharding, "spec", "whole")), str(layout)
+
+
 def local_bytes(array: jax.ShapeDtypeStruct) -> int:
     """Bytes of an array on one device."""
     assert array.sharding is not None

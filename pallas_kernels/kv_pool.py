@@ -88,22 +88,11 @@ def pool_shape(
     return KVPool(values=values, scales=scales if dtype == jnp.int8 else None, head_dim=head_dim, bits_of=bits_of)
 
 
-def make_pool(shape: KVPool, *, fill: float) -> KVPool:
-    """A pool of this shape, sharding and layout in which everything reads as `fill`; of int8, whose values are 0,
-    scales do."""
-
-    def filled(leaf: Any, of: float | jax.Array) -> jax.Array:
-        if leaf.format.layout is None:
-            return jnp.full(leaf.shape, of, leaf.dtype, device=leaf.sharding)
-        # made where and as it lies: an array of another layout beside it would be as large
-        return jax.jit(lambda: jnp.full(leaf.shape, of, leaf.dtype), out_shardings=leaf.format)()
-
-    if shape.dtype == jnp.int8:
-        values = filled(shape.values, 0)
-    else:
-        bits = as_bits(jnp.asarray(fill, shape.dtype), shape)
-        values = filled(shape.values, bits)
-    scales = None if shape.scales is None else filled(shape.scales, fill)
+def make_pool(shape: KVPool, *, fill: float | jax.Array) -> KVPool:
+    """A pool of this shape in which everything reads as `fill`; of int8, whose values are 0, scales do."""
+    bits = 0 if shape.dtype == jnp.int8 else as_bits(jnp.asarray(fill).astype(shape.dtype), shape)
+    values = jnp.full(shape.values.shape, bits, shape.values.dtype)
+    scales = None if shape.scales is None else jnp.full(shape.scales.shape, fill, shape.scales.dtype)
     return dataclasses.replace(shape, values=values, scales=scales)
 
 

@@ -26,30 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.pallas.mosaic_gpu import lowering
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ferrum_jax.runtime.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
 from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
 from pallas_kernels.target import Target
 
 TARGET = Target.named("gpu:h200")
-# Source: NVIDIA's H200 data sheet and the CUDA C++ Programming Guide, table of compute capabilities, 9.0.
-_H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 device_memory_size: 150000000000
-  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 patch: 0 }
-device_description_str: "NVIDIA H200"
-"""
 _KERNEL = re.compile(
     r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+ptxas info\s*: Used (\d+) registers"
 )
@@ -74,8 +59,7 @@ class Compiled:
 
 def h200s(count: int = 1) -> list[Any]:
     """Devices of one host that is not here."""
-    topology = f"1x1x{count}"  # PROCESSES x HOSTS x GPUS
-    return topologies.get_topology_desc(platform="cuda", target_config=_H200, topology=topology).devices
+    return list(target_devices(f"gpu:h200:{count}"))
 
 
 def compile_for_h200(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Compiled:

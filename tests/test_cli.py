@@ -26,10 +26,12 @@ class CommandLLM(FakeLLM):
 
     made: "list[CommandLLM]"
     startup_s = 0.5
+    bundled = None
     ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, block_bytes=1000, num_blocks=9, block_size=16)
 
-    def __init__(self, model, config, *, tokenizer, on_progress):
+    def __init__(self, model, config, *, tokenizer, bundle, require_bundle, on_progress, on_problem):
         super().__init__()
+        assert (bundle, require_bundle) == (None, False)
         if "missing" in model:
             raise ValueError(f"{model} has no config.json")
         on_progress("compiling", 1, 2)

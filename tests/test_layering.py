@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from ferrum_jax.runtime.store import TRACED
+from ferrum_jax.runtime.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
@@ -69,6 +69,13 @@ MAY_IMPORT = {
         "ferrum_jax.runtime",
         "ferrum_jax.models",
         "ferrum_jax.cache",
+        "checkpoints",
+    ),
+    "ferrum_jax.bundling": (
+        *NOUN_MODULES,
+        "ferrum_jax.runtime",
+        "ferrum_jax.models",
+        "ferrum_jax.sharding",
         "checkpoints",
     ),
     "ferrum_jax.llm": (
@@ -181,9 +188,9 @@ def test_nothing_imports_scripts_or_tests():
 
 
 def test_environment_variables_are_read_in_main_only():
-    """The store names the compiler's own flags, which decide an executable."""
+    """Beside it, a compiler's own flags decide an executable, and plugins are told that their device is not here."""
     readers = {m for m, path in modules().items() if "os.environ" in path.read_text() or "getenv" in path.read_text()}
-    assert readers <= {"ferrum_jax.__main__", "ferrum_jax.runtime.store"}
+    assert readers <= {"ferrum_jax.__main__", "ferrum_jax.runtime.environment", "ferrum_jax.commands.compile"}
 
 
 def test_all_code_that_a_step_is_traced_from_decides_the_name_of_its_executable():

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.ints import round_up
-from ferrum_jax.sharding import on_mesh, row_major
+from ferrum_jax.sharding import formats, on_mesh, row_major
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
 from pallas_kernels.target import Target
@@ -96,17 +96,28 @@ def _layer_on_mesh(layer: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, "slots", *[None] * (len(a.shape) - 1)), layer)
 
 
-def make_pools(shapes: Pools, *, fill: float = 0.0) -> Pools:
-    """Fresh pools. Tests fill KV and states with NaN, to prove that nothing reads what it does not own."""
-    kv = tuple(_make_layer(layer, fill) for layer in shapes.kv)
-    return Pools(
-        kv=kv,
-        slots=jnp.zeros(shapes.slots.shape, jnp.int32, device=shapes.slots.sharding),
-        prompts=jnp.full(shapes.prompts.shape, fill, shapes.prompts.dtype, device=shapes.prompts.sharding),
-    )
+def trace_fresh(shapes: Pools) -> jax.stages.Traced:
+    """fill -> (arrays of kv, slots, prompts) of fresh pools, each made where and as it lies, ready to be lowered.
+
+    fill: float32. Tests fill KV, states and prompts with NaN, to prove that nothing reads what it does not own.
+    """
+
+    def fresh(fill: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
+        kv = [_fresh_layer(layer, fill) for layer in shapes.kv]
+        prompts = jnp.full(shapes.prompts.shape, fill, shapes.prompts.dtype)
+        return tuple(jax.tree.leaves(kv)), jnp.zeros(shapes.slots.shape, jnp.int32), prompts
+
+    placed = (formats(shapes.flat_kv()), shapes.slots.sharding, shapes.prompts.sharding)
+    return jax.jit(fresh, out_shardings=placed).trace(jax.ShapeDtypeStruct((), jnp.float32))
 
 
-def _make_layer(layer: Any, fill: float) -> Any:
+def pools_of(shapes: Pools, arrays: tuple[tuple[jax.Array, ...], jax.Array, jax.Array]) -> Pools:
+    """The pools whose arrays these are, in the order of `trace_fresh`."""
+    kv, slots, prompts = arrays
+    return Pools(kv=jax.tree.unflatten(jax.tree.structure(shapes.kv), kv), slots=slots, prompts=prompts)
+
+
+def _fresh_layer(layer: Any, fill: jax.Array) -> Any:
     if isinstance(layer, KVPool):
         return make_pool(layer, fill=fill)
-    return jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype, device=a.sharding), layer)
+    return jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype), layer)

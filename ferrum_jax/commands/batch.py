@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, notice_of_cloud
-from ferrum_jax.commands.model import add_load, add_model, open_llm
+from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.flags import engine_config
 
 if TYPE_CHECKING:
     from ferrum_jax.llm import LLM
@@ -72,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from ferrum_jax.batch.job import JobOptions, run_batch
 
-    config = engine_config(args)
+    config = chosen_config(args)
     settings = {
         "dtype": config.dtype,
         "kv_dtype": config.kv_dtype,
@@ -91,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
                 llm.save_prefix_cache(kept)
 
         def make_llm() -> LLM:
-            return open_llm(args, _batch_config(config, given="invariant" in args), stack)
+            return open_llm(args, _batch_config(config, given="invariant" in args or args.bundle is not None), stack)
 
         model = os.path.basename(os.path.abspath(args.model))
         console = Console(stderr=True)

@@ -8,9 +8,8 @@ import json
 import os
 from typing import Any
 
-from ferrum_jax.commands.model import add_model, open_llm
+from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.flags import engine_config
 
 
 def add(commands: Any) -> None:
@@ -32,7 +31,7 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, engine_config(args), stack)
+        llm = open_llm(args, chosen_config(args), stack)
         from ferrum_jax.bench import measure
 
         print(json.dumps({"model": os.path.basename(os.path.abspath(args.model)), **measure(llm, args.workload)}))

@@ -7,10 +7,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.commands.model import add_model, open_llm
+from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompts import add_prompts, read_prompts
-from ferrum_jax.flags import engine_config
 
 
 def add(commands: Any) -> None:
@@ -60,7 +59,7 @@ def add(commands: Any) -> None:
 def _save(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, engine_config(args), stack)
+        llm = open_llm(args, chosen_config(args), stack)
         for prompt in prompts:
             llm.cache_prefix(prompt)
         count = llm.save_prefix_cache(args.dir, prompts)
@@ -70,7 +69,7 @@ def _save(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, engine_config(args), stack)
+        llm = open_llm(args, chosen_config(args), stack)
         count = llm.load_prefix_cache(args.dir)
     print(f"{args.dir}: {count} blocks of {llm.ledger.block_size} tokens, undamaged and of this model")
     return 0

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrum_jax.commands.model import add_load, add_model, open_llm
+from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompts import add_prompts, read_prompts
-from ferrum_jax.flags import add_sampling_flags, engine_config, sampling_params
+from ferrum_jax.flags import add_sampling_flags, sampling_params
 from ferrum_jax.request import RequestOutput
 
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    params, config = sampling_params(args), engine_config(args)
+    params, config = sampling_params(args), chosen_config(args)
     if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ValueError("log-probabilities are printed as JSON only; add --json")
     prompts = read_prompts(args)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.flags import add_engine_flags
+from ferrum_jax.flags import add_engine_flags, engine_config
 
 if TYPE_CHECKING:
     from ferrum_jax.llm import LLM
@@ -18,6 +18,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="Hugging Face folder or Orbax checkpoint")
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profiler trace of the run")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="executables that `ferrum-jax compile` made")
+    parser.add_argument("--require-bundle", action="store_true", help="refuse to compile what the bundle does not give")
     parser.set_defaults(load_prefix_cache=None)
     add_engine_flags(parser)
 
@@ -26,6 +28,15 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load-prefix-cache", type=Path, metavar="DIR", help="begin with the prefixes that `cache save` wrote there"
     )
+
+
+def chosen_config(args: argparse.Namespace) -> EngineConfig:
+    """The config of the flags; a bundle's own where it is given and they say nothing."""
+    if args.bundle is None:
+        return engine_config(args)
+    from ferrum_jax.runtime.bundle import Bundle
+
+    return engine_config(args, Bundle.open(args.bundle).purpose.config)
 
 
 def open_llm(args: argparse.Namespace, config: EngineConfig, stack: contextlib.ExitStack) -> LLM:
@@ -42,8 +53,20 @@ def open_llm(args: argparse.Namespace, config: EngineConfig, stack: contextlib.E
         def show(what: str, done: int, total: int) -> None:
             status.update(f"loading {name}: {what} {done}/{total}")
 
-        llm = LLM(args.model, config, tokenizer=args.tokenizer, on_progress=show)
+        llm = LLM(
+            args.model,
+            config,
+            tokenizer=args.tokenizer,
+            bundle=args.bundle,
+            require_bundle=args.require_bundle,
+            on_progress=show,
+            on_problem=lambda text: console.print(escape(text), highlight=False),
+        )
     console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
+    if llm.bundled is not None:
+        console.print(
+            f"bundle: {llm.bundled.hits} executables from it, {llm.bundled.misses} compiled here", highlight=False
+        )
     ledger = llm.ledger
     if ledger.head_copies > 1:
         console.print(

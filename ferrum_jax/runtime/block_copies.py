@@ -18,9 +18,10 @@ import numpy as np
 
 from ferrum_jax.cache.blocks import gather_blocks, scatter_blocks
 from ferrum_jax.cache.pools import Pools
+from ferrum_jax.runtime.compile import Part
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.store import ExecutableStore
-from ferrum_jax.sharding import formats, whole
+from ferrum_jax.runtime.store import ExecutableSource
+from ferrum_jax.sharding import describe, formats, whole
 
 BATCHES = (4, 32)  # ids of a call
 
@@ -51,14 +52,14 @@ class BlockCopies:
     states a tuple of each layer's, of prompts [n, D].
     """
 
-    def __init__(self, layout: Layout, store: ExecutableStore | None) -> None:
+    def __init__(self, layout: Layout, source: ExecutableSource | None) -> None:
         spec = layout.options.spec
         self._pools = layout.pools
         self._groups = [group.layers for group in spec.kv_groups]
         self._layers = (*self._groups, spec.state_layers)
         self._mesh = layout.mesh
         self._head_copies = layout.model.head_copies
-        self._store = store
+        self._source = source
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
     @property
@@ -86,14 +87,21 @@ class BlockCopies:
         layers = self._layers[index]
         return ["/".join([str(layers[path[0].idx]), *(_name(entry) for entry in path[1:])]) for path, _ in paths]
 
+    def parts(self, indices: Iterable[int] | None = None) -> dict[tuple[str, int, int], Part]:
+        """Every executable of some pools, or of all, by what it does, pool and size."""
+        chosen = range(self.of_prompts + 1) if indices is None else indices
+        return {
+            (kind, index, size): self._part(kind, index, size)
+            for index in chosen
+            if index != self.of_states or self._layers[index]
+            for size in BATCHES
+            for kind in ("gather", "scatter")
+        }
+
     def warm_up(self, indices: Iterable[int] | None = None) -> None:
         """Make every executable of some pools, or of all, now."""
-        for index in range(self.of_prompts + 1) if indices is None else indices:
-            if index == self.of_states and not self._layers[index]:
-                continue
-            for size in BATCHES:
-                self._gather(index, size)
-                self._scatter(index, size)
+        for key in self.parts(indices):
+            self._get(*key)
 
     def read(self, pools: Pools, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
         """(which of the ids, what they stand for) in batches, on their way to the host; padding follows the ids."""
@@ -141,29 +149,38 @@ class BlockCopies:
         return jax.eval_shape(lambda pool, ids: self._gathered(index, pool, ids), self._pick(self._pools, index), ids)
 
     def _gather(self, index: int, size: int) -> Callable[..., Any]:
-        jitted = jax.jit(lambda pool, ids: self._gathered(index, pool, ids), out_shardings=whole(self._mesh))
-        return self._get("gather", index, size, lambda pool, ids, _: jitted.lower(pool, ids).compile())
+        return self._get("gather", index, size)
 
     def _scatter(self, index: int, size: int) -> Callable[..., Any]:
-        jitted = jax.jit(
-            lambda pool, ids, data: self._scattered(index, pool, ids, data),
-            donate_argnums=(0,),
-            out_shardings=formats(self._pick(self._pools, index)),
-        )
-        return self._get("scatter", index, size, lambda *arguments: jitted.lower(*arguments).compile())
+        return self._get("scatter", index, size)
 
-    def _get(self, kind: str, index: int, size: int, compile: Callable[..., Any]) -> Callable[..., Any]:
+    def _get(self, kind: str, index: int, size: int) -> Callable[..., Any]:
         made = self._made.get((kind, index, size))
         if made is None:
-            pool, ids = self._pick(self._pools, index), jax.ShapeDtypeStruct((size,), jnp.int32)
-            arguments = pool, ids, self._outside(index, size)
-            if self._store is None:
-                made = compile(*arguments)
-            else:
-                text = f"{kind} {index} {pool} {ids} {self._head_copies}"
-                made = self._store.get(text, lambda: compile(*arguments))
-            self._made[kind, index, size] = made
+            made = self._made[kind, index, size] = self._part(kind, index, size).get(self._source)
         return made
+
+    def _part(self, kind: str, index: int, size: int) -> Part:
+        pool, ids = self._pick(self._pools, index), jax.ShapeDtypeStruct((size,), jnp.int32)
+
+        def gather() -> jax.stages.Traced:
+            jitted = jax.jit(lambda pool, ids: self._gathered(index, pool, ids), out_shardings=whole(self._mesh))
+            return jitted.trace(pool, ids)
+
+        def scatter() -> jax.stages.Traced:
+            jitted = jax.jit(
+                lambda pool, ids, data: self._scattered(index, pool, ids, data),
+                donate_argnums=(0,),
+                out_shardings=formats(pool),
+            )
+            return jitted.trace(pool, ids, self._outside(index, size))
+
+        return Part(
+            what=f"{kind} of {size} ids, pool {index}",
+            shapes=f"{dict(self._mesh.shape)} {describe(pool)} {self._head_copies}",
+            mesh=self._mesh,
+            trace=gather if kind == "gather" else scatter,
+        )
 
 
 def _name(entry: Any) -> str:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.copies import trace_copies
+from ferrum_jax.cache.pools import trace_fresh
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.step import trace_step
-from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.runtime.store import ExecutableSource
+from ferrum_jax.sharding import describe
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 Executable = Callable[..., Any]
@@ -40,54 +44,90 @@ class CompileCounter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executables:
-    """All that an engine calls: one step per bucket, the write of a slot record, and copies of blocks."""
+    """All that an engine calls: one step per bucket, and what stands beside them; see `parts_of`."""
 
     steps: Mapping[Bucket, Executable]
     write_slot: Executable
     copy_blocks: Executable
+    fresh_pools: Executable
 
     def __len__(self) -> int:
-        return len(self.steps) + 2
+        return len(self.steps) + 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """One executable that an engine calls, as it is asked of an ExecutableSource.
+
+    what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
+    """
+
+    what: str
+    shapes: str
+    mesh: Mesh
+    trace: Callable[[], jax.stages.Traced]
+
+    @property
+    def description(self) -> str:
+        return f"{self.what}\n{self.shapes}"
+
+    def compile(self) -> Executable:
+        """Compiled for the mesh's devices, whether they are here or known by description only."""
+        platform = self.mesh.devices.flat[0].platform
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels ask it what they are traced for
+            return self.trace().lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).compile()
+
+    def get(self, source: ExecutableSource | None) -> Executable:
+        return self.compile() if source is None else source.get(self.description, self.compile)
+
+
+def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
+    """The step of every bucket; beside them, by their fields of Executables, the write of a slot record, copies of
+    blocks within the pools, and fresh pools."""
+    pools, options, mesh = layout.pools, layout.options, layout.mesh
+    arrays = describe((layout.targets, pools.kv, pools.slots, pools.prompts))
+    shapes = f"{dict(mesh.shape)} {arrays} {options} {options.spec.digest_text()}"
+
+    def step(bucket: Bucket) -> jax.stages.Traced:
+        return trace_step(layout.graph, layout.targets, pools, bucket, options, mesh)
+
+    def write_slot() -> jax.stages.Traced:
+        record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.jit(sampling.write_slot, donate_argnums=(0,)).trace(pools.slots, slot, record)
+
+    def copy_blocks() -> jax.stages.Traced:
+        return trace_copies(pools, options.spec.cache_groups, mesh)
+
+    def part(what: str, trace: Callable[[], jax.stages.Traced]) -> Part:
+        return Part(what=what, shapes=shapes, mesh=mesh, trace=trace)
+
+    steps = {bucket: part(str(bucket), functools.partial(step, bucket)) for bucket in layout.ladder.buckets}
+    return steps, {
+        "write_slot": part("write of a slot", write_slot),
+        "copy_blocks": part("copies of blocks", copy_blocks),
+        "fresh_pools": part("fresh pools", lambda: trace_fresh(pools)),
+    }
 
 
 def compile_all(
-    layout: Layout, *, store: ExecutableStore | None, on_done: Callable[[int, int], None] = lambda done, total: None
+    layout: Layout, *, source: ExecutableSource | None, on_done: Callable[[int, int], None] = lambda done, total: None
 ) -> Executables:
-    """The executable of every bucket, from the store or compiled from shapes, in a thread pool.
+    """The executable of every bucket, from the source or compiled from shapes, in a thread pool.
 
     on_done(done, total) is called after each.
     """
-    ladder, pools, options = layout.ladder, layout.pools, layout.options
-    total = len(ladder.buckets) + 2
-    shapes = repr((layout.targets, pools, options, options.spec.digest_text()))
-
-    def get(description: str, compile: Callable[[], Executable]) -> Executable:
-        return compile() if store is None else store.get(f"{description} {shapes}", compile)
-
-    def step(bucket: Bucket) -> Executable:
-        def compile() -> Executable:
-            return trace_step(layout.graph, layout.targets, pools, bucket, options, layout.mesh).lower().compile()
-
-        return get(str(bucket), compile)
-
-    def write_slot() -> Executable:
-        record = jax.ShapeDtypeStruct((pools.slots.shape[1],), jnp.int32)
-        slot = jax.ShapeDtypeStruct((), jnp.int32)
-        function = jax.jit(sampling.write_slot, donate_argnums=(0,))
-        return get("write_slot", lambda: function.lower(pools.slots, slot, record).compile())
-
-    def copy_blocks() -> Executable:
-        def compile() -> Executable:
-            return trace_copies(pools, options.spec.cache_groups, layout.mesh).lower().compile()
-
-        return get("copy_blocks", compile)
-
-    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+    steps, others = parts_of(layout)
+    threads = concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
+    try:
         # the largest first: they take longest, and one of them alone at the end would leave cores idle
-        jobs = {bucket: threads.submit(step, bucket) for bucket in reversed(ladder.buckets)}
-        writing, copying = threads.submit(write_slot), threads.submit(copy_blocks)
-        for done, job in enumerate(concurrent.futures.as_completed([*jobs.values(), writing, copying]), 1):
+        jobs = {bucket: threads.submit(steps[bucket].get, source) for bucket in reversed(steps)}
+        beside = {name: threads.submit(part.get, source) for name, part in others.items()}
+        every = [*jobs.values(), *beside.values()]
+        for done, job in enumerate(concurrent.futures.as_completed(every), 1):
             job.result()
-            on_done(done, total)
-    steps = {bucket: job.result() for bucket, job in jobs.items()}
-    return Executables(steps=steps, write_slot=writing.result(), copy_blocks=copying.result())
+            on_done(done, len(every))
+    finally:
+        threads.shutdown(cancel_futures=True)  # after an error or Ctrl-C only what runs is waited for
+    made = {bucket: job.result() for bucket, job in jobs.items()}
+    return Executables(steps=made, **{name: job.result() for name, job in beside.items()})

@@ -51,7 +51,7 @@ class Layout:
 def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     """The layout of an engine on a mesh. Raises ValueError with every reason why it cannot run here."""
     target = Target.of_device(mesh.devices.flat[0])
-    auto_dtype = "float32" if target.platform == "cpu" else spec.dtype
+    auto_dtype = "float32" if target.platform == "cpu" or spec.dtype == "float32" else "bfloat16"  # never float16
     dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
     implementation = config.implementation or default_implementation(target)
@@ -70,7 +70,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     )
     num_blocks = choose_num_blocks(
         num_blocks=config.num_blocks,
-        kv_memory_bytes=config.kv_memory_bytes or free_bytes(mesh.devices.flatten().tolist(), model.weights_bytes),
+        kv_memory_bytes=_kv_memory_bytes(config, mesh, model.weights_bytes),
         block_bytes=per_block,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -138,6 +138,12 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
             ),
         ),
     )
+
+
+def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int) -> int:
+    if config.kv_memory_bytes is not None or config.num_blocks is not None:
+        return config.kv_memory_bytes or 0  # the number of blocks counts, and devices that are not here tell no memory
+    return free_bytes(mesh.devices.flatten().tolist(), weights_bytes)
 
 
 def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Target) -> int:

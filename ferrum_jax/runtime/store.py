@@ -1,66 +1,58 @@
 """The store: compiled executables on disk, so that a second start neither traces nor compiles.
 
-One file per executable, named by a digest of everything that decides it: the code that is traced, versions,
-device, compiler flags, and the arguments of its making. Files are written beside and renamed, so that
-processes may share a folder. A file begins with a digest of the rest and is not even unpickled if that is
-another: a damaged executable would crash the process. A file is code: a folder that others may write to is refused.
+One file per executable, named by a digest of its description and of the Environment. Files are written beside
+and renamed, so that processes may share a folder; the least recently used go when the folder is over its size. A
+file begins with a digest of the rest and is not even unpickled if that is another: a damaged executable would
+crash the process. A file is code: a folder that others may write to is refused.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import dataclasses
 import hashlib
-import importlib.metadata
 import os
 import pathlib
 import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.experimental import serialize_executable
 
-TRACED = (  # the code from which a step is traced: all that runtime/ imports
-    "checkpoints/rules.py",
-    "ferrum_jax/cache",
-    "ferrum_jax/config.py",
-    "ferrum_jax/ints.py",
-    "ferrum_jax/layers",
-    "ferrum_jax/models",
-    "ferrum_jax/plan.py",
-    "ferrum_jax/prompt.py",
-    "ferrum_jax/request.py",
-    "ferrum_jax/runtime",
-    "ferrum_jax/sampling",
-    "ferrum_jax/sharding.py",
-    "ferrum_jax/spec.py",
-    "pallas_kernels",
-)
-_OPTIONS = (  # of jax, those that change what is compiled
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_threefry_partitionable",
-    "jax_debug_nans",
-    "jax_optimization_level",
-)
+from ferrum_jax.runtime.environment import Environment
+
+MAX_BYTES = 8 << 30
 _CHECK_BYTES = 32
+
+
+class ExecutableSource(Protocol):
+    """Where executables come from: the store, or a bundle."""
+
+    def get(self, description: str, compile: Callable[[], Any]) -> Any:
+        """The executable that `description` names, kept from an earlier time or made by `compile`.
+
+        description: all that decides it beside the environment; equal text must mean equal programs.
+        """
+        ...
 
 
 class ExecutableStore:
     """Executables by description. `hits` and `misses` count what was asked for.
 
-    devices: of the mesh that they run on, in its order; None for the default device.
+    devices: of the mesh that they run on, in its order; None for the default device. max_bytes: of the folder.
     Raises ValueError if the folder belongs to somebody else or others may write to it.
     """
 
-    def __init__(self, folder: str, devices: Sequence[Any] | None = None) -> None:
+    def __init__(self, folder: str, devices: Sequence[Any] | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._devices = list(devices or jax.devices()[:1])
+        self._environment = repr(dataclasses.astuple(Environment.of_device(self._devices[0])))
+        self._max_bytes = max_bytes
         self._folder = pathlib.Path(folder).expanduser()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = self._folder.stat()
-        if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if others_may_write(self._folder):
             raise ValueError(
                 f"compilation_cache_dir is {self._folder}, and others can write to it; what lies there is run as "
                 "code: make it yours alone (chmod 700), or choose another"
@@ -71,79 +63,80 @@ class ExecutableStore:
     def get(self, description: str, compile: Callable[[], Any]) -> Any:
         """The executable that `description` names, from disk, or compiled and kept.
 
-        description: all that decides it beside code, versions and device; equal text must mean equal programs.
         A damaged file is compiled again and replaced.
         """
-        ids = [device.id for device in self._devices]
-        path = self._folder / f"{_digest(f'{ids} {description}')}.executable"
+        path = self._folder / f"{self._name(description)}.executable"
         payload = _read(path)
         if payload is not None:
             self.hits += 1
-            return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=self._devices)
+            return load_executable(payload, self._devices)
         executable = compile()
         self.misses += 1
-        _write(path, pickle.dumps(serialize_executable.serialize(executable)))
+        write_beside(path, _checked(serialize(executable)))
+        self._drop_oldest()
         return executable
+
+    def _name(self, description: str) -> str:
+        ids = [device.id for device in self._devices]
+        return digest(self._environment, f"{ids} {description}")
+
+    def _drop_oldest(self) -> None:
+        """Deletes what was used longest ago until the folder is within its size. A reader may be faster or slower."""
+        files: list[tuple[float, int, pathlib.Path]] = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process deletes too
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        excess = sum(size for _, size, _ in files) - self._max_bytes
+        for _, size, path in sorted(files)[:-1]:  # the newest stays, however large
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+
+def serialize(executable: Any) -> bytes:
+    """An executable that `load_executable` brings back, in this environment or an equal one."""
+    return pickle.dumps(serialize_executable.serialize(executable))
+
+
+def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
+    """The executable, for these devices in their order. It is unpickled: whoever wrote the payload is trusted."""
+    return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=list(devices))
+
+
+def others_may_write(path: pathlib.Path) -> bool:
+    """Whether somebody else than this user or root owns a file or folder, or may write to it."""
+    status = path.stat()
+    return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def write_beside(path: pathlib.Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Puts a whole file in place of what is there: a reader sees the one or the other."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
+    os.replace(file.name, path)
+
+
+def digest(*parts: str) -> str:
+    """Of texts, one by one."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(len(part.encode()).to_bytes(8, "little") + part.encode())
+    return state.hexdigest()
 
 
 def _read(path: pathlib.Path) -> bytes | None:
     """What was written to the file; None if there is none or it is damaged."""
-    if not path.exists():
+    try:
+        data = path.read_bytes()
+        path.touch()  # it was used
+    except FileNotFoundError:
         return None
-    data = path.read_bytes()
-    check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
-    return payload if check == _check(payload) else None
+    payload = data[_CHECK_BYTES:]
+    return payload if data == _checked(payload) else None
 
 
-def _write(path: pathlib.Path, payload: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(_check(payload) + payload)
-    os.replace(file.name, path)
-
-
-def _check(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=_CHECK_BYTES).digest()
-
-
-def _digest(description: str) -> str:
-    state = hashlib.blake2b(digest_size=16)
-    for part in (_environment(), description):
-        state.update(len(part).to_bytes(8, "little") + part.encode())
-    return state.hexdigest()
-
-
-@functools.cache
-def _environment() -> str:
-    """What decides an executable in this process whatever it is asked to compile."""
-    device = jax.devices()[0]
-    host = _cpu_features() if device.platform == "cpu" else ""
-    return repr(
-        (
-            jax.__version__,
-            importlib.metadata.version("jaxlib"),
-            importlib.metadata.version("flax"),
-            device.platform,
-            device.device_kind,
-            device.client.platform_version,
-            host,
-            os.environ.get("XLA_FLAGS", ""),
-            [(name, str(jax.config.values[name])) for name in _OPTIONS],
-            _source_digest(),
-        )
-    )
-
-
-def _cpu_features() -> str:
-    """The instruction set, to which a CPU executable belongs."""
-    with open("/proc/cpuinfo") as file:
-        return next((line for line in file if line.startswith(("flags", "Features"))), "")
-
-
-def _source_digest() -> str:
-    """Of every source file that is traced."""
-    state = hashlib.blake2b(digest_size=16)
-    root = pathlib.Path(__file__).parent.parent.parent
-    for place in TRACED:
-        for path in [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py")):
-            state.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode() + path.read_bytes())
-    return state.hexdigest()
+def _checked(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_CHECK_BYTES).digest() + payload

@@ -1,0 +1,76 @@
+"""`ferrum-jax compile`: makes the executables of an engine, on any machine, without reading weights."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.flags import add_engine_flags, engine_config
+
+_WITHOUT_DEVICE = {  # plugins read it when they are loaded; without it they look for their device, libtpu for minutes
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def add(commands: Any) -> None:
+    compile = new_command(
+        commands,
+        "compile",
+        _run,
+        "make the executables of an engine, for a device that need not be here",
+        "--model DIR --target TARGET --out BUNDLE",
+    )
+    compile.add_argument("--model", required=True, metavar="DIR", help="its config.json is read, its weights are not")
+    compile.add_argument(
+        "--target", required=True, metavar="TARGET", help="what runs them: cpu, tpu:v6e:2x2, gpu:h200 and the like"
+    )
+    compile.add_argument(
+        "--out", type=Path, required=True, metavar="BUNDLE", help="folder to write; one that was begun is continued"
+    )
+    compile.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="INT",
+        help="how many compile at once, some gigabytes each for large models (default: one a core, here %(default)s)",
+    )
+    add_engine_flags(compile)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.target != "cpu":
+        os.environ |= _WITHOUT_DEVICE
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from ferrum_jax.bundling import BundleOrder, make_bundle
+
+    order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("compiling", total=None)
+        summary = make_bundle(
+            order,
+            args.out,
+            num_processes=args.processes,
+            on_done=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    print(
+        f"{args.out}: {summary.num_compiled + summary.num_kept} executables for {args.target} ({order.config.mesh}), "
+        f"{summary.num_bytes / 1e6:,.1f} MB; {summary.num_kept} were there already"
+    )
+    return 0

@@ -1,0 +1,53 @@
+"""A bundle that one command makes runs in another process: the same tokens, and nothing is compiled."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ferrum_jax import SamplingParams
+from tests.support import GOLDENS, ROOT, SMALL, small_llm
+
+FLAGS = "--max-num-seqs=4 --max-num-batched-tokens=16 --max-model-len=256 --num-blocks=80 --block-size=16"
+PROMPT = list(range(5, 45))
+PROGRAM = f"""
+import json, sys
+from ferrum_jax import LLM, SamplingParams
+llm = LLM({str(GOLDENS / "qwen3")!r}, bundle=sys.argv[1], require_bundle=True)
+(output,) = llm.generate([{PROMPT}], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), progress=False)
+print(json.dumps([output.token_ids, llm.stats()]))
+"""
+
+
+def run(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    process = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def make(folder):
+    return run(
+        "-m", "ferrum_jax", "compile", "--model", GOLDENS / "qwen3", "--target", "cpu", "--out", folder, *FLAGS.split()
+    )
+
+
+@pytest.mark.slow
+def test_a_bundle_of_another_process_gives_equal_tokens_and_compiles_nothing(tmp_path):
+    bundle = tmp_path / "bundle"
+    assert "; 0 were there already" in make(bundle)
+    token_ids, stats = json.loads(run("-c", PROGRAM, bundle))
+    (expected,) = small_llm("qwen3", SMALL).generate(
+        [PROMPT], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), progress=False
+    )
+    assert token_ids == expected.token_ids
+    assert (stats["bundle_misses"], stats["compiles_before_ready"], stats["compiles_after_ready"]) == (0, 0, 0)
+    assert stats["bundle_hits"] == stats["executables"]
+    (damaged, *_) = sorted((bundle / "parts").iterdir())
+    damaged.write_bytes(b"nothing")
+    assert "were there already" in make(bundle)
+    assert damaged.stat().st_size > 1000, "what was damaged is made again"
