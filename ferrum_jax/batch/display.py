@@ -25,6 +25,8 @@ class Tally:
     num_prompt_tokens: int = 0
     num_hit_tokens: int = 0  # prompt tokens that came from the prefix cache
     num_output_tokens: int = 0
+    pool_use: float = 0.0  # share of KV blocks that are held
+    padding_waste: float = 0.0  # share of computed positions that were padding
     started_s: float = dataclasses.field(default_factory=time.monotonic)
 
     def count(self, output: RequestOutput) -> None:
@@ -44,6 +46,10 @@ class Tally:
     @property
     def output_tokens_per_s(self) -> float:
         return self.num_output_tokens / max(self.wall_s, 1e-9)
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        return self.num_prompt_tokens / max(self.wall_s, 1e-9)
 
     @property
     def hit_rate(self) -> float:
@@ -68,6 +74,7 @@ class Display:
         )
         self._task = self._bar.add_task("rows", total=tally.num_rows, completed=tally.num_done, rates="")
         self._printed_s = time.monotonic()
+        self._first_rows = tally.num_done
 
     def __enter__(self) -> Display:
         self._bar.start()
@@ -79,12 +86,24 @@ class Display:
     def update(self) -> None:
         """Shows the tally as it is now."""
         tally = self._tally
-        rates = f"{tally.output_tokens_per_s:,.0f} tok/s, {tally.hit_rate:.0%} of prompt tokens reused"
+        rates = (
+            f"{tally.prompt_tokens_per_s:,.0f} tok/s in, {tally.output_tokens_per_s:,.0f} out, "
+            f"{tally.hit_rate:.0%} reused, pool {tally.pool_use:.0%}, padding {tally.padding_waste:.0%}"
+        )
         if self._console.is_terminal:
             self._bar.update(self._task, completed=tally.num_done, rates=rates)
         elif time.monotonic() - self._printed_s >= _PLAIN_INTERVAL_S:
-            self._console.print(f"{tally.num_done}/{tally.num_rows} rows, {rates}", highlight=False)
+            self._console.print(f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}", highlight=False)
             self._printed_s = time.monotonic()
+
+    def _left(self) -> str:
+        """How long the rest takes at the pace of this run."""
+        tally = self._tally
+        pace = (tally.num_done - self._first_rows) / max(tally.wall_s, 1e-9)
+        if not pace:
+            return "time left unknown"
+        left_s = round((tally.num_rows - tally.num_done) / pace)
+        return f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"
 
 
 def summary_table(tally: Tally, title: str) -> Table:

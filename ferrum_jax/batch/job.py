@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,6 +26,8 @@ from ferrum_jax.batch.journal import Journal
 from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.merge import merge
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
+from ferrum_jax.batch.page import page
+from ferrum_jax.batch.record import Recorder, report
 from ferrum_jax.batch.responses import JobIdentity
 from ferrum_jax.batch.rows import Rows
 from ferrum_jax.batch.store import Store, is_url, open_local, open_store, split
@@ -57,6 +60,7 @@ def run_batch(
     at_notice: Callable[[BatchLLM], None] = lambda llm: None,
     now: Callable[[], float] = time.time,
     open_store: Callable[[str], Store] = open_store,
+    page_path: str | os.PathLike[str] | None = None,
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
     130 interrupted by the user, 75 by the system. After 3, 130 and 75 the same command goes on.
@@ -65,7 +69,8 @@ def run_batch(
     model: the name that answers carry. seed: from which rows without a seed get one. settings: what else changes
     answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the job to
     stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all rows
-    are journaled. now: seconds since 1970. open_store: the store of a folder.
+    are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: where an HTML report goes.
+    Writes OUTPUT.report.json: what depends on the run.
     Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
     source, target = os.fspath(input_path), os.fspath(output_path)
@@ -77,7 +82,11 @@ def run_batch(
             rows = Rows(file, seed)
             job = files.identity({"model": model, "seed": seed, **(settings or {})}, model, now)
             run = _Run(files, rows, job, options or JobOptions(), notice, console)
-            return run.to_the_end(make_llm, at_notice)
+            code = run.to_the_end(make_llm, at_notice)
+            found = run.report()
+            if page_path is not None:
+                Path(page_path).write_text(page(found), encoding="utf-8")
+            return code
         except KeyboardInterrupt:
             console.print("Finished rows are kept; the same command goes on with the rest.")
             return notice.exit_code or EXIT_INTERRUPTED
@@ -156,6 +165,7 @@ class _Run:
         self._tally = Tally(
             num_rows=len(rows), num_ok=self._journal.num_ok, num_failed=rows.num_bad + self._journal.num_failed
         )
+        self._recorder = Recorder(self._tally)
 
     def to_the_end(self, make_llm: Callable[[], BatchLLM], at_notice: Callable[[BatchLLM], None]) -> int:
         """Runs and merges what is left; the exit code."""
@@ -184,6 +194,7 @@ class _Run:
                 notice=self._notice,
                 tally=self._tally,
                 display=display,
+                recorder=self._recorder,
                 check=keeper.check,
             )
             self._notice.is_orderly = True
@@ -193,8 +204,11 @@ class _Run:
                 self._notice.is_orderly = False
                 self._journal.flush()
             keeper.check()
-            if llm is not None and self._notice.is_given:
-                at_notice(llm)
+            if llm is not None:
+                record = self._recorder.run(self._worker, self._notice.reason or "all done", llm.stats())
+                self._files.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())
+                if self._notice.is_given:
+                    at_notice(llm)
 
     def _merge(self, leases: Leases) -> None:
         """The output is there when this returns, be it by this worker or another."""
@@ -203,6 +217,22 @@ class _Run:
                 self._files.merge(self._rows, self._journal)
             else:
                 time.sleep(self._options.poll_s)
+
+    def report(self) -> dict[str, Any]:
+        """Writes report.json beside the output; what it holds."""
+        store = self._files.journal
+        contents = [store.read(f"runs/{name}") for name in store.names("runs")]
+        runs = [json.loads(content) for content in contents if content is not None]
+        found = report(
+            self._files.target,
+            self._job.created,
+            self._tally,
+            runs,
+            torn_segments=self._journal.num_torn,
+            rows_that_crashed_the_engine=len(self._journal.num_crashes),
+        )
+        self._files.output.replace(f"{self._files.name}.report.json", json.dumps(found, indent=1).encode())
+        return found
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._files.target))

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ferrum_jax.batch.display import Display, Tally
@@ -22,6 +22,7 @@ from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.partials import encode_partial
+from ferrum_jax.batch.record import Recorder
 from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
 from ferrum_jax.batch.rows import Rows
 from ferrum_jax.prompt import Prompt
@@ -109,12 +110,14 @@ class Worker:
         notice: Notice,
         tally: Tally,
         display: Display,
+        recorder: Recorder,
         check: Callable[[], None],
     ) -> None:
         """check: raises what went wrong beside this loop."""
         self._rows, self._journal, self._leases, self._job = rows, journal, leases, job
         self._options, self._notice, self._tally, self._display = options, notice, tally, display
-        self._check = check
+        self._recorder, self._check = recorder, check
+        self._stats: Callable[[], Mapping[str, Any]] | None = None
         self._shards = rows.shards()
         self._taken: set[int] = set()
         self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
@@ -147,7 +150,9 @@ class Worker:
                 self._show()
                 continue
             with self._hasty():
-                llm = llm or make_llm()
+                if llm is None:
+                    llm = make_llm()
+                    self._tally.started_s, self._stats = time.monotonic(), llm.stats
             self._session(llm, self._requests())
             while self._suspects and not self.is_over:
                 self._session(llm, iter([self._suspects.popleft()]))
@@ -282,4 +287,6 @@ class Worker:
     def _show(self) -> None:
         self._tally.num_ok = self._journal.num_ok
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
+        if self._stats is not None:
+            self._recorder.sample(self._stats)
         self._display.update()

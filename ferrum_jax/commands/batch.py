@@ -62,6 +62,9 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="write cached prefixes to this new folder before ending for a notice, for --load-prefix-cache",
     )
+    batch.add_argument(
+        "--report", metavar="FILE.html", help="write a page with plots over time; FILE.report.json is written anyway"
+    )
     add_model(batch)
     add_load(batch)
 
@@ -105,6 +108,7 @@ def _run(args: argparse.Namespace) -> int:
             console=console,
             notice=notice,
             at_notice=save_prefixes,
+            page_path=args.report,
         )
 
 

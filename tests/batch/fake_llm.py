@@ -50,7 +50,7 @@ class FakeLLM:
             self.is_closed = True
 
     def stats(self) -> dict[str, int]:
-        return {"steps": self.num_steps}
+        return {"live": len(self.running), "num_blocks": 8, "computed_tokens": self.num_steps, "padded_tokens": 999}
 
     def _fill(self, source: Iterator, resume: Callable) -> Iterator[tuple[Hashable, ValueError]]:
         while len(self.running) < self.width:

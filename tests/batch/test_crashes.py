@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.batch.kill_demo import kill
 from tests.support import ROOT
 
 
@@ -37,3 +38,10 @@ def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
 @pytest.mark.parametrize("stops", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_worker_that_sleeps_longer_than_its_leases_last_is_replaced_and_harmless(stops):
     run("stopped", "--kills", str(stops))
+
+
+@pytest.mark.slow
+def test_a_job_of_the_demo_model_killed_ten_times(tmp_path):
+    """A hundred: python -m tests.batch.kill_demo --kills 100."""
+    found = kill(tmp_path, 10, seed=1)
+    assert found["killed"] + found["terminated"] == 10 and found["killed"] > 2 and found["terminated"] > 2

@@ -23,6 +23,7 @@ from ferrum_jax.batch.job import (
     run_batch,
 )
 from ferrum_jax.batch.notice import Notice
+from ferrum_jax.batch.page import page
 from ferrum_jax.batch.store import LocalStore
 from tests.batch.fake_llm import FakeLLM
 
@@ -449,7 +450,8 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
         job.clock = itertools.count(1_000)
         assert job.run() == EXIT_OK and job.output.read_bytes() == expected
         job.forget()
-    assert failed == {"job.json", "workers", "leases", "segments", "merged.json"}
+    places = {"job.json", "workers", "leases", "segments", "runs", "merged.json", "out.jsonl.report.json"}
+    assert failed == places
 
 
 def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(tmp_path):
@@ -485,3 +487,22 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     console = Console(file=shown, width=140, force_terminal=True)
     assert run_batch(FakeLLM, job.input, job.output, model="tiny", console=console) == EXIT_OK
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
+
+
+def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path):
+    job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
+    job.run_to_step(3)
+    assert job.run() == EXIT_ROWS_FAILED
+    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    assert report["rows"] == {"all": 6, "ok": 5, "failed": 1} and report["created"] == 1_000
+    assert sorted(run["ended"] for run in report["runs"]) == ["all done", "the test"]
+    usages = [line["response"]["body"]["usage"] for line in job.lines() if line["response"]]
+    assert report["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert 0 < report["cached_tokens"] < report["prompt_tokens"] and b"cached" not in job.output.read_bytes()
+    values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25] for t in range(300)]
+    for run in report["runs"]:
+        run["samples"]["values"] = values
+    shown = page(report)
+    assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
+    assert "http" not in shown and f"Batch job {job.output}" in shown and ">44.4<" in shown
+    assert len(shown) < 40_000

@@ -1,0 +1,120 @@
+"""The report as one HTML page that needs nothing beside it: a table of runs, and plots over time as SVG."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.ints import ceil_div
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560, 200, 64, 28, 24
+_COLOURS = ("#1f6f8b", "#d1495b")
+_MOST_POINTS = 120
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}
+td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.6em .6em .6em 0}
+figcaption{font-weight:600}svg{background:#fafafa}svg text{font-size:11px;fill:#555}"""
+
+Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """The page of a report that `record.report` made."""
+    title = html.escape(f"Batch job {report['output']}")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1>{_summary(report)}<h2>Over time</h2>{_figures(report['runs'])}"
+        f"<h2>Runs</h2>{_runs(report['runs'])}</html>\n"
+    )
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    rows, prompt = report["rows"], report["prompt_tokens"]
+    cells = {
+        "rows ok": f"{rows['ok']:,} of {rows['all']:,}",
+        "rows failed": f"{rows['failed']:,}",
+        "tokens in": f"{prompt:,}",
+        "of them reused": f"{report['cached_tokens']:,} ({report['cached_tokens'] / max(prompt, 1):.1%})",
+        "tokens out": f"{report['output_tokens']:,}",
+        "time of all runs": f"{report['wall_s']:,.1f} s",
+        "output speed": f"{report['output_tokens'] / max(report['wall_s'], 1e-9):,.1f} tok/s",
+    }
+    return _table((), cells.items())
+
+
+def _runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("worker", "ended", "rows", "tokens in", "reused", "tokens out", "seconds")
+    names = ("worker", "ended", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "wall_s")
+    return _table(head, ([f"{r[n]:,}" if not isinstance(r[n], str) else r[n] for n in names] for r in runs))
+
+
+def _table(head: Sequence[str], rows: Any) -> str:
+    top = f"<tr>{''.join(f'<th>{html.escape(h)}</th>' for h in head)}</tr>" if head else ""
+    return f"<table>{top}{''.join(f'<tr>{_cells(row)}</tr>' for row in rows)}</table>"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+
+
+def _figures(runs: Sequence[Mapping[str, Any]]) -> str:
+    points = _points(runs)
+    if len(points) < 2:
+        return "<p>Too short for plots.</p>"
+    pairs = list(itertools.pairwise(points))
+
+    def rate(name: str, per: str) -> list[tuple[float, float]]:
+        steps = [(b["at_s"], b[name] - a[name], b[per] - a[per]) for a, b in pairs]
+        return [(at, max(up, 0.0) / down) for at, up, down in steps if down > 0]
+
+    def level(name: str) -> list[tuple[float, float]]:
+        return [(point["at_s"], 100 * point[name]) for point in points]
+
+    hits = [(at, 100 * share) for at, share in rate("cached_tokens", "prompt_tokens")]
+    return "".join(
+        (
+            _plot("Throughput, tokens/s", {"in": rate("prompt_tokens", "at_s"), "out": rate("output_tokens", "at_s")}),
+            _plot("Prompt tokens from the prefix cache, %", {"hit rate": hits}),
+            _plot("Pool and padding, %", {"pool use": level("pool_use"), "padding waste": level("padding_waste")}),
+            _plot("Tokens a row", {"in": rate("prompt_tokens", "rows"), "out": rate("output_tokens", "rows")}),
+        )
+    )
+
+
+def _points(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Samples of all runs one after the other, with cumulative counts; at most so many as a plot shows."""
+    found, bases = [], dict.fromkeys(("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens"), 0.0)
+    for run in runs:
+        for values in run["samples"]["values"]:
+            sample = dict(zip(run["samples"]["fields"], values, strict=True))
+            sample.update({name: sample[name] + base for name, base in bases.items()})
+            found.append({**sample, "at_s": sample["wall_s"]})
+        bases = {name: base + run[name] for name, base in bases.items()}
+    return found[:: max(1, ceil_div(len(found), _MOST_POINTS))]
+
+
+def _plot(title: str, series: Series) -> str:
+    """Lines over seconds, with the highest value and the last second as ticks."""
+    drawn = [point for points in series.values() for point in points]
+    last = max((x for x, _ in drawn), default=0.0) or 1.0
+    top = max((y for _, y in drawn), default=0.0) or 1.0
+    inner_w, inner_h = _WIDTH - _LEFT - 24, _HEIGHT - _TOP - _BOTTOM
+    parts = []
+    for tick in (0.0, 0.5, 1.0):
+        y, x = _TOP + inner_h * (1 - tick), _LEFT + inner_w * tick
+        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + inner_w}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(top * tick)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{last * tick:,.3g} s</text>')
+    for index, ((name, points), colour) in enumerate(zip(series.items(), _COLOURS, strict=False)):
+        path = " ".join(f"{_LEFT + inner_w * x / last:.1f},{_TOP + inner_h * (1 - y / top):.1f}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        x = _LEFT + 8 + 110 * index
+        parts.append(f'<text x="{x}" y="16" style="fill:{colour};font-weight:600">{html.escape(name)}</text>')
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">{"".join(parts)}</svg>'
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,112 @@
+"""Kills a job of the demo model, starts it again, and compares its output with that of one that nobody killed.
+
+    python -m tests.batch.kill_demo --kills 100
+
+Drawn tokens, two choices, log-probabilities, shared prefixes, and a pool so small that rows are preempted. Half of the
+kills are SIGKILL; the others are SIGTERM, after which rows go on from their tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support import ROOT
+
+_PREFIX = '"""Stacks and queues."""\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n'
+_NAMES = ("push", "pop", "peek", "clear", "extend", "is_empty", "size", "reverse", "copy", "index")
+_FLAGS = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "256", "--num-blocks", "24"]
+
+
+def _write_rows(path: Path, tokens: int) -> None:
+    rows = [
+        {"custom_id": name, "prompt": f"{_PREFIX}    def {name}(self", "max_tokens": tokens + 5 * (index % 3)}
+        | {"temperature": 0.8, "n": 2, "logprobs": 2}
+        for index, name in enumerate(_NAMES)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class DemoJob:
+    """A job of the demo model in a folder."""
+
+    def __init__(self, folder: Path, tokens: int) -> None:
+        self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
+        _write_rows(self.input, tokens)
+        self._command = [sys.executable, "-m", "ferrum_jax", "batch", "--model", "checkpoints/demo", *_FLAGS]
+        self._command += ["--compilation-cache-dir", str(folder / "cache")]
+        self._command += ["--input", str(self.input), "--output", str(self.output)]
+
+    def run(self, *, number: int = 0, after_s: float = 0.0) -> int:
+        """Runs the job; a signal of this number comes so long after the model is ready. The exit code."""
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        with subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if number and " ready in " in line:
+                    time.sleep(after_s)
+                    process.send_signal(number)
+            code = process.wait()
+        assert code in (0, 75, -signal.SIGKILL), "".join(said)
+        return code
+
+    def forget(self) -> None:
+        self.output.unlink()
+        shutil.rmtree(f"{self.output}.journal")
+
+
+def kill(folder: Path, kills: int, seed: int) -> dict[str, float]:
+    """How many kills of each kind there were; raises AssertionError if the output differs."""
+    job, rng = DemoJob(folder, tokens=24), random.Random(seed)
+    assert job.run() == 0
+    started = time.monotonic()
+    job.forget()
+    assert job.run() == 0
+    duration_s = time.monotonic() - started
+    expected = _without_start(job.output.read_bytes())
+    counts = {"killed": 0, "terminated": 0, "jobs": 0, "uninterrupted_s": round(duration_s, 1)}
+    job.forget()
+    while counts["killed"] + counts["terminated"] < kills:
+        number = rng.choice((signal.SIGKILL, signal.SIGTERM))
+        code = job.run(number=number, after_s=rng.uniform(0.0, 0.5))
+        counts["killed"] += code == -signal.SIGKILL
+        counts["terminated"] += code == 75
+        if code == 0:
+            assert _without_start(job.output.read_bytes()) == expected
+            counts["jobs"] += 1
+            job.forget()
+    assert job.run() == 0
+    assert _without_start(job.output.read_bytes()) == expected
+    return counts
+
+
+def _without_start(content: bytes) -> list[dict]:
+    """Lines but for `created`, which is the time of day at which each of the two jobs began."""
+    lines = [json.loads(line) for line in content.splitlines()]
+    for line in lines:
+        del line["response"]["body"]["created"]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(kill(Path(folder), args.kills, args.seed)))
+
+
+if __name__ == "__main__":
+    main()
