@@ -58,6 +58,7 @@ class EngineConfig:
     implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None takes the platform's own, on GPUs "xla".
     mesh: devices that share a step's work, such as "tp=4".
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
+    check_writes: prove after each step that it wrote nothing that others may read; slow, to find faults.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.
     seed: from which a request without a seed gets one, with its content and its index.
 
@@ -82,6 +83,7 @@ class EngineConfig:
     mesh: str = "tp=1"
     seed: int = 0
     trace: str | None = None
+    check_writes: bool = False
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:

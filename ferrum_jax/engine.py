@@ -7,6 +7,7 @@ asked for; it has one Request for each of its n choices.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,7 +47,9 @@ class Engine:
         max_model_len: int,
         seed: int,
         trace: TraceWriter | None = None,
+        guard: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
+        """guard: around each step, such as a `WriteGuard`."""
         self.runner = runner
         self.scheduler = scheduler
         self.tokenizer = tokenizer
@@ -59,6 +62,7 @@ class Engine:
         self._num_prompt_logprobs = 0
         self._in_flight: deque[_Dispatched] = deque()
         self._trace = trace
+        self._guard = guard or contextlib.nullcontext()
         self._num_calls = 0
 
     @property
@@ -166,6 +170,10 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step, commits the one before it. Returns what finished, and what streams moved."""
         self._num_calls += 1
+        with self._guard:
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         if plan is not None:
             for _, slot, request_id in plan.admitted:

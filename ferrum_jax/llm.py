@@ -95,6 +95,8 @@ class LLM:
         self.loaded = load(checkpoint, layout, source, on_progress)
         if layout.ledger.num_host_blocks:
             self.loaded.copies.warm_up(self.loaded.copies.of_blocks)
+        if config.check_writes:
+            self.loaded.copies.warm_up()
         self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
         self._inboxes: dict[int, deque[RequestOutput]] = {}  # by unfinished submission
         self._compiles_at_start = self._counter.count

@@ -32,6 +32,7 @@ from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.trace import TraceHeader, TraceWriter
+from ferrum_jax.write_guard import WriteGuard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +109,16 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         state_bytes=layout.ledger.state_bytes,
         enabled=config.enable_prefix_caching,
     )
+    runner = Runner(
+        weights=loaded.weights,
+        pools=pools_of(layout.pools, loaded.executables.fresh_pools(np.float32(fill))),
+        executables=loaded.executables,
+        ladder=layout.ladder,
+        copies=loaded.copies,
+        host=host,
+    )
     return Engine(
-        runner=Runner(
-            weights=loaded.weights,
-            pools=pools_of(layout.pools, loaded.executables.fresh_pools(np.float32(fill))),
-            executables=loaded.executables,
-            ladder=layout.ladder,
-            copies=loaded.copies,
-            host=host,
-        ),
+        runner=runner,
         scheduler=Scheduler(
             cache=cache,
             max_num_seqs=config.max_num_seqs,
@@ -128,6 +130,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         end_ids=loaded.end_ids,
         max_model_len=layout.max_model_len,
         seed=config.seed,
+        guard=WriteGuard(cache, runner) if config.check_writes else None,
         trace=None if config.trace is None else TraceWriter(config.trace, _trace_header(cache, config, layout)),
     )
 

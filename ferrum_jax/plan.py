@@ -14,7 +14,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """The content of one id copied to another, on the device or between it and the host. pool: the cache group."""
+    """The content of one id copied to another, on the device or between it and the host.
+
+    pool: the cache group of blocks; the number after the last group for recurrent states, and the next one for the
+    hidden states of cached prompts, which steps copy themselves.
+    """
 
     pool: int
     source: int

@@ -8,7 +8,7 @@ block size it is, and is refused where one of them differs (`checkpoints/prefixe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy as np
 from checkpoints.prefixes import load_prefixes, save_prefixes
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.prefix import KEY_BYTES
 from ferrum_jax.spec import ModelSpec
 
@@ -41,7 +40,7 @@ class PrefixCache:
         arrays: dict[str, np.ndarray] = {}
         count = 0
         self._move()
-        for index, pool in self._books():
+        for index, pool in self.cache.numbered_pools():
             found = _wanted(pool.keyed(), wanted)
             in_host = _wanted(self._in_host(index), wanted)
             if found or in_host:
@@ -53,14 +52,6 @@ class PrefixCache:
             raise ValueError(f"no full block is cached, so there is nothing to save to {path}")
         save_prefixes(path, self._identity(), arrays)
         return count
-
-    def _books(self) -> Iterator[tuple[int, IdPool]]:
-        """The numbers of the pools that keep something, with their books."""
-        yield from enumerate(self.cache.pools)
-        if self.cache.states is not None:
-            yield self.runner.copies.of_states, self.cache.states.pool
-        if self.cache.prompts.slots is not None:
-            yield self.runner.copies.of_prompts, self.cache.prompts.slots
 
     def _name(self, index: int) -> str:
         """Of a pool's arrays in a folder."""
@@ -96,7 +87,7 @@ class PrefixCache:
     def put(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
         """Caches what a folder held, the most recently used where not all fits; the keys whose blocks are here then."""
         present: list[bytes] = []
-        for index, pool in self._books():
+        for index, pool in self.cache.numbered_pools():
             name = f"{self._name(index)}/keys"
             if name not in arrays:
                 continue

@@ -61,8 +61,10 @@ MAY_IMPORT = {
         "ferrum_jax.cache",
         "checkpoints",
     ),
+    "ferrum_jax.write_guard": (*NOUN_MODULES, "ferrum_jax.scheduling", "ferrum_jax.runtime"),
     "ferrum_jax.loading": (
         *NOUN_MODULES,
+        "ferrum_jax.write_guard",
         "ferrum_jax.engine",
         "ferrum_jax.scheduling",
         "ferrum_jax.text",

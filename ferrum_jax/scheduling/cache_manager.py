@@ -354,6 +354,15 @@ class CacheManager:
         if self.tier is not None:
             self.tier.reset()
 
+    def numbered_pools(self) -> list[tuple[int, IdPool]]:
+        """All pools whose ids can have keys, numbered as in `plan.Copy`."""
+        pools = list(enumerate(self.pools))
+        if self.states is not None:
+            pools.append((len(self.pools), self.states.pool))
+        if self.prompts.slots is not None:
+            pools.append((len(self.pools) + 1, self.prompts.slots))
+        return pools
+
     def all_pools(self) -> tuple[IdPool, ...]:
         """Those of blocks, of prompts and of states."""
         slots = () if self.prompts.slots is None else (self.prompts.slots,)

@@ -1,0 +1,60 @@
+"""The debug mode that digests what is published before and after each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.loading import build_engine
+from tests.support import finish, small_llm
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+def guarded(**overrides):
+    llm = small_llm("qwen3")
+    return build_engine(
+        llm.loaded, dataclasses.replace(llm.config, check_writes=True, **overrides), None, fill=math.nan
+    )
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 250, length).tolist()
+
+
+def test_no_published_or_shared_block_is_written_with_hits_copies_choices_evictions_and_preemption():
+    engine = guarded(num_blocks=9, max_cached_prompts=2)
+    for _ in range(2):
+        for seed, length in ((1, 39), (1, 39), (2, 40), (1, 33), (3, 50)):
+            engine.add(prompt(seed, length), dataclasses.replace(GREEDY, n=2))
+        finish(engine)
+    metrics = engine.scheduler.metrics()
+    assert metrics.hits and metrics.copied_blocks and metrics.evictions and metrics.prompt_hits
+
+
+@pytest.mark.parametrize(("pool", "what"), [(0, "block"), (2, "hidden state")])
+def test_a_step_that_writes_what_others_may_read_is_found(monkeypatch, pool, what):
+    engine = guarded()
+    engine.add(prompt(1, 40), GREEDY)
+    finish(engine)
+    (first, *_), dispatch = (
+        (id for id, _ in dict(engine.scheduler.cache.numbered_pools())[pool].keyed()),
+        engine.runner.dispatch,
+    )
+
+    def faulty(plan):
+        in_flight = dispatch(plan)
+        shapes = engine.runner.copies.shapes(pool)
+        zeros = jax.tree.map(lambda a: np.zeros((4, *a.shape[1:]), a.dtype), shapes)
+        engine.runner.write_pool(pool, [first], lambda part, size: zeros)
+        return in_flight
+
+    monkeypatch.setattr(engine.runner, "dispatch", faulty)
+    engine.add(prompt(2, 20), GREEDY)
+    with pytest.raises(RuntimeError, match=rf"wrote what others may read, as \(pool, id\): \[\({pool}, {first}\)\]"):
+        engine.step()
