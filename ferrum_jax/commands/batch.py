@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, notice_of_cloud
+from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import EngineConfig
@@ -63,6 +64,11 @@ def add(commands: Any) -> None:
         help="write cached prefixes to this new folder before ending for a notice, for --load-prefix-cache",
     )
     batch.add_argument(
+        "--plan",
+        action="store_true",
+        help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
+    )
+    batch.add_argument(
         "--report", metavar="FILE.html", help="write a page with plots over time; FILE.report.json is written anyway"
     )
     add_model(batch)
@@ -81,6 +87,8 @@ def _run(args: argparse.Namespace) -> int:
         "max_model_len": config.max_model_len,
         "tokenizer": args.tokenizer,
     }
+    if args.plan:
+        return show_plan(args, _batch_config(config, given="invariant" in args))
     kept = args.save_prefixes_at_notice
     if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
         raise ValueError(f"--save-prefixes-at-notice {kept} is there and not empty; name a new folder")

@@ -1,0 +1,71 @@
+"""The dry run counts what a job would do, writes nothing, and knows what is done."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ferrum_jax.batch.job import run_batch
+from ferrum_jax.batch.plan import make_plan, measured_rate, plan_table
+from ferrum_jax.batch.rows import Rows
+from ferrum_jax.batch.store import LocalStore
+from tests.batch.fake_llm import FakeLLM
+
+SHARED = list(range(64))
+
+
+def lines() -> bytes:
+    rows = [{"custom_id": f"s{i}", "prompt_token_ids": [*SHARED, 500 + i], "max_tokens": 5, "n": 2} for i in range(10)]
+    rows += [{"custom_id": f"o{i}", "prompt_token_ids": [900 + i] * 40, "max_tokens": None} for i in range(3)]
+    rows += [{"custom_id": "long", "prompt_token_ids": [1] * 95, "max_tokens": 6}]
+    rows += [{"custom_id": "chat", "messages": [{"role": "user", "content": "hi"}]}]
+    rows += [{"custom_id": "bad", "prompt": "x", "colour": 1}]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def token_ids(content: list) -> list[int]:
+    if isinstance(content[0], dict):
+        raise ValueError("there is no chat template")
+    return content
+
+
+def plan_of(folder: Path):
+    with open(folder / "in.jsonl", "rb") as file:
+        return make_plan(
+            Rows(file), LocalStore(folder / "out.jsonl.journal"), token_ids, block_size=16, max_model_len=100
+        )
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "in.jsonl").write_bytes(lines())
+    return tmp_path
+
+
+def test_a_plan_counts_rows_tokens_and_shared_prefixes(folder):
+    plan = plan_of(folder)
+    assert (plan.num_rows, plan.num_bad, plan.num_refused, plan.num_done) == (16, 1, 2, 0)
+    assert plan.prompt_tokens == 10 * 65 + 3 * 40 and plan.longest_prompt == 65
+    assert plan.saved_tokens == 9 * 64 and (plan.num_groups, plan.num_grouped) == (1, 10)
+    assert plan.most_output_tokens == 10 * 2 * 5 + 3 * 60
+    assert len(plan.bad) == 1 and "line 16: colour is not known" in plan.bad[0]
+    assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
+
+
+def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_the_pace(folder):
+    console = Console(file=io.StringIO())
+    run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console)
+    plan = plan_of(folder)
+    assert plan.num_done == 15 and plan.prompt_tokens == plan.most_output_tokens == 0
+    assert measured_rate(LocalStore(folder), "out.jsonl") > 0
+    assert measured_rate(LocalStore(folder), "other.jsonl") is None
+
+
+def test_the_table_says_all_of_it(folder):
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(plan_table(plan_of(folder), {"KV pool": "1 MiB"}, 100.0, "in.jsonl"))
+    text = shown.file.getvalue()
+    for part in ("576 (74.8%)", "1 of 10 rows", "at most 5 s", "1 MiB", "line 16"):
+        assert part in text
