@@ -53,6 +53,13 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.[kv].bias", ("kv_heads",)),
     ("layers.*.attention.o.weight", (None, "heads")),
     ("layers.*.attention.o.bias", (None,)),
+    ("layers.*.attention.qkvz.weight", ("heads", None)),
+    ("layers.*.attention.ba.weight", ("heads", None)),
+    ("layers.*.attention.conv", (None, None, None)),
+    ("layers.*.attention.a_log", ("heads",)),
+    ("layers.*.attention.dt_bias", ("heads",)),
+    ("layers.*.mlp.shared_gate.weight", (None, None)),
+    ("layers.*.mlp.shared.down.weight", (None, "hidden")),
     ("layers.*.mlp.experts.*", ("experts", None, None)),
     ("layers.*.mlp.router.weight", (None, None)),
     ("layers.*.mlp.down.weight", (None, "hidden")),
@@ -132,6 +139,22 @@ def on_mesh(mesh: Mesh, local: tuple[int, ...], dtype: Any, *axes: str | None) -
     spec = partition(*axes)
     shape = tuple(n * (1 if axis is None else mesh.shape[axis]) for n, axis in zip(local, spec, strict=True))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(mesh, spec))
+
+
+def local_shape(mesh: Mesh, shape: tuple[int, ...], *axes: str | None) -> tuple[int, ...]:
+    """What one device has of an array of the whole mesh."""
+    return tuple(
+        n // (1 if axis is None else mesh.shape[axis]) for n, axis in zip(shape, partition(*axes), strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateArray:
+    """One array of a recurrent layer's state: its shape for one row of the whole model, and its logical axes."""
+
+    shape: tuple[int, ...]
+    dtype: jax.typing.DTypeLike
+    axes: tuple[str | None, ...]
 
 
 def _sharding(mesh: Mesh, spec: PartitionSpec) -> jax.sharding.Sharding:
@@ -261,6 +284,11 @@ def _undivided(spec: ModelSpec, tp: int) -> list[str]:
         reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
     if len(spec.moe_layers) < spec.num_hidden_layers and spec.intermediate_size % tp:
         reasons.append(f"intermediate_size, {spec.intermediate_size}, is no multiple of tp, {tp}")
+    if spec.moe_layers and spec.shared_expert_intermediate_size % tp:
+        width = spec.shared_expert_intermediate_size
+        reasons.append(f"shared_expert_intermediate_size, {width}, is no multiple of tp, {tp}")
+    if spec.linear_num_key_heads % tp:
+        reasons.append(f"linear_num_key_heads, {spec.linear_num_key_heads}, is no multiple of tp, {tp}")
     if spec.moe_layers and spec.num_experts % tp:
         reasons.append(f"num_experts, {spec.num_experts}, is no multiple of tp, {tp}")
     return reasons

@@ -71,7 +71,9 @@ class ModelSpec:
     norms of their own. embedding_scale: embeddings are multiplied by it. query_pre_attn_scalar: logits of attention
     are q k over its root; None is head_dim. attn_logit_softcapping, final_logit_softcapping: logits of attention and
     of tokens become cap * tanh(logits / cap). local_rope: of layers with a window; None is rope.
-    moe_layers: layers with experts; the others have an MLP of intermediate_size.
+    attention_gate: outputs of attention are multiplied by sigmoid of a projection that q brings along.
+    moe_layers: layers with experts; the others have an MLP of intermediate_size. shared_expert_intermediate_size: of
+    one more that all tokens go to, 0 for none. linear_*: heads of recurrent layers and taps of their convolution.
     cache_groups: empty takes one group "full" of all layers.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
 
@@ -94,6 +96,7 @@ class ModelSpec:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_gate: bool = False
     zero_centred_norms: bool = False
     sandwich_norms: bool = False
     embedding_scale: float = 1.0
@@ -107,6 +110,12 @@ class ModelSpec:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    shared_expert_intermediate_size: int = 0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
     cache_groups: tuple[CacheGroup, ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
@@ -140,6 +149,11 @@ class ModelSpec:
         for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(self, field) is not None and getattr(self, field) <= 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0, or null for none")
+        if self.linear_num_value_heads % max(self.linear_num_key_heads, 1):
+            raise ValueError(
+                f"linear_num_value_heads is {self.linear_num_value_heads}, no multiple of linear_num_key_heads, "
+                f"{self.linear_num_key_heads}"
+            )
         self._check_groups()
         self._check_experts()
 

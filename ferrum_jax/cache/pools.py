@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.ints import round_up
-from ferrum_jax.sharding import formats, on_mesh, row_major
+from ferrum_jax.sharding import StateArray, formats, local_shape, on_mesh, row_major
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
 from pallas_kernels.target import Target
@@ -73,27 +72,34 @@ def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
     return math.prod(outer) * rows * lanes * itemsize
 
 
-def with_states(spec: ModelSpec, kv: Sequence[KVPool], state: Any, num_states: int) -> tuple[Any, ...]:
-    """The shapes of all layers' pools, in order. state: the shapes of one row's in a layer; num_states: with null."""
-    states = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_states, *a.shape), a.dtype), state)
-    pools = iter(kv)
-    return tuple(states if layer in spec.state_layers else next(pools) for layer in range(spec.num_hidden_layers))
-
-
 def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     """The pools of a whole mesh, of which each device has `local`: heads over "tp", blocks and slots over "dp"."""
     return Pools(
-        kv=tuple(_layer_on_mesh(layer, mesh) for layer in local.kv),
+        kv=tuple(_blocks_on_mesh(layer, mesh) for layer in local.kv),
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
         prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
     )
 
 
-def _layer_on_mesh(layer: Any, mesh: Mesh) -> Any:
+def _blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
     axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
-    if isinstance(layer, KVPool):
-        return jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), layer)
-    return jax.tree.map(lambda a: on_mesh(mesh, a.shape, a.dtype, "slots", *[None] * (len(a.shape) - 1)), layer)
+    return jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), layer)
+
+
+def with_states(pools: Pools, spec: ModelSpec, state: Any, num_states: int, mesh: Mesh) -> Pools:
+    """The pools of layers with blocks, and among them those of recurrent layers.
+
+    state: a tree of `StateArray`, of one row and layer. num_states: slots of a shard, the null one included.
+    """
+    states = jax.tree.map(lambda array: _states_on_mesh(array, num_states, mesh), state)
+    blocks = iter(pools.kv)
+    kv = tuple(states if layer in spec.state_layers else next(blocks) for layer in range(spec.num_hidden_layers))
+    return dataclasses.replace(pools, kv=kv)
+
+
+def _states_on_mesh(array: StateArray, num_states: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    local = (num_states, *local_shape(mesh, array.shape, *array.axes))
+    return row_major(on_mesh(mesh, local, array.dtype, "slots", *array.axes))
 
 
 def trace_fresh(shapes: Pools) -> jax.stages.Traced:

@@ -19,6 +19,7 @@ from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import rotate
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
+from pallas_kernels.state_rows import StateRows
 
 
 class Attend(Protocol):
@@ -66,33 +67,25 @@ def causal_attention(
     return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowSpans:
-    """Which flat tokens are whose: those of row r are [offsets[r], offsets[r] + counts[r])."""
-
-    offsets: jax.Array  # [R] int32
-    counts: jax.Array  # [R] int32, 0 for rows that compute nothing
-
-
 class Recur(Protocol):
     """Recurrence of one layer over the tokens of a step, each row from the state in which its last step left it.
 
-    compute(states, spans) gives (out [T, ...], states after the step). States are trees of arrays [R, ...]. empty: the
-    state [...] before a sequence begins.
+    shapes: of one row's state on this device, a tree. compute(pools, rows) gives (out [T, ...], pools after the step):
+    pools is the same tree, of arrays [slots, ...].
     """
 
     def __call__(
-        self, layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+        self, layer: int, shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int
     ) -> jax.Array: ...  # [T, ...]
 
 
 def recur_from_empty(
-    layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+    layer: int, shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int
 ) -> jax.Array:
     """All tokens are one sequence that starts here."""
-    spans = RowSpans(offsets=jnp.zeros(1, jnp.int32), counts=jnp.full(1, num_tokens, jnp.int32))
-    return compute(jax.tree.map(lambda array: array[None], empty), spans)[0]
+    zero, one = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
+    rows = StateRows(slots=one, starts=zero, counts=one * num_tokens, offsets=zero)
+    return compute(jax.tree.map(lambda state: jnp.zeros((2, *state.shape), state.dtype), shapes), rows)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,9 +111,10 @@ class ForwardContext:
 
 
 class Attention(nnx.Module):
-    """q, k, v from the same tokens, optional norms per head, rotary positions, output projection.
+    """q, k, v from the same tokens, optional norms per head, rotary positions, optional gate, output projection.
 
-    On a mesh a device has some of the heads. Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3.
+    With a gate, each head of q brings H more values, its own. On a mesh a device has some of the heads.
+    Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3, the gate as in Qwen3-Next.
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
@@ -132,7 +126,8 @@ class Attention(nnx.Module):
             spec.window_of(layer),
             spec.attn_logit_softcapping,
         )
-        self.q = Linear(D, N * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
+        self.has_gate = spec.attention_gate
+        self.q = Linear(D, N * H * (1 + self.has_gate), bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.v = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.o = Linear(N * H, D, bias=spec.attention_output_bias, dtype=dtype, rngs=rngs)
@@ -147,8 +142,10 @@ class Attention(nnx.Module):
     ) -> jax.Array:  # [T, D]
         T, H = x.shape[0], self.head_dim
         q, k, v = (linear(x).reshape(T, -1, H) for linear in (self.q, self.k, self.v))
+        q, gate = (q[:, ::2], q[:, 1::2]) if self.has_gate else (q, None)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
         attended = context.attend(self.layer, q, k, v, scale=self.scale, window=self.window, soft_cap=self.soft_cap)
+        attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
         return self.o(attended.reshape(T, -1), context.shards)

@@ -30,14 +30,18 @@ def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 class MLP(nnx.Module):
-    """gate, up [F, D]; down [D, F]. On a mesh a device has some of F."""
+    """gate, up [F, D]; down [D, F]; F is intermediate_size unless given. On a mesh a device has some of F."""
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        D, F, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+    def __init__(self, spec: ModelSpec, *, width: int | None = None, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        D, F, bias = spec.hidden_size, width or spec.intermediate_size, spec.mlp_bias
         self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.up = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
         self.act = activation_of(spec.hidden_act)
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        return self.down(self.act(self.gate(x)) * self.up(x), context.shards)
+        return self.down(self.hidden(x), context.shards)
+
+    def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]
+        """What `down` is given."""
+        return self.act(self.gate(x)) * self.up(x)

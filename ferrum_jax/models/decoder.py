@@ -9,6 +9,8 @@ the context's `attend`. A family adds how its config.json is read; see llama.py,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +25,8 @@ from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import rotations
 from ferrum_jax.spec import ModelSpec
 
+_MLP = ("gate", "up", "down")
+
 
 class DecoderLayer(nnx.Module):
     """Attention and MLP (or experts), each behind a norm, or between two, and beside a residual."""
@@ -30,7 +34,8 @@ class DecoderLayer(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D = spec.hidden_size
         self.attention_norm = norm_of(spec, D, dtype=dtype)
-        self.attention = Attention(spec, layer, dtype=dtype, rngs=rngs)
+        # what a family with recurrent layers puts in its place is called alike
+        self.attention: Callable[..., jax.Array] = Attention(spec, layer, dtype=dtype, rngs=rngs)
         self.attention_out_norm = norm_of(spec, D, dtype=dtype) if spec.sandwich_norms else _as_it_is
         self.mlp_norm = norm_of(spec, D, dtype=dtype)
         self.mlp = (MoE if layer in spec.moe_layers else MLP)(spec, dtype=dtype, rngs=rngs)
@@ -118,11 +123,11 @@ def frame_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Projections of attention, each a tensor of its own, and the norms of its heads."""
-    every = tuple(range(spec.num_hidden_layers))
-    normed = every if spec.qk_norm else ()
+    layers = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.state_layers)
+    normed = layers if spec.qk_norm else ()
     return (
-        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", every, spec.attention_bias)),
-        *linear("self_attn.o_proj", "attention.o", every, spec.attention_output_bias),
+        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", layers, spec.attention_bias)),
+        *linear("self_attn.o_proj", "attention.o", layers, spec.attention_output_bias),
         *per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", normed),
         *per_layer("self_attn.k_norm.weight", "attention.k_norm.weight", normed),
     )
@@ -131,9 +136,7 @@ def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 def mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """The MLPs of layers without experts."""
     dense = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.moe_layers)
-    return tuple(
-        rule for x in ("gate", "up", "down") for rule in linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias)
-    )
+    return tuple(rule for x in _MLP for rule in linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias))
 
 
 def expert_rules(
@@ -153,7 +156,17 @@ def expert_rules(
             )
             for ours, name in (("gate", gate), ("up", up), ("down", down))
         ),
+        *_shared_expert_rules(spec),
     )
+
+
+def _shared_expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The expert of all tokens, and its gate."""
+    if not spec.shared_expert_intermediate_size:
+        return ()
+    parts = (linear(f"mlp.shared_expert.{x}_proj", f"mlp.shared.{x}", spec.moe_layers, False) for x in _MLP)
+    gate = per_layer("mlp.shared_expert_gate.weight", "mlp.shared_gate.weight", spec.moe_layers)
+    return (*(rule for rules in parts for rule in rules), *gate)
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:

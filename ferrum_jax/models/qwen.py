@@ -41,16 +41,10 @@ def qwen3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def qwen3_moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Qwen3-MoE config.json. Raises ValueError naming what is missing or not understood.
-
-    Layer i has experts when (i + 1) is a multiple of decoder_sparse_step and i is not in mlp_only_layers.
-    """
+    """ModelSpec of a Qwen3-MoE config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
     heads = reader.require("hidden_size") // reader.require("num_attention_heads")
     bias = bool(reader.get("attention_bias", False))
-    step = reader.get("decoder_sparse_step", 1)
-    dense = reader.get("mlp_only_layers", [])
-    layers = range(reader.require("num_hidden_layers"))
     return _spec(
         reader,
         architecture="Qwen3MoeForCausalLM",
@@ -58,12 +52,19 @@ def qwen3_moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         attention_bias=bias,
         attention_output_bias=bias,
         qk_norm=True,
-        moe_layers=tuple(i for i in layers if (i + 1) % step == 0 and i not in dense),
+        moe_layers=sparse_layers(reader),
         num_experts=reader.get("num_experts", reader.get("num_local_experts", 128)),
         num_experts_per_tok=reader.get("num_experts_per_tok", 8),
         moe_intermediate_size=reader.get("moe_intermediate_size", 768),
         norm_topk_prob=bool(reader.get("norm_topk_prob", False)),
     )
+
+
+def sparse_layers(reader: ConfigReader) -> tuple[int, ...]:
+    """Layer i has experts when (i + 1) is a multiple of decoder_sparse_step and i is not in mlp_only_layers."""
+    step = reader.get("decoder_sparse_step", 1)
+    dense = reader.get("mlp_only_layers", [])
+    return tuple(i for i in range(reader.require("num_hidden_layers")) if (i + 1) % step == 0 and i not in dense)
 
 
 def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import bert, decoder, llama, mixtral, qwen
+from ferrum_jax.layers import gated_delta
+from ferrum_jax.models import bert, decoder, llama, mixtral, qwen, qwen3_next
 from ferrum_jax.spec import ModelSpec
 
 
@@ -20,15 +21,15 @@ class Family:
     """How one architecture is read and built.
 
     model: constructed as model(spec, dtype=..., rngs=...). weight_rules: every parameter's source tensors.
-    harmless: patterns of source tensors that may be left over. state_shapes: of a recurrent layer's state for one
-    row, as a tree of shapes; of families that have such layers.
+    harmless: patterns of source tensors that may be left over. state_arrays: a recurrent layer's state for one row, a
+    tree of `StateArray`, given the dtype of activations; of families that have such layers.
     """
 
     spec_from_config: Callable[[Mapping[str, Any]], ModelSpec]
     model: type[decoder.Decoder] = decoder.Decoder
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
-    state_shapes: Callable[[ModelSpec], Any] | None = None
+    state_arrays: Callable[[ModelSpec, jnp.dtype], Any] | None = None
 
 
 FAMILIES: dict[str, Family] = {
@@ -37,6 +38,13 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),
+    "Qwen3NextForCausalLM": Family(
+        spec_from_config=qwen3_next.spec_from_config,
+        model=qwen3_next.Qwen3Next,
+        weight_rules=qwen3_next.weight_rules,
+        harmless=qwen3_next.harmless_tensors,
+        state_arrays=gated_delta.state_arrays,
+    ),
 }
 # Encoders make embeddings and generate nothing; they differ in how their config.json is read.
 ENCODERS: dict[str, Callable[[Mapping[str, Any]], bert.BertSpec]] = {
@@ -111,13 +119,13 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> dec
     return nnx.eval_shape(lambda: family.model(spec, dtype=dtype, rngs=None))
 
 
-def state_shapes(spec: ModelSpec) -> Any:
-    """The shapes of a recurrent layer's state for one row; of a spec without such layers an empty tree."""
-    shapes = family_of(spec.architecture).state_shapes
+def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> Any:
+    """A recurrent layer's state for one row, a tree of `StateArray`; of a spec without such layers an empty tree."""
+    arrays = family_of(spec.architecture).state_arrays
     if not spec.state_layers:
         return ()
-    assert shapes is not None, f"{spec.architecture} has recurrent layers and no state_shapes"
-    return shapes(spec)
+    assert arrays is not None, f"{spec.architecture} has recurrent layers and no state_arrays"
+    return arrays(spec, dtype)
 
 
 def unbind(model: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:

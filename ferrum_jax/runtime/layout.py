@@ -18,7 +18,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.runtime.step import StepOptions, attention_config
-from ferrum_jax.sharding import ShardedModel, shard_model, shards_of
+from ferrum_jax.sharding import ShardedModel, local_bytes, shard_model, shards_of
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
@@ -86,13 +86,12 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         implementation=implementation,
     )
     num_states = 1 + config.max_num_seqs + (config.max_state_snapshots if config.enable_prefix_caching else 0)
-    state = registry.state_shapes(spec)
     slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
     prompts = jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype)
-    layers = with_states(spec, kv, state, num_states)
-    pools = pools_on_mesh(Pools(kv=layers, slots=slots, prompts=prompts), mesh)
-    of_blocks = tuple(pool for layer, pool in enumerate(pools.kv) if layer not in spec.state_layers)
-    host_block_bytes = bytes_outside(of_blocks, head_copies=model.head_copies)
+    pools = pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh)
+    host_block_bytes = bytes_outside(pools.kv, head_copies=model.head_copies)
+    pools = with_states(pools, spec, registry.state_arrays(spec, dtype), num_states, mesh)
+    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
     ladder = make_ladder(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -124,7 +123,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
             weights_bytes=model.weights_bytes,
             slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
             prompts_bytes=num_prompts * spec.hidden_size * dtype.itemsize,
-            state_bytes=len(spec.state_layers) * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state)),
+            state_bytes=sum(map(local_bytes, states)) // num_states,
             num_states=num_states if spec.state_layers else 0,
             block_bytes=per_block,
             num_blocks=num_blocks,
@@ -182,8 +181,6 @@ def _refuse(
     reasons = mesh_refusals(spec, MeshShape(**mesh.shape)) + kernel_refusals(
         implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
     )
-    if spec.state_layers and mesh.size > 1:
-        reasons.append(f"the model has recurrent layers, which run on one device so far; mesh has {mesh.size}")
     if max_model_len > spec.max_position_embeddings:
         reasons.append(
             f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.pools import Pools
-from ferrum_jax.layers.attention import ForwardContext, RowSpans
+from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
 from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
@@ -34,6 +34,7 @@ from pallas_kernels.paged_attention import (
     make_schedule,
     paged_attention,
 )
+from pallas_kernels.state_rows import StateRows
 from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
@@ -174,37 +175,37 @@ def _forward_context(
         out, layers[layer] = _attend(q, k, v, layers[layer], schedule, implementation=options.implementation, **how)
         return out
 
-    # two rows at least: XLA reads a single one again wherever it is used, also after its write, and copies the pool
-    null_row = (0, 1 if bucket.num_rows == 1 else 0)
-    begins, state_slots = jnp.pad(inputs.starts, null_row) == 0, jnp.pad(inputs.state_slots, null_row)
-    spans = RowSpans(offsets=jnp.pad(tokens.offsets, null_row), counts=jnp.pad(inputs.counts, null_row))
+    rows = _state_rows(inputs, tokens, bucket, options)
 
     def recur(
-        layer: int, empty: Any, compute: Callable[[Any, RowSpans], tuple[jax.Array, Any]], num_tokens: int
+        layer: int, shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int
     ) -> jax.Array:
-        states = _row_states(layers[layer], empty, begins, state_slots)
-        out, states = compute(states, spans)
-        layers[layer] = _keep_row_states(layers[layer], states, jnp.where(spans.counts > 0, state_slots, 0))
+        kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(layers[layer])]
+        asked = [(state.shape, state.dtype) for state in jax.tree.leaves(shapes)]
+        assert kept == asked, f"layer {layer} has states {asked}, its pool {kept}"
+        out, layers[layer] = compute(layers[layer], rows)
         return out
 
     expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
     return ForwardContext(attend=attend, recur=recur, expert_tile=expert_tile, shards=options.shards)
 
 
-def _row_states(pool: Any, empty: Any, begins: jax.Array, state_slots: jax.Array) -> Any:
-    """[R, ...] of each array: the rows' states; of a row that begins the empty one, whatever is in its slot."""
+def _state_rows(inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions) -> StateRows:
+    """The rows as recurrent layers see them, two at least.
 
-    def gathered(array: jax.Array, empty: jax.Array) -> jax.Array:
-        fresh = jnp.expand_dims(begins, tuple(range(1, array.ndim)))
-        return jnp.where(fresh, empty, array.at[state_slots].get(mode="promise_in_bounds"))
-
-    return jax.tree.map(gathered, pool, empty)
-
-
-def _keep_row_states(pool: Any, states: Any, targets: jax.Array) -> Any:
-    """The pool with the rows' states at `targets` [R]; any number of them may go to the null slot."""
-    return jax.tree.map(
-        lambda array, states: array.at[targets].set(states.astype(array.dtype), mode="promise_in_bounds"), pool, states
+    XLA reads a single one again wherever it is used, also after its write, and copies the pool for that.
+    """
+    slots, starts, counts, offsets = inputs.state_slots, inputs.starts, inputs.counts, tokens.offsets
+    if bucket.num_rows == 1:
+        slots, starts, counts = (jnp.pad(x, (0, 1)) for x in (slots, starts, counts))
+        offsets = jnp.append(offsets, counts[0])
+    return StateRows(
+        slots=slots,
+        starts=starts,
+        counts=counts,
+        offsets=offsets,
+        decode_only=bucket.decode_only,
+        sequential=options.invariant,
     )
 
 

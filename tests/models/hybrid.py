@@ -17,11 +17,13 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from checkpoints.rules import Rule
-from ferrum_jax.layers.attention import ForwardContext, RowSpans
+from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.registry import Family, abstract_model, unbind
+from ferrum_jax.sharding import StateArray
 from ferrum_jax.spec import CacheGroup, ModelSpec
+from pallas_kernels.state_rows import StateRows
 
 NAME = "HybridForTests"
 STATE_SIZE = 40
@@ -39,19 +41,19 @@ class Recurrence(nnx.Module):
     def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         gate, value = jax.nn.sigmoid(self.q(x)), self.k(x)
 
-        def compute(states: jax.Array, spans: RowSpans) -> tuple[jax.Array, jax.Array]:
-            ends = jnp.cumsum(spans.counts)
-            t = jnp.arange(len(x))
-            rows = jnp.where(t < ends[-1], jnp.searchsorted(ends, t, side="right"), len(ends))  # padding: no row
+        def compute(pool: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+            row_of, _ = rows.of_tokens(len(x))
+            states = jax.lax.optimization_barrier(jnp.where((rows.starts == 0)[:, None], 0, pool[rows.slots]))
 
             def one(states: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-                state = gate[t] * states.at[rows[t]].get(mode="clip") + (1 - gate[t]) * value[t]
-                return states.at[rows[t]].set(state, mode="drop"), state
+                state = gate[t] * states.at[row_of[t]].get(mode="clip") + (1 - gate[t]) * value[t]
+                return states.at[row_of[t]].set(state, mode="drop"), state  # padding has no row
 
-            states, out = jax.lax.scan(one, states, t)
-            return jnp.where((rows < len(ends))[:, None], out, 0), states
+            states, out = jax.lax.scan(one, states, jnp.arange(len(x)))
+            return jnp.where((row_of < len(states))[:, None], out, 0), pool.at[rows.targets].set(states)
 
-        return self.o(context.recur(self.layer, jnp.zeros(STATE_SIZE), compute, len(x)), context.shards)
+        state = jax.ShapeDtypeStruct(value.shape[1:], jnp.float32)
+        return self.o(context.recur(self.layer, state, compute, len(x)), context.shards)
 
 
 class Hybrid(Decoder):
@@ -91,7 +93,7 @@ FAMILY = Family(
     model=Hybrid,
     weight_rules=_rules,
     harmless=lambda spec: (),
-    state_shapes=lambda spec: jax.ShapeDtypeStruct((STATE_SIZE,), jnp.float32),
+    state_arrays=lambda spec, dtype: StateArray(shape=(STATE_SIZE,), dtype=jnp.float32, axes=("heads",)),
 )
 
 

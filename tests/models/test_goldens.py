@@ -19,8 +19,8 @@ from ferrum_jax.spec import ModelSpec
 GOLDENS = Path(__file__).parent.parent / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
 # Families whose code others run nearly all of: one test of one shape is fast.
-SLOW = ("mixtral",)
-SLOW_SHAPES = ("mixtral_window",)
+SLOW = ("mixtral", "qwen3_next")
+SLOW_SHAPES = ("mixtral_window", "qwen3_next_raw")
 NEAR_TIE = 1e-4
 
 
@@ -70,6 +70,7 @@ def test_there_is_a_golden_of_every_family():
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
     }
 
 

@@ -1,0 +1,109 @@
+"""Gated DeltaNet: what stands in place of attention in the recurrent layers of Qwen3-Next.
+
+Projections come in groups, one for each key head, with the value heads that belong to it:
+
+    qkvz   q [A], k [A], v [G * B], z [G * B]          ba   b [G], a [G]
+
+so splitting rows into groups is splitting heads. The convolution runs over q, k and v of a group in that order; its
+weight in a checkpoint has all q first, then all k, then all v.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.linear import Linear, random_weight
+from ferrum_jax.layers.mlp import activation_of
+from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.sharding import StateArray
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.causal_conv import causal_conv
+from pallas_kernels.gated_delta import gated_delta
+from pallas_kernels.state_rows import StateRows
+
+_NORM_EPS = 1e-6  # of q's and k's lengths, whatever the spec says of the model's norms
+
+
+def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
+    """What a layer keeps of a row: the convolution's last inputs, and the matrix of each value head."""
+    K, N, A, B = (
+        *(spec.linear_num_key_heads, spec.linear_num_value_heads),
+        *(spec.linear_key_head_dim, spec.linear_value_head_dim),
+    )
+    conv = (spec.linear_conv_kernel_dim - 1, 2 * K * A + N * B)
+    return {
+        "conv": StateArray(shape=conv, dtype=dtype, axes=(None, "heads")),
+        "delta": StateArray(shape=(N, A, B), dtype=jnp.float32, axes=("heads", None, None)),
+    }
+
+
+class GatedDeltaNet(nnx.Module):
+    """K key heads of A, N value heads of B, G = N / K.
+
+        q, k, v = silu(conv(q, k, v));  log_decay = -exp(a_log) softplus(a + dt_bias);  beta = sigmoid(b)
+        y = o(norm(gated_delta(q / |q| / sqrt(A), k / |k|, v, log_decay, beta)) * silu(z))
+
+    On a mesh a device has some of the key heads, with their value heads, and the convolution's weight whole.
+    Source: Yang, Kautz, Hatamizadeh 2024 (Gated Delta Networks); details as in Qwen3-Next's reference implementation.
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        D, K, N = spec.hidden_size, spec.linear_num_key_heads, spec.linear_num_value_heads
+        A, B, W = spec.linear_key_head_dim, spec.linear_value_head_dim, spec.linear_conv_kernel_dim
+        self.layer = layer
+        self.key_dim, self.value_dim, self.group = A, B, N // K
+        self.qkvz = Linear(D, 2 * K * A + 2 * N * B, dtype=dtype, rngs=rngs)
+        self.ba = Linear(D, 2 * N, dtype=dtype, rngs=rngs)
+        self.conv = random_weight((2 * K * A + N * B, 1, W), dtype, rngs)
+        self.a_log = nnx.Param(jnp.zeros((N,), dtype))
+        self.dt_bias = nnx.Param(jnp.ones((N,), dtype))
+        self.norm = RMSNorm(B, eps=spec.rms_norm_eps, dtype=dtype)
+        self.o = Linear(N * B, D, dtype=dtype, rngs=rngs)
+        self.act = activation_of(spec.hidden_act)
+
+    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        T, A, B, G = x.shape[0], self.key_dim, self.value_dim, self.group
+        mixed, z = jnp.split(self.qkvz(x).reshape(T, -1, 2 * A + 2 * G * B), [2 * A + G * B], axis=-1)  # [T, K, ...]
+        b, a = (part.reshape(T, -1) for part in jnp.split(self.ba(x).reshape(T, -1, 2 * G), 2, axis=-1))  # [T, N]
+        wide = a.astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32)[None]
+        log_decay = -jnp.exp(self.a_log[...].astype(jnp.float32))[None] * jax.nn.softplus(wide)
+        beta = jax.nn.sigmoid(b.astype(jnp.float32))
+        weight = self._conv_by_head(context)
+        mixed = mixed.reshape(T, -1)  # [T, I]
+
+        def compute(pools: Any, rows: StateRows) -> tuple[jax.Array, Any]:
+            convolved, conv = causal_conv(mixed, weight, pools["conv"], rows, implementation=context.implementation)
+            q, k, v = self._heads(self.act(convolved.astype(jnp.float32)))
+            out, delta = gated_delta(
+                q, k, v.astype(x.dtype), log_decay, beta, pools["delta"], rows, implementation=context.implementation
+            )
+            return out, {"conv": conv, "delta": delta}
+
+        shapes = {
+            "conv": jax.ShapeDtypeStruct((weight.shape[1] - 1, weight.shape[0]), x.dtype),
+            "delta": jax.ShapeDtypeStruct((beta.shape[1], A, B), jnp.float32),
+        }
+        out = context.recur(self.layer, shapes, compute, T)  # [T, N, B]
+        gate = self.act(z.reshape(out.shape).astype(jnp.float32))
+        gated = (self.norm(out).astype(jnp.float32) * gate).astype(x.dtype)
+        return self.o(gated.reshape(T, -1), context.shards)
+
+    def _conv_by_head(self, context: ForwardContext) -> jax.Array:
+        """[I, W]: the weights of this device's key heads, group by group."""
+        A, W = self.key_dim, self.conv.shape[-1]
+        keys = self.conv.shape[0] // (2 * A + self.group * self.value_dim) * A
+        parts = jnp.split(self.conv[...][:, 0], [keys, 2 * keys])
+        by_head = jnp.concatenate([part.reshape(keys // A, -1, W) for part in parts], axis=1)  # [K, 2A + GB, W]
+        return context.shards.own(by_head).reshape(-1, W)
+
+    def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q, k [T, K, A] of unit length, q over sqrt(A) besides, and v [T, N, B]; from [T, I] float32."""
+        T, A = mixed.shape[0], self.key_dim
+        q, k, v = jnp.split(mixed.reshape(T, -1, 2 * A + self.group * self.value_dim), [A, 2 * A], axis=-1)
+        q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + _NORM_EPS) for x in (q, k))
+        return q * A**-0.5, k, v.reshape(T, -1, self.value_dim)
