@@ -1,14 +1,14 @@
 """The files that stand beside the weights in every checkpoint folder, ours and Hugging Face's alike.
 
-config.json describes the model and must be there; generation_config.json and the tokenizer's files are
-optional and are carried along, byte for byte, when a checkpoint is converted.
+config.json describes the model and must be there; generation_config.json, the tokenizer's files and those of
+sentence-transformers are optional and are carried along, byte for byte, when a checkpoint is converted.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 TOKENIZER_FILES = (
@@ -22,7 +22,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+MODULES, LENGTHS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES, MODULES, LENGTHS, PROMPTS)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -59,6 +60,31 @@ def copy_companions(source: Path, target: Path) -> None:
         raise ValueError(
             f"{source} has no config.json; a checkpoint needs the model's configuration beside its weights"
         )
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    for name in companion_files(source):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
+def companion_files(folder: Path) -> tuple[str, ...]:
+    """Names of all companion files that the folder has, relative to it."""
+    places = [place / "config.json" for _, place in sentence_modules(folder) if place != PurePosixPath(".")]
+    names = (*COMPANIONS, *map(str, places))
+    return tuple(name for name in names if (folder / name).is_file())
+
+
+def sentence_modules(folder: Path) -> list[tuple[str, PurePosixPath]]:
+    """(kind, place in the folder) of each step that modules.json names; none where there is no such file.
+
+    Raises ValueError when it is damaged or leads out of the folder.
+    """
+    file = folder / MODULES
+    if not file.is_file():
+        return []
+    try:
+        steps = json.loads(file.read_text(encoding="utf-8"))
+        found = [(step["type"].rpartition(".")[2], PurePosixPath(step["path"])) for step in steps]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} is no list of modules with type and path ({error}); copy it again") from error
+    if any(place.is_absolute() or ".." in place.parts for _, place in found):
+        raise ValueError(f"{file} names paths outside the checkpoint: {[str(place) for _, place in found]}")
+    return found

@@ -83,12 +83,14 @@ class Engine:
         cache_salt: str = "",
         media: Sequence[MediaSpan] = (),
         resume: Sequence[CompletionOutput] = (),
+        embeds: bool = False,
     ) -> int:
         """Queues a submission and returns its id. `key` tells equal prompts apart where no seed is given.
 
         cache_salt, media: see `ferrum_jax.prompt`; spans count tokens of the prompt as it is given.
         resume: the choices as `peek` gave them in another life; they go on after their tokens, to the same end as if
         they had never stopped. With prompt_logprobs they begin anew.
+        embeds: the output has the prompt's embedding.
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
         submission = self._intake.take(
@@ -103,7 +105,7 @@ class Engine:
             resume=resume,
         )
         self._queue(submission)
-        submission.arrival = self._num_calls
+        submission.arrival, submission.embeds = self._num_calls, embeds
         self._submissions[submission.id] = submission
         self._num_prompt_logprobs += submission.prompt_logprobs is not None
         self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
@@ -199,6 +201,8 @@ class Engine:
         outputs: list[RequestOutput] = []
         for request, row in self.scheduler.commit(step.plan, rows[:, 0]):
             choice = self._choices[request.id]
+            if choice.submission.embeds and choice.submission.embedding is None:
+                choice.submission.embedding = step.last_states()[row]
             if choice.logprobs is not None:
                 count = choice.submission.sampling.logprobs or 0
                 choice.logprobs.append(device_sampling.unpack(rows).row(row, count))

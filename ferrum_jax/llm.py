@@ -7,6 +7,8 @@ thread may overlap (a stream read while another runs): each has an inbox, and wh
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
 from collections import deque
@@ -18,19 +20,25 @@ import jax
 import numpy as np
 
 from checkpoints import open_checkpoint
+from checkpoints.sentence import SentenceLayout, read_sentence_layout
+from ferrum_jax.cache.budget import Ledger
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.embedding import Embedder, Text, finish
+from ferrum_jax.encoder import Encoder, load_encoder
 from ferrum_jax.engine import Engine
-from ferrum_jax.loading import build_engine, load
-from ferrum_jax.models import registry
+from ferrum_jax.loading import Loaded, ModelSource, build_engine, load
+from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.prefix_cache import PrefixCache
-from ferrum_jax.progress import progress_bar
+from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
-from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
 from ferrum_jax.runtime.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.runtime.compile import CompileCounter
+from ferrum_jax.runtime.encoder import POOLINGS
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.store import ExecutableSource, ExecutableStore
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
@@ -41,7 +49,7 @@ MOST_WAITING = 2  # as_completed holds so many times max_num_seqs requests, so t
 
 
 class LLM:
-    """A model that generates.
+    """A model that generates, or an encoder, which makes embeddings and nothing else.
 
     model: a Hugging Face folder, or an Orbax checkpoint that `ferrum-jax convert` wrote.
     config: see EngineConfig; None takes the bundle's, or the defaults. tokenizer: a folder or tokenizer.json to use
@@ -63,44 +71,95 @@ class LLM:
         on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
         on_problem: Callable[[str], None] = lambda text: None,
     ) -> None:
-        started = time.perf_counter()
         opened = None if bundle is None else Bundle.open(Path(bundle))
         if require_bundle and opened is None:
             raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
-        config = config_for(config, opened)
-        mesh = make_mesh(MeshShape.parse(config.mesh), jax.devices())
-        devices = mesh.devices.flatten().tolist()
-        folder = config.compilation_cache_dir
-        source: ExecutableSource | None = None if folder is None else ExecutableStore(folder, devices)
-        checkpoint = open_checkpoint(model)
-        spec = registry.spec_of(checkpoint.config)
-        self.bundled: BundledExecutables | None = None
+        bundled = None
         if opened is not None:
-            source = self.bundled = BundledExecutables(
-                opened,
-                devices,
-                spec=spec_digest(spec),
-                fallback=source,
-                required=require_bundle,
-                on_problem=on_problem,
-            )
-        layout = lay_out(spec, config, mesh)
-        self.spec, self.config, self.ledger = spec, config, layout.ledger
-        self.max_model_len = layout.max_model_len
-        self.tokenizer = Tokenizer.load(checkpoint.path)
+            bundled = functools.partial(BundledExecutables, opened, required=require_bundle, on_problem=on_problem)
+        source = ModelSource.of_checkpoint(open_checkpoint(model))
+        self._start(source, config_for(config, opened), tokenizer, bundled, on_progress)
+
+    def _start(
+        self,
+        model: ModelSource,
+        config: EngineConfig,
+        tokenizer: str | None,
+        bundled: Callable[..., BundledExecutables] | None,
+        on_progress: Callable[[str, int, int], None],
+    ) -> None:
+        started = time.perf_counter()
+        self.spec, self.config = model.spec, config
+        self.bundled: BundledExecutables | None = None
+        self.tokenizer = None if model.folder is None else Tokenizer.load(model.folder)
         if tokenizer is not None:
             self.tokenizer = require_tokenizer(Tokenizer.load(tokenizer), tokenizer)
-        self._chat = ChatTemplate.load(tokenizer or checkpoint.path)
+        texts = tokenizer or model.folder
+        self._chat = None if texts is None else ChatTemplate.load(texts)
         self._counter = CompileCounter()
-        self.loaded = load(checkpoint, layout, source, on_progress)
-        if layout.ledger.num_host_blocks:
-            self.loaded.copies.warm_up(self.loaded.copies.of_blocks)
-        if config.check_writes:
-            self.loaded.copies.warm_up()
-        self._engine: Engine | None = build_engine(self.loaded, config, self.tokenizer)
         self._inboxes: dict[int, deque[RequestOutput]] = {}  # by unfinished submission
+        self._loaded: Loaded | None = None
+        self._engine: Engine | None = None
+        self._encoder: Encoder | None = None
+        sentence = SentenceLayout() if model.folder is None else read_sentence_layout(model.folder)
+        if isinstance(model.spec, BertSpec):
+            if bundled is not None:
+                raise ValueError(f"{model.spec.architecture} is an encoder, and bundles are of models that generate")
+            self._start_encoder(model, model.spec, sentence, on_progress)
+        else:
+            self._start_engine(model, model.spec, bundled, on_progress)
+        self._embedder = Embedder(
+            sentence,
+            self.tokenizer,
+            poolings=POOLINGS if self._encoder else ("last",),
+            vocab_size=model.spec.vocab_size,
+            max_tokens=self.max_model_len if self._encoder else self.max_model_len - 1,
+        )
         self._compiles_at_start = self._counter.count
         self.startup_s = time.perf_counter() - started
+
+    def _start_engine(
+        self,
+        model: ModelSource,
+        spec: ModelSpec,
+        bundled: Callable[..., BundledExecutables] | None,
+        on_progress: Callable[[str, int, int], None],
+    ) -> None:
+        mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
+        devices = mesh.devices.flatten().tolist()
+        source: ExecutableSource | None = self._store(devices)
+        if bundled is not None:
+            source = self.bundled = bundled(devices, spec=spec_digest(spec), fallback=source)
+        layout = lay_out(spec, self.config, mesh)
+        self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
+        self._loaded = load(model, layout, source, on_progress)
+        if layout.ledger.num_host_blocks:
+            self._loaded.copies.warm_up(self._loaded.copies.of_blocks)
+        if self.config.check_writes:
+            self._loaded.copies.warm_up()
+        self._engine = build_engine(self._loaded, self.config, self.tokenizer)
+
+    def _start_encoder(
+        self,
+        model: ModelSource,
+        spec: BertSpec,
+        sentence: SentenceLayout,
+        on_progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._encoder = load_encoder(spec, model.read, self.config, sentence, self._store(None), on_progress)
+        self.ledger = Ledger.of_weights(self._encoder.weights_bytes)
+        self.max_model_len = self._encoder.layout.max_model_len
+
+    def _store(self, devices: Sequence[Any] | None) -> ExecutableStore | None:
+        folder = self.config.compilation_cache_dir
+        return None if folder is None else ExecutableStore(folder, devices)
+
+    @property
+    def loaded(self) -> Loaded:
+        """Weights and executables of a model that generates. Raises ValueError for an encoder."""
+        if self._loaded is None:
+            raise ValueError(f"{self.spec.architecture} is an encoder and generates nothing; use LLM.embed")
+        return self._loaded
 
     @property
     def engine(self) -> Engine:
@@ -175,12 +234,14 @@ class LLM:
         *,
         resume: Callable[[Key], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
+        embeds: bool = False,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """(key, output) of each request in the order in which they finish; a refused one gives its ValueError.
 
         `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
         wants_partials: asked before every step; where it says so, every unfinished request is given as far as it is
         (`finished` is False) and goes on. resume: the `outputs` that a request had in another process, to go on from.
+        embeds: outputs have `embedding`, the final hidden state of the prompt's last token.
         """
         source = iter(requests)
         inbox: deque[RequestOutput] = deque()
@@ -195,7 +256,7 @@ class LLM:
                         break
                     key, prompt, params = item
                     try:
-                        keys[self._add(prompt, params, inbox, key=str(key), resume=resume(key))] = key
+                        keys[self._add(prompt, params, inbox, key=str(key), resume=resume(key), embeds=embeds)] = key
                     except ValueError as error:
                         yield key, error
                 if wants_partials():
@@ -208,6 +269,95 @@ class LLM:
                     self._step()
         finally:
             self._end(inbox)
+
+    # -- embeddings ------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each text, in their order, as `embedding` [D] float32.
+
+        prompts: texts or token ids. What is None is as the checkpoint says (the files of sentence-transformers), else
+        the mean of an encoder's states and the last token's state of a model that generates, not normalised.
+        prompt_name: of the checkpoint's prompts, put before each text. pooling: "mean", "cls" or "last". truncate: cut
+        texts that are too long. progress: as in `generate`. Raises ValueError naming the prompt that cannot be served.
+        """
+        many: list[Any] = [prompts] if single(prompts) else list(prompts)
+        found: dict[int, EmbeddingOutput] = {}
+        outputs = self.embed_as_completed(
+            enumerate(many), prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
+        )
+        with contextlib.closing(outputs), texts_bar(len(many), shown=progress) as advance:
+            for index, output in outputs:
+                if isinstance(output, ValueError):
+                    raise ValueError(f"prompt {index}: {output}") from output
+                found[index] = output
+                advance(len(output.prompt_token_ids))
+        return [found[index] for index in range(len(many))]
+
+    def embed_as_completed(
+        self,
+        requests: Iterable[tuple[Key, Prompt]],
+        *,
+        prompt_name: str | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]:
+        """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
+
+        `requests` is read as there is room, so it may be endless. The rest is as in `embed`.
+        """
+        params = self._embedder.params(prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate)
+        refused: deque[tuple[Key, ValueError]] = deque()
+
+        def texts() -> Iterator[Text[Key]]:
+            for key, prompt in requests:
+                try:
+                    yield self._embedder.text(key, prompt, params)
+                except ValueError as error:
+                    refused.append((key, error))
+
+        run = self._embed_by_steps if self._encoder is None else self._encoder.run
+        for text, vector, num_cached in run(texts(), params.pooling):
+            while refused:
+                yield refused.popleft()
+            if isinstance(vector, ValueError):
+                yield text.key, vector
+            else:
+                yield text.key, text.output(finish(vector, params), num_cached)
+        yield from refused
+
+    def _embed_by_steps(
+        self, texts: Iterable[Text[Key]], pooling: str
+    ) -> Iterator[tuple[Text[Key], np.ndarray | ValueError, int]]:
+        """(text, final hidden state of its last token, tokens that were cached) of each, through the engine's steps."""
+        running: dict[int, Text[Key]] = {}
+
+        def requests() -> Iterator[tuple[int, Prompt, SamplingParams]]:
+            for index, text in enumerate(texts):
+                running[index] = text
+                prompt = {
+                    "prompt_token_ids": text.token_ids,
+                    "cache_salt": text.cache_salt or None,
+                    "media": text.media,
+                }
+                yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
+
+        with contextlib.closing(self.as_completed(requests(), embeds=True)) as outputs:
+            for index, output in outputs:
+                if isinstance(output, ValueError):
+                    yield running.pop(index), output, 0
+                else:
+                    assert output.embedding is not None
+                    yield running.pop(index), output.embedding, output.num_cached_tokens
 
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
         """The text that the checkpoint's chat template makes of messages."""
@@ -268,7 +418,7 @@ class LLM:
         self.loaded.copies.warm_up()
         self._compiles_at_start += self._counter.count - compiles  # it is no step that compiles here
         return PrefixCache(
-            spec=self.spec,
+            spec=self.loaded.layout.options.spec,
             fingerprint=self.loaded.fingerprint,
             cache=self.engine.scheduler.cache,
             runner=self.engine.runner,
@@ -276,9 +426,9 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory."""
-        runner = self.engine.runner
+        runner = self.engine.runner if self._encoder is None else self._encoder.runner
         return {
-            **self.engine.scheduler.metrics().snapshot(),
+            **({} if self._encoder else self.engine.scheduler.metrics().snapshot()),
             "steps": runner.num_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
@@ -324,6 +474,7 @@ class LLM:
         priority: int = 0,
         streams: bool = False,
         resume: Sequence[CompletionOutput] = (),
+        embeds: bool = False,
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id."""
         parts = take_apart(prompt)
@@ -340,6 +491,7 @@ class LLM:
                 cache_salt=parts.cache_salt,
                 media=parts.media,
                 resume=resume,
+                embeds=embeds,
             )
         except ValueError:  # refused, with nothing left behind
             raise

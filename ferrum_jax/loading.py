@@ -1,6 +1,7 @@
-"""Loading: from a checkpoint and a layout to weights and executables, and from these to engines.
+"""Loading: from a source of weights and a layout to weights and executables, and from these to engines.
 
-`Loaded` is all that is slow to make; `build_engine` makes any number of engines of it and compiles nothing.
+`ModelSource` is a model that is to be loaded. `Loaded` is all that is slow to make; `build_engine` makes any number of
+engines of it and compiles nothing.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
-from checkpoints import Checkpoint
+from checkpoints import Checkpoint, Stretch
 from checkpoints.fingerprint import fingerprint
 from ferrum_jax.cache.budget import choose_num_host_blocks
 from ferrum_jax.cache.host_memory import HostMemory
@@ -21,6 +24,7 @@ from ferrum_jax.cache.pools import pools_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine import Engine
 from ferrum_jax.models import registry
+from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Executables, compile_all
 from ferrum_jax.runtime.layout import Layout
@@ -36,6 +40,38 @@ from ferrum_jax.write_guard import WriteGuard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """What a model is and where its weights come from.
+
+    read(targets, stretches): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
+    `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
+    """
+
+    spec: ModelSpec | BertSpec
+    read: Callable[..., dict[str, jax.Array]]
+    folder: Path | None = None
+    generation_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> ModelSource:
+        """Raises ValueError for a config.json that is not understood."""
+        encodes = registry.is_encoder(checkpoint.config)
+        weights = registry.weights_of(checkpoint.config)
+
+        def read(
+            targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch] = MappingProxyType({})
+        ) -> dict[str, jax.Array]:
+            return checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=targets, stretches=stretches)
+
+        return cls(
+            spec=registry.encoder_spec_of(checkpoint.config) if encodes else registry.spec_of(checkpoint.config),
+            read=read,
+            folder=checkpoint.path,
+            generation_config=checkpoint.generation_config,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
     """Everything that is slow to make: weights on the device and executables. Engines are made from it."""
 
@@ -48,14 +84,13 @@ class Loaded:
 
 
 def load(
-    checkpoint: Checkpoint,
+    model: ModelSource,
     layout: Layout,
     source: ExecutableSource | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Loaded:
     """Compiles every bucket while the weights load."""
     spec = layout.options.spec
-    family = registry.family_of(spec.architecture)
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         compiling = thread.submit(
             compile_all,
@@ -63,12 +98,7 @@ def load(
             source=source,
             on_done=lambda done, total: on_progress("executables", done, total),
         )
-        tensors = checkpoint.load(
-            rules=family.weight_rules(spec),
-            harmless=family.harmless(spec),
-            targets=layout.targets,
-            stretches=layout.model.stretches,
-        )
+        tensors = model.read(layout.targets, layout.model.stretches)
         digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
         executables = compiling.result()
     return Loaded(
@@ -77,7 +107,7 @@ def load(
         executables=executables,
         copies=BlockCopies(layout, source),
         fingerprint=bytes.fromhex(digest),
-        end_ids=_end_ids(spec, checkpoint.generation_config),
+        end_ids=_end_ids(spec, model.generation_config),
     )
 
 

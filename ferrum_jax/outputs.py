@@ -25,6 +25,7 @@ def request_output(submission: Submission, tokenizer: Tokenizer | None, *, finis
         num_cached_media=sum(span.end <= num_cached_tokens for span in first.media),
         prompt_logprobs=None if entries is None else tuple(e and _with_text(e, tokenizer) for e in entries),
         finished=finished,
+        embedding=submission.embedding,
     )
 
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ferrum_jax.prompt import MediaSpan
 
 MAX_LOGPROBS = 20
@@ -172,6 +174,7 @@ class RequestOutput:
     num_cached_media: int = 0  # media items that lie wholly within them
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
     finished: bool = True
+    embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], of `LLM.embed` alone
 
     @property
     def text(self) -> str:
@@ -184,6 +187,16 @@ class RequestOutput:
     @property
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddingOutput:
+    """The vector of one text."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    embedding: np.ndarray  # [D] float32
+    num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)

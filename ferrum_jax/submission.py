@@ -42,6 +42,8 @@ class Submission:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_left: int = 0
     arrival: int = 0  # calls of `Engine.step` before it
+    embeds: bool = False  # wants the final hidden state of its prompt's last token
+    embedding: np.ndarray | None = None  # [D] float32, that state once it is there
 
     @property
     def open_choices(self) -> list[Choice]:

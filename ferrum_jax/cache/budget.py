@@ -32,6 +32,13 @@ class Ledger:
     state_bytes: int = 0  # of one recurrent state in all layers
     num_states: int = 0  # rows' own and snapshots, with the null one
 
+    @classmethod
+    def of_weights(cls, weights_bytes: int) -> Ledger:
+        """Of a model that has no pools: an encoder."""
+        return cls(
+            weights_bytes=weights_bytes, slots_bytes=0, prompts_bytes=0, block_bytes=0, num_blocks=0, block_size=0
+        )
+
     @property
     def states_bytes(self) -> int:
         return self.num_states * self.state_bytes

@@ -22,7 +22,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import QUERY_TILE, BertSpec
-from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.runtime.store import ExecutableSource
 
 POOLINGS = ("mean", "cls", "last")
 SHORTEST = 16  # tokens of the smallest bucket's rows
@@ -127,7 +127,7 @@ def pool(hidden: jax.Array, lengths: jax.Array, pooling: jax.Array) -> jax.Array
 
 
 def compile_encoder(
-    layout: EncoderLayout, *, store: ExecutableStore | None, on_done: Callable[[int, int], None]
+    layout: EncoderLayout, *, store: ExecutableSource | None, on_done: Callable[[int, int], None]
 ) -> dict[EncoderBucket, Callable[..., jax.Array]]:
     """The executable of every bucket, from the store or compiled from shapes, in a thread pool."""
     step = jax.jit(make_step(layout))

@@ -32,6 +32,7 @@ class InFlight:
     bucket: Bucket
     _rows: jax.Array
     _prompt: jax.Array
+    _last: jax.Array
 
     def rows(self) -> np.ndarray:
         """[rows, words] int32 as `sampling.unpack` reads it. Waits for the device."""
@@ -40,6 +41,10 @@ class InFlight:
     def prompt(self) -> np.ndarray:
         """[tokens, words] int32, the same words for each prompt token asked for. Waits for the device."""
         return np.asarray(self._prompt)[: self.plan.shards[0].num_tokens]
+
+    def last_states(self) -> np.ndarray:
+        """[rows, D] float32, the final hidden state of each row's last token. Waits for the device."""
+        return np.asarray(self._last)[: self.plan.shards[0].num_rows].astype(np.float32)
 
 
 class Runner:
@@ -124,7 +129,7 @@ class Runner:
         if shard.spills or shard.loads:
             self.move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
-        self._kv, self._slots, self._prompts, rows, prompt = execute(
+        self._kv, self._slots, self._prompts, rows, prompt, last = execute(
             self._weights, self._kv, self._slots, self._prompts, pack(shard, bucket)
         )
         self._copy(shard.copies_after)
@@ -132,7 +137,7 @@ class Runner:
         self.num_steps += 1
         self.num_tokens += tokens
         self.num_padded_tokens += bucket.num_tokens
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt)
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt, _last=last)
 
 
 def _ids_of(copies: Sequence[Copy], group: int) -> tuple[list[int], list[int]]:

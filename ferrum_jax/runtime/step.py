@@ -1,8 +1,9 @@
-"""The step: one pure function from (weights, kv, slots, prompts, packed input) to (kv, slots, prompts, rows, prompt).
+"""The step: a pure function of (weights, kv, slots, prompts, packed input) to (kv, slots, prompts, rows, prompt, last).
 
 Embed, layers, logits of the rows that sample, draw, write the token where the next step reads it. The
 function is made for one bucket; everything else is data. `rows` [R, words] and `prompt` [T, words] are int32
-words as `sampling.unpack` reads them, of the rows that sample and of prompt tokens asked for. Arguments and
+words as `sampling.unpack` reads them, of the rows that sample and of prompt tokens asked for. `last` [R, D] is the
+final hidden state of each row's last token; it stays on the device unless an embedding is asked for. Arguments and
 results are plain tuples and arrays, because executables are kept with their trees.
 """
 
@@ -49,7 +50,7 @@ LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
 INVARIANT_EXPERT_TILE = 16
 
 
-StepResult = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]
+StepResult = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def make_step(
         rows = _sample_rows(by_row, last, slots, inputs, bucket, options)
         slots = _append(slots, rows, prompt, inputs)
         prompts = _keep_states(prompts, last, rows, inputs)
-        return tuple(jax.tree.leaves(layers)), slots, prompts, rows, prompt
+        return tuple(jax.tree.leaves(layers)), slots, prompts, rows, prompt, last
 
     return step
 
@@ -118,9 +119,14 @@ def trace_step(
     blob = on_mesh(mesh, (words,), jnp.int32, "words")
     arguments = (tuple(weights.values()), kv, pools.slots, pools.prompts, blob)
     if mesh.size > 1:
-        results = (*partitions(arguments[1:4]), partition("rows", None), partition("tokens", None))
+        results = (
+            *partitions(arguments[1:4]),
+            partition("rows", None),
+            partition("tokens", None),
+            partition("rows", None),
+        )
         step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
-    placed = (formats(kv), None, None, None, None)  # pools come back as they went in
+    placed = (formats(kv), None, None, None, None, None)  # pools come back as they went in
     compiler_options = _LAYOUT_OPTIONS if options.target.generation == "v7x" else None
     jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=placed, compiler_options=compiler_options)
     return jitted.trace(*arguments)

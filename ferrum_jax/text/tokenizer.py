@@ -69,20 +69,34 @@ class Tokenizer:
         """The vocabulary entry of an id, as the tokenizer spells it; None beyond the vocabulary."""
         return self._library.id_to_token(token_id)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of text. With special tokens BOS and EOS are added by the tokenizer's rule, BOS never twice.
 
-        A rendered chat is encoded without: its template writes its own.
+        A rendered chat is encoded without: its template writes its own. max_tokens: text is cut off at its end so
+        that no more remain, special tokens among them.
         """
         try:
             ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
             raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
-        if add_special_tokens:
-            ids = self._with_bos(ids)
-            if self._eos.is_missing_from(ids[-1:]):
-                ids = [*ids, self._eos.id]
-        return ids
+        ids = self._with_edges(ids) if add_special_tokens else ids
+        if max_tokens is None or len(ids) <= max_tokens:
+            return ids
+        return self._cut(text, len(ids) - max_tokens, add_special_tokens)
+
+    def _cut(self, text: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
+        """The ids of text without its last tokens; special tokens stay."""
+        encoding = self._library.encode(text, add_special_tokens=False)
+        if num_tokens > len(encoding.ids):
+            raise ValueError(f"{num_tokens} tokens are to be cut off a text of {len(encoding.ids)} beside special ones")
+        encoding.truncate(len(encoding.ids) - num_tokens)
+        if not add_special_tokens:
+            return encoding.ids
+        return self._with_edges(self._library.post_process(encoding).ids)
+
+    def _with_edges(self, ids: list[int]) -> list[int]:
+        ids = self._with_bos(ids)
+        return [*ids, self._eos.id] if self._eos.is_missing_from(ids[-1:]) else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> str:
         """The text that `ids` add to the text of `after`, the tokens before them (a prompt, or nothing).

@@ -1,0 +1,78 @@
+"""The files by which sentence-transformers says how a model's hidden states become one vector.
+
+    modules.json                        the steps: a transformer, a pooling, perhaps a normalisation
+    1_Pooling/config.json               which tokens the vector is made of
+    sentence_bert_config.json           the longest text in tokens; whether text is put in lower case
+    config_sentence_transformers.json   texts that are put before others, by name ("query", "document")
+
+A folder without them says nothing. What would change a vector and is not understood is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from checkpoints.folder import LENGTHS, MODULES, PROMPTS, read_json, read_optional_json, sentence_modules
+
+_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+_OTHER_MODES = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # as newer files spell the mode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceLayout:
+    """How a checkpoint's vectors are made; the defaults are those of a folder that does not say.
+
+    pooling: "mean", "cls" or "last". prompts: texts that are put before others, by name; default_prompt: one of the
+    names. pools_prompt: a mean is over the prompt's tokens too.
+    """
+
+    pooling: str | None = None
+    normalize: bool = False
+    max_seq_length: int | None = None
+    lower_case: bool = False
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompt: bool = True
+
+
+def read_sentence_layout(folder: Path) -> SentenceLayout:
+    """What the folder says. Raises ValueError naming the file and what is not understood."""
+    steps = sentence_modules(folder)
+    if not steps:
+        return SentenceLayout()
+    kinds = [kind for kind, _ in steps]
+    if (
+        kinds[:2] != ["Transformer", "Pooling"]
+        or kinds[2:] not in ([], ["Normalize"])
+        or steps[0][1] != PurePosixPath()
+    ):
+        raise ValueError(
+            f"{folder / MODULES} names the steps {[(kind, str(place)) for kind, place in steps]}; supported are a "
+            "Transformer in the folder itself, a Pooling and then at most a Normalize"
+        )
+    file = folder / steps[1][1] / "config.json"
+    pooling = read_json(file)
+    lengths, prompts = read_optional_json(folder / LENGTHS), read_optional_json(folder / PROMPTS)
+    return SentenceLayout(
+        pooling=_pooling(pooling, file),
+        normalize="Normalize" in kinds,
+        max_seq_length=lengths.get("max_seq_length"),
+        lower_case=bool(lengths.get("do_lower_case", False)),
+        prompts=dict(prompts.get("prompts") or {}),
+        default_prompt=prompts.get("default_prompt_name"),
+        pools_prompt=bool(pooling.get("include_prompt", True)),
+    )
+
+
+def _pooling(config: Mapping[str, Any], file: Path) -> str:
+    named = config.get("pooling_mode")
+    chosen = [how for key, how in _MODES.items() if config.get(key)]
+    chosen += [key for key in _OTHER_MODES if config.get(key)]
+    chosen += [] if named is None else [_NAMES.get(named, str(named))]
+    if len(chosen) != 1 or chosen[0] not in _NAMES.values():
+        raise ValueError(f"{file} asks for the pooling {chosen}; exactly one of mean, cls and last is supported")
+    return chosen[0]

@@ -1,0 +1,69 @@
+"""An encoder, ready: weights and executables, and texts through them a window at a time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from checkpoints.fingerprint import fingerprint
+from checkpoints.sentence import SentenceLayout
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.embedding import Text
+from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.runtime.encoder import EncoderLayout, EncoderRunner, compile_encoder, lay_out_encoder
+from ferrum_jax.runtime.store import ExecutableSource
+
+Key = TypeVar("Key")
+
+WINDOW = 1024  # texts that are looked at together, so that those of a length share steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """What an LLM over an encoder holds in place of an engine."""
+
+    layout: EncoderLayout
+    runner: EncoderRunner
+    fingerprint: bytes
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(t.size * t.dtype.itemsize for t in self.layout.targets.values())
+
+    def run(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
+        """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
+        source = iter(texts)
+        while window := list(itertools.islice(source, WINDOW)):
+            for members, vectors in self.runner.run([text.token_ids for text in window], pooling):
+                for member, vector in zip(members, vectors, strict=True):
+                    yield window[member], vector, 0
+
+
+def load_encoder(
+    spec: BertSpec,
+    read: Callable[..., dict[str, jax.Array]],
+    config: EngineConfig,
+    sentence: SentenceLayout,
+    store: ExecutableSource | None,
+    on_progress: Callable[[str, int, int], None],
+) -> Encoder:
+    """Compiles every bucket while the weights load. read(targets) gives the weights."""
+    layout = lay_out_encoder(spec, config, jax.devices()[0].platform, sentence.max_seq_length)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        compiling = thread.submit(
+            compile_encoder,
+            layout,
+            store=store,
+            on_done=lambda done, total: on_progress("executables", done, total),
+        )
+        tensors = read(layout.targets)
+        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors)
+        executables = compiling.result()
+    weights = tuple(tensors[name] for name in layout.targets)
+    return Encoder(layout=layout, runner=EncoderRunner(weights, executables), fingerprint=bytes.fromhex(digest))
