@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from ferrum_jax.batch.display import Display, Tally, summary_table
+from ferrum_jax.batch.files import check_name, reading_rows, writing_rows
 from ferrum_jax.batch.journal import Journal
 from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.merge import merge
@@ -76,7 +77,7 @@ def run_batch(
     source, target = os.fspath(input_path), os.fspath(output_path)
     _check_paths(source, target)
     notice = notice or Notice()
-    with open_local(source) as file, notice_of_signals(notice):
+    with open_local(source) as raw, reading_rows(raw, source) as file, notice_of_signals(notice):
         try:
             files = _Files(target, open_store)
             rows = Rows(file, seed)
@@ -93,6 +94,7 @@ def run_batch(
 
 
 def _check_paths(source: str, target: str) -> None:
+    check_name(target)
     if source == target or (
         not is_url(source) and not is_url(target) and Path(target).exists() and os.path.samefile(source, target)
     ):
@@ -146,9 +148,10 @@ class _Files:
         return merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
 
     def merge(self, rows: Rows, journal: Journal) -> None:
-        with self.output.writing(self.name) as output:
-            size = merge(rows, journal, self.journal, output)
-        self.journal.replace("merged.json", json.dumps({"layout": rows.layout, "bytes": size}).encode())
+        with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
+            merge(rows, journal, self.journal, lines)
+        merged = {"layout": rows.layout, "bytes": self.output.size(self.name)}
+        self.journal.replace("merged.json", json.dumps(merged).encode())
 
 
 class _Run:

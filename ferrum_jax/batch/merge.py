@@ -15,8 +15,8 @@ from ferrum_jax.batch.rows import Rows
 from ferrum_jax.batch.store import Store
 
 
-def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> int:
-    """Writes one line for each row; how many bytes. Raises OSError if a segment is not there."""
+def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> None:
+    """Writes one line for each row. Raises OSError if a segment is not there."""
     lengths = journal.lengths()
     for index, bad in rows.bad_rows():
         lengths[index] = len(failed_line(bad))
@@ -29,7 +29,6 @@ def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> int:
             raise OSError(f"{name} of the journal has vanished; start the job again")
         for index, offset, size in zip(indices, offsets.tolist(), sizes.tolist(), strict=True):
             _write(output, int(starts[index]), content[offset : offset + size])
-    return int(lengths.sum())
 
 
 def _write(output: BinaryIO, start: int, line: bytes) -> None:

@@ -31,13 +31,14 @@ def add(commands: Any) -> None:
         "--input",
         required=True,
         metavar="FILE",
-        help="JSONL file or its URL, one request a line, in the OpenAI batch form or the short form",
+        help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
+        ".jsonl, .csv, .parquet, also .gz and .zst",
     )
     batch.add_argument(
         "--output",
         required=True,
         metavar="FILE",
-        help="JSONL file or its URL, written when all rows are answered, in the order of the input; "
+        help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
         "FILE.journal holds what is done until then",
     )
     batch.add_argument(

@@ -16,6 +16,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
     from rich.console import Console
 
     from checkpoints import open_checkpoint
+    from ferrum_jax.batch.files import reading_rows
     from ferrum_jax.batch.plan import make_plan, measured_rate, plan_table
     from ferrum_jax.batch.rows import Rows
     from ferrum_jax.batch.store import open_local, open_store, split
@@ -29,7 +30,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
     )
     ledger = layout.ledger
     folder, name = split(args.output)
-    with open_local(args.input) as file:
+    with open_local(args.input) as raw, reading_rows(raw, args.input) as file:
         plan = make_plan(
             Rows(file, config.seed),
             open_store(f"{args.output}.journal"),
