@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ferrum_jax.request import RequestOutput
+from ferrum_jax.request import EmbeddingOutput, RequestOutput
 
 _PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 
@@ -29,11 +29,12 @@ class Tally:
     padding_waste: float = 0.0  # share of computed positions that were padding
     started_s: float = dataclasses.field(default_factory=time.monotonic)
 
-    def count(self, output: RequestOutput) -> None:
+    def count(self, output: RequestOutput | EmbeddingOutput) -> None:
         self.num_ok += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_hit_tokens += output.num_cached_tokens
-        self.num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if isinstance(output, RequestOutput):
+            self.num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
 
     @property
     def num_done(self) -> int:

@@ -2,6 +2,7 @@
 
 Two forms are read. The OpenAI batch form is `{custom_id, method: "POST", url, body}`; the short form is the
 same body with `custom_id` beside its fields, and with `prompt_token_ids` as another way to give a prompt.
+A row that asks for a vector has the url of embeddings, or `input` in the short form.
 Identity: a row's digest covers its whole content, custom_id included, so equal lines have equal ids in every
 process, and a changed line has another. Nothing depends on the line's number, save in messages.
 """
@@ -14,12 +15,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.batch.parameters import flag, messages_of, prompt_of, sampling_values, token_ids_of, with_salt
+from ferrum_jax.batch.parameters import (
+    embedding_input,
+    flag,
+    messages_of,
+    prompt_of,
+    sampling_values,
+    token_ids_of,
+    with_salt,
+)
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
+_CONTENT_OF = {COMPLETIONS_URL: "prompt", CHAT_URL: "messages", EMBEDDINGS_URL: "input"}
+
+
+_NO_SAMPLING = SamplingParams(max_tokens=1)  # of a row that asks for a vector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +44,16 @@ class Row:
     custom_id: str
     prompt: Prompt
     params: SamplingParams
-    is_chat: bool
+    url: str  # what is asked for: a completion, a chat's answer or an embedding
     returns_token_ids: bool
+
+    @property
+    def is_chat(self) -> bool:
+        return self.url == CHAT_URL
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.url == EMBEDDINGS_URL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +88,16 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
         return BadRow(id=line_digest(raw, line_number), custom_id=None, code=error.code, message=message)
     digest = _digest(content)
     try:
-        body, is_chat = _body(line)
-        values = sampling_values(body, is_chat=is_chat)
-        values.setdefault("seed", _row_seed(seed, digest))
-        params = SamplingParams.from_dict(values)
-        content = messages_of(body["messages"]) if is_chat else prompt_of(body["prompt"])
-        returns_token_ids = flag(body, "return_token_ids", default=not is_chat and isinstance(content, list))
+        body, url = _body(line)
+        if url == EMBEDDINGS_URL:
+            params, content = _NO_SAMPLING, embedding_input(body)
+        else:
+            values = sampling_values(body, is_chat=url == CHAT_URL)
+            values.setdefault("seed", _row_seed(seed, digest))
+            params = SamplingParams.from_dict(values)
+            content = messages_of(body["messages"]) if url == CHAT_URL else prompt_of("prompt", body["prompt"])
+        is_tokens = url == COMPLETIONS_URL and isinstance(content, list)
+        returns_token_ids = flag(body, "return_token_ids", default=is_tokens)
         prompt = with_salt(content, body.get("cache_salt"))
     except ValueError as error:
         message = f"line {line_number}: {error}"
@@ -81,7 +107,7 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
         custom_id=custom_id,
         prompt=prompt,
         params=params,
-        is_chat=is_chat,
+        url=url,
         returns_token_ids=returns_token_ids,
     )
 
@@ -152,37 +178,38 @@ def _custom_id(line: Mapping[str, Any]) -> str:
     return custom_id
 
 
-def _body(line: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The request's fields with `prompt` or `messages`, and whether it is a chat."""
+def _body(line: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The request's fields with `prompt`, `messages` or `input`, and the url that they are for."""
     if "body" in line or "url" in line:
         return _openai_body(line)
     body = {key: value for key, value in line.items() if key != "custom_id"}
-    given = [key for key in ("prompt", "messages", "prompt_token_ids") if body.get(key) is not None]
+    given = [key for key in ("prompt", "messages", "prompt_token_ids", "input") if body.get(key) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else "has no prompt"
-        raise ValueError(f"{what}; give exactly one of prompt, messages and prompt_token_ids")
+        raise ValueError(f"{what}; give exactly one of prompt, messages, prompt_token_ids and input")
     if "prompt_token_ids" in body:
         token_ids = body.pop("prompt_token_ids")
         if token_ids is not None:
             body["prompt"] = token_ids_of("prompt_token_ids", token_ids)
-    is_chat = given == ["messages"]
-    body.pop("prompt" if is_chat else "messages", None)  # a null beside the one that is given
-    return body, is_chat
+    url = {"messages": CHAT_URL, "input": EMBEDDINGS_URL}.get(given[0], COMPLETIONS_URL)
+    for content in {"prompt", "messages", "input"} - {_CONTENT_OF[url]}:  # a null beside the one that is given
+        body.pop(content, None)
+    return body, url
 
 
-def _openai_body(line: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def _openai_body(line: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     unknown = sorted(set(line) - {"custom_id", "method", "url", "body"})
     if unknown:
         raise ValueError(f"unknown fields {unknown} beside body; put parameters into body")
     if line.get("method") != "POST":
         raise ValueError(f"method is {line.get('method')!r}; it must be 'POST'")
     url = line.get("url")
-    if url not in (COMPLETIONS_URL, CHAT_URL):
-        raise ValueError(f"url is {url!r}; it must be {COMPLETIONS_URL!r} or {CHAT_URL!r}")
+    if url not in _CONTENT_OF:
+        raise ValueError(f"url is {url!r}; it must be {COMPLETIONS_URL!r}, {CHAT_URL!r} or {EMBEDDINGS_URL!r}")
     body = line.get("body")
     if not isinstance(body, dict):
         raise ValueError(f"body is {body!r}; it must be an object with the request's fields")
-    needed = "messages" if url == CHAT_URL else "prompt"
+    needed = _CONTENT_OF[url]
     if body.get(needed) is None:
         raise ValueError(f"body has no {needed}, which {url} needs")
-    return dict(body), url == CHAT_URL
+    return dict(body), url

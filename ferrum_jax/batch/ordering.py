@@ -3,7 +3,8 @@
 Each prompt gets a chain of keys, hashes of its first 128, 256, ... 16,384 bytes. Sorted by their chains, rows lie as
 in a walk through the trie of prefixes: every shared prefix is one run of neighbours, so a pool that holds few
 prefixes still hits each but once. A key that only one row has is no shared prefix and does not count. Rows that
-share nothing are sorted by length alone, so that rows which run together end together.
+share nothing are sorted by length alone, so that rows which run together end together. Rows that ask for a vector
+come last, since an engine does one or the other.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ class Features:
     def __init__(self) -> None:
         self._keys = array.array("Q")  # [rows, depths]
         self._lengths = array.array("Q")
+        self._embeds = bytearray()
 
     def add(self, row: Row | BadRow) -> None:
         if isinstance(row, BadRow):
             self._keys.extend([0] * len(DEPTHS))
             self._lengths.append(0)
+            self._embeds.append(0)
             return
         salt, content = _content(row)
         self._keys.extend(_chain(salt, content))
         max_tokens = _UNLIMITED_TOKENS if row.params.max_tokens is None else row.params.max_tokens
         self._lengths.append(len(content) // 4 + max_tokens)
+        self._embeds.append(row.is_embedding)
+
+    @property
+    def embeds(self) -> np.ndarray:
+        """[rows] bool: whether the row asks for a vector."""
+        return np.frombuffer(self._embeds, np.bool_)
 
     def order(self) -> np.ndarray:
         """[rows] uint32: indices as they are best run."""
@@ -44,6 +53,7 @@ class Features:
             _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
             keys[counts[places] == 1, depth] = 0
         columns = [np.frombuffer(self._lengths, np.uint64), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
+        columns.append(self.embeds)
         return np.lexsort(columns).astype(np.uint32)
 
 

@@ -20,6 +20,7 @@ _SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 _LABELS = frozenset({"model", "user", "metadata"})  # say who asks; by definition without effect on the answer
 _KNOWN = _SAMPLING_FIELDS | _LABELS | {"return_token_ids", "cache_salt"}
 _KNOWN_COMPLETION = _KNOWN | {"prompt"}
+_KNOWN_EMBEDDING = _LABELS | {"input", "cache_salt"}
 _KNOWN_CHAT = _KNOWN | {"messages", "max_completion_tokens", "top_logprobs"}
 
 # field -> (values that ask for nothing, what to do instead)
@@ -44,7 +45,9 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "priority": ((0,), "put urgent rows into a job of their own"),
     "chat_template": ((), "change the template in the checkpoint's folder"),
     "chat_template_kwargs": (({},), "change the template in the checkpoint's folder"),
-    "input": ((), "embeddings are not supported; give prompt or messages"),
+    "input": ((), "it is for /v1/embeddings; give prompt or messages"),
+    "encoding_format": (("float",), "vectors are lists of numbers; leave it out"),
+    "dimensions": ((), "cut the vector afterwards"),
 }
 
 
@@ -128,14 +131,20 @@ def with_salt(content: str | list[int] | list[dict[str, str]], cache_salt: objec
     return prompt
 
 
-def prompt_of(prompt: object) -> str | list[int]:
+def embedding_input(body: Mapping[str, Any]) -> str | list[int]:
+    """The text of a body that asks for a vector."""
+    _refuse(body, _KNOWN_EMBEDDING)
+    return prompt_of("input", body["input"])
+
+
+def prompt_of(field: str, prompt: object) -> str | list[int]:
     if isinstance(prompt, str):
         if not prompt:
-            raise ValueError("prompt is empty; give at least one token")
+            raise ValueError(f"{field} is empty; give at least one token")
         return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        raise ValueError(f"prompt is a list of {len(prompt)} prompts; write one line for each")
-    return token_ids_of("prompt", prompt)
+        raise ValueError(f"{field} is a list of {len(prompt)} prompts; write one line for each")
+    return token_ids_of(field, prompt)
 
 
 def token_ids_of(field: str, token_ids: object) -> list[int]:

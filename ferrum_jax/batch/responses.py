@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from ferrum_jax.batch.formats import BadRow, Row
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 
 LINE_PREFIX = b'{"id": "batch_req_'  # every line starts so; the journal knows its own torn lines by it
 _NO_PROBABILITY = -9999.0  # JSON has no -inf; the value is OpenAI's
@@ -49,6 +49,22 @@ def completed_line(row: Row, output: RequestOutput, job: JobIdentity) -> bytes:
         body["prompt_logprobs"] = [entry and _by_token_id(entry) for entry in output.prompt_logprobs]
     response = {"status_code": 200, "request_id": f"req_{row.id}", "body": body}
     return _line(row.id, row.custom_id, response, None)
+
+
+def embedding_line(row: Row, output: EmbeddingOutput, job: JobIdentity) -> bytes:
+    """The line of a row that asked for a vector, with its newline."""
+    count = len(output.prompt_token_ids)
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [_number(value) for value in output.embedding.tolist()]}
+        ],
+        "created": job.created,
+        "model": job.model,
+        "system_fingerprint": job.fingerprint,
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
+    return _line(row.id, row.custom_id, {"status_code": 200, "request_id": f"req_{row.id}", "body": body}, None)
 
 
 def failed_line(bad: BadRow) -> bytes:

@@ -50,6 +50,7 @@ class Rows:
         self.num_bad = int(self.is_bad.sum())
         self._by_digest = np.argsort(self._digests[:, 0], kind="stable").astype(np.uint32)
         self._sorted = self._digests[self._by_digest, 0]
+        self.embeds = features.embeds
         order = features.order()
         self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
         self.layout = hashlib.blake2b(self._digests.tobytes(), digest_size=8).hexdigest()

@@ -23,10 +23,10 @@ from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.partials import encode_partial
 from ferrum_jax.batch.record import Recorder
-from ferrum_jax.batch.responses import JobIdentity, completed_line, failed_line
+from ferrum_jax.batch.responses import JobIdentity, completed_line, embedding_line, failed_line
 from ferrum_jax.batch.rows import Rows
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
 
 _MOST_CRASHES = 2  # of the engine with one row
 _MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
@@ -42,6 +42,10 @@ class BatchLLM(Protocol):
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]: ...
+
+    def embed_as_completed(
+        self, requests: Iterable[tuple[int, Prompt]]
+    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]: ...
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -153,9 +157,11 @@ class Worker:
                 if llm is None:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
-            self._session(llm, self._requests())
+            if self._queue:
+                self._session(llm, self._requests(), embeds=self._embeds_next())
             while self._suspects and not self.is_over:
-                self._session(llm, iter([self._suspects.popleft()]))
+                suspect = self._suspects.popleft()
+                self._session(llm, iter([suspect]), embeds=bool(self._rows.embeds[suspect[0]]))
             self._journal.flush()
             self._show()
         return llm
@@ -185,13 +191,20 @@ class Worker:
         return False
 
     def _requests(self) -> Iterator[tuple[int, int]]:
-        """Queued rows and those of further parts, with their epochs; those that crashed the engine wait."""
-        while not self.is_over and (self._queue or self._take()):
+        """Queued rows and those of further parts, with their epochs; those that crashed the engine wait.
+
+        All are of one kind: they end where rows that ask for vectors begin, or end.
+        """
+        embeds = self._embeds_next()
+        while not self.is_over and (self._queue or self._take()) and self._embeds_next() == embeds:
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
             else:
                 yield index, epoch
+
+    def _embeds_next(self) -> bool:
+        return bool(self._queue) and bool(self._rows.embeds[self._queue[0][0]])
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
@@ -209,7 +222,8 @@ class Worker:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
                 self._running[index] = row, epoch
-                self._resumes[index] = self._journal.partial(index)
+                if not row.is_embedding:
+                    self._resumes[index] = self._journal.partial(index)
                 yield index, row.prompt, row.params
         except Exception as error:
             self._source_error = error
@@ -217,11 +231,13 @@ class Worker:
 
     # -- what becomes of them ----------------------------------------------------------------------------
 
-    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> None:
-        """Runs the rows to their end, to the notice or to a crash of the engine."""
-        completions = llm.as_completed(
-            self._source(rows), resume=self._resumes.pop, wants_partials=self._wants_partials
-        )
+    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]], *, embeds: bool) -> None:
+        """Runs the rows, all of one kind, to their end, to the notice or to a crash of the engine."""
+        source = self._source(rows)
+        if embeds:
+            completions = llm.embed_as_completed((index, prompt) for index, prompt, _ in source)
+        else:
+            completions = llm.as_completed(source, resume=self._resumes.pop, wants_partials=self._wants_partials)
         with contextlib.closing(completions):
             while not (self._asked_last and not self._awaited):
                 try:
@@ -249,7 +265,7 @@ class Worker:
         self._partials_s = now_s
         return True
 
-    def _receive(self, index: int, output: RequestOutput | ValueError) -> None:
+    def _receive(self, index: int, output: RequestOutput | EmbeddingOutput | ValueError) -> None:
         self._check()
         self._awaited.discard(index)
         if isinstance(output, RequestOutput) and not output.finished:
@@ -263,7 +279,9 @@ class Worker:
                 index, BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=str(output)), epoch
             )
         else:
-            self._journal.append(OK, index, completed_line(row, output, self._job)[:-1], epoch)
+            is_vector = isinstance(output, EmbeddingOutput)
+            line = (embedding_line if is_vector else completed_line)(row, output, self._job)  # type: ignore[arg-type]
+            self._journal.append(OK, index, line[:-1], epoch)
             self._tally.count(output)
         self._show()
 

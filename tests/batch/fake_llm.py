@@ -7,7 +7,9 @@ import hashlib
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+import numpy as np
+
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, SamplingParams
 
 
 class FakeLLM:
@@ -48,6 +50,18 @@ class FakeLLM:
                 yield from self._step()
         finally:
             self.is_closed = True
+
+    def embed_as_completed(
+        self, requests: Iterable[tuple[Hashable, object]]
+    ) -> Iterator[tuple[Hashable, EmbeddingOutput | ValueError]]:
+        for key, prompt in requests:
+            ids = tuple(answer(prompt, SamplingParams()).prompt_token_ids)
+            self.num_pulled += 1
+            if len(ids) > self.limit:
+                yield key, ValueError(f"the prompt has {len(ids)} tokens, more than {self.limit}")
+            else:
+                vector = np.asarray(ids, np.float32)[:3] / np.float32(7)
+                yield key, EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=vector)
 
     def stats(self) -> dict[str, int]:
         return {"live": len(self.running), "num_blocks": 8, "computed_tokens": self.num_steps, "padded_tokens": 999}

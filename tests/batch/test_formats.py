@@ -83,6 +83,13 @@ def test_a_prompt_may_be_text_or_token_ids_or_messages_in_both_forms():
     assert row({"custom_id": "a", "messages": messages, "prompt": None}).prompt == messages
 
 
+def test_a_row_may_ask_for_a_vector_in_both_forms():
+    asked = openai("/v1/embeddings", input="x", prompt=None, encoding_format="float", model="m")
+    assert row(asked).prompt == row({"custom_id": "a", "input": "x"}).prompt == "x"
+    assert row({"custom_id": "a", "input": [3, 4]}).prompt == [3, 4]
+    assert row(asked).is_embedding and not row(asked).returns_token_ids and not row(short()).is_embedding
+
+
 def test_text_parts_of_a_message_are_joined():
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert row({"custom_id": "a", "messages": [{"role": "user", "content": content}]}).prompt == [
@@ -167,7 +174,13 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
         (chat(tools=[{}]), "tools"),
         (chat(response_format={"type": "json_object"}), 'response_format = {"type": "json_object"} is not supported'),
         (openai(messages=[{"role": "user", "content": "x"}]), "body has no prompt, which /v1/completions needs"),
-        (openai("/v1/embeddings", input="x"), "url is '/v1/embeddings'; it must be '/v1/completions' or"),
+        (openai("/v1/images"), "url is '/v1/images'; it must be '/v1/completions', '/v1/chat/completions' or '/v1/emb"),
+        (openai("/v1/embeddings"), "body has no input, which /v1/embeddings needs"),
+        (openai("/v1/embeddings", input="x", prompt=None, temperature=1), "temperature is not known"),
+        (openai("/v1/embeddings", input="x", prompt=None, dimensions=8), "dimensions = 8 is not supported: cut the"),
+        (openai("/v1/embeddings", input=["x", "y"], prompt=None), "input is a list of 2 prompts; write one line"),
+        (short(input="x"), "has prompt and input; give exactly one of"),
+        (openai(input="x"), 'input = "x" is not supported: it is for /v1/embeddings'),
         ({**openai(), "method": "GET"}, "method is 'GET'; it must be 'POST'"),
         ({**openai(), "n": 2}, "unknown fields ['n'] beside body"),
         ({**openai(), "body": []}, "body is []; it must be an object"),

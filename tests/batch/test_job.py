@@ -506,3 +506,24 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
     assert "http" not in shown and f"Batch job {job.output}" in shown and ">44.4<" in shown
     assert len(shown) < 40_000
+
+
+def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted(tmp_path):
+    vectors = [{"custom_id": f"v{i}", "input": "some text" + "!" * (i % 4)} for i in range(9)]
+    vectors.append({"custom_id": "long", "input": "long " * 9})
+    mixed = [row for pair in zip(vectors, ROWS * 2, strict=True) for row in pair][:15]
+    unique = {row["custom_id"]: row for row in mixed}.values()
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in unique))
+    expected = job.whole(limit=30)
+    notice = Notice()
+
+    def on_step(llm: FakeLLM) -> None:
+        if llm.num_steps == 2:
+            notice.give("the test", EXIT_PREEMPTED)
+
+    assert job.run(on_step=on_step, notice=notice, limit=30) == EXIT_PREEMPTED
+    assert job.run(limit=30) == EXIT_OK
+    assert job.output.read_bytes() == expected
+    assert [line["custom_id"] for line in job.lines()] == [row["custom_id"] for row in unique]
+    body = job.by_id()["v0"]["response"]["body"]
+    assert body["object"] == "list" and len(body["data"][0]["embedding"]) == 3

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
+
 from ferrum_jax.batch.formats import BadRow, Row, parse_line
-from ferrum_jax.batch.responses import LINE_PREFIX, JobIdentity, completed_line, failed_line
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.batch.responses import LINE_PREFIX, JobIdentity, completed_line, embedding_line, failed_line
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from tests.batch.fake_llm import answer
 
 JOB = JobIdentity(model="tiny", created=1_700_000_000, fingerprint="fp_0")
@@ -67,6 +69,21 @@ def test_a_chat_has_the_openai_form():
     assert body["id"].startswith("chatcmpl-") and body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["role"] == "assistant"
     assert len(body["choices"][0]["message"]["content"]) == 4
+
+
+def test_an_embedding_has_the_openai_form():
+    asked = row(input="abc")
+    vector = np.array([0.1, -2.0], np.float32)
+    output = EmbeddingOutput(prompt="abc", prompt_token_ids=(1, 2, 3), embedding=vector, num_cached_tokens=2)
+    body = json.loads(embedding_line(asked, output, JOB))["response"]["body"]
+    assert body == {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.100000001, -2.0]}],
+        "created": 1_700_000_000,
+        "model": "tiny",
+        "system_fingerprint": "fp_0",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
 
 
 def test_an_error_has_no_response_but_code_and_message():
