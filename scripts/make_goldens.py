@@ -9,6 +9,8 @@ Each folder is a real Hugging Face checkpoint, and `golden.npz` beside it holds,
     prompt_I [T] int32        tokens_I [64] int32, greedy      best_I [64, 2] float32, the two best logits of each step
     last_logits [prompts, V]  observed [2] int32, indices of prompts with all of:
     embed_I [T, D]   layers_I [L, T, D]   norm_I [T, D]   logits_I [T, V]
+    bf16_error [] float32, how far the reference in bfloat16 is from itself in float32: root mean square over the
+    logits of all prompts with their tokens, by that of the logits with each position's mean taken off
 
 Weights are drawn with a scale for which greedy outputs vary, then rounded to the dtype they are stored in.
 """
@@ -44,9 +46,12 @@ LLAMA3 = {
 class Golden:
     """One tiny model.
 
-    old_rope: config.json says rope_theta and rope_scaling. shard: bytes of a safetensors file. gain: of linear layers.
+    seed: of weights and prompts, no other model's. old_rope: config.json says rope_theta and rope_scaling. shard: bytes
+    of a safetensors file. gain: of linear layers. norm_mean: 0 where the model multiplies by 1 + weight. embed_std: of
+    embeddings.
     """
 
+    seed: int
     architecture: str
     dtype: str
     config: dict[str, Any]
@@ -55,10 +60,13 @@ class Golden:
     shard: int | None = None
     tokenizer: bool = False
     gain: float = 1.5
+    norm_mean: float = 1.0
+    embed_std: float = 0.5
 
 
 GOLDENS = {
     "llama": Golden(
+        seed=0,
         architecture="Llama",
         dtype="bfloat16",
         old_rope=True,
@@ -75,6 +83,7 @@ GOLDENS = {
         },
     ),
     "llama_linear": Golden(
+        seed=1,
         architecture="Llama",
         dtype="float32",
         gain=2.2,
@@ -93,6 +102,7 @@ GOLDENS = {
         },
     ),
     "qwen2": Golden(
+        seed=2,
         architecture="Qwen2",
         dtype="bfloat16",
         old_rope=True,
@@ -107,6 +117,7 @@ GOLDENS = {
         },
     ),
     "qwen3": Golden(
+        seed=3,
         architecture="Qwen3",
         gain=2.2,
         dtype="float16",
@@ -125,6 +136,7 @@ GOLDENS = {
         },
     ),
     "qwen3_moe": Golden(
+        seed=4,
         architecture="Qwen3Moe",
         dtype="bfloat16",
         eos_token_id=[3, 5],
@@ -147,6 +159,7 @@ GOLDENS = {
         },
     ),
     "qwen3_moe_raw": Golden(
+        seed=5,
         architecture="Qwen3Moe",
         dtype="bfloat16",
         old_rope=True,
@@ -167,6 +180,7 @@ GOLDENS = {
         },
     ),
     "qwen3_window": Golden(
+        seed=6,
         architecture="Qwen3",
         gain=2.2,
         dtype="float16",
@@ -184,7 +198,140 @@ GOLDENS = {
             "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
         },
     ),
+    "mistral": Golden(
+        seed=10,
+        architecture="Mistral",
+        dtype="bfloat16",
+        old_rope=True,
+        gain=2.0,
+        config={
+            "vocab_size": 280,
+            "hidden_size": 56,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+            "intermediate_size": 84,
+            "sliding_window": 29,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "mistral_full": Golden(
+        seed=11,
+        architecture="Mistral",
+        dtype="float16",
+        gain=2.0,
+        config={
+            "vocab_size": 266,
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 14,
+            "intermediate_size": 94,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        },
+    ),
+    "gemma2": Golden(
+        seed=12,
+        architecture="Gemma2",
+        dtype="bfloat16",
+        old_rope=True,
+        norm_mean=0.0,
+        embed_std=0.2,
+        config={
+            "vocab_size": 300,
+            "hidden_size": 64,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 10,
+            "intermediate_size": 76,
+            "sliding_window": 27,
+            "query_pre_attn_scalar": 6,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    ),
+    "gemma2_untied": Golden(
+        seed=13,
+        architecture="Gemma2",
+        dtype="float16",
+        norm_mean=0.0,
+        embed_std=0.3,
+        config={
+            "vocab_size": 262,
+            "hidden_size": 56,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "intermediate_size": 68,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 41,
+            "query_pre_attn_scalar": 30,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": 9.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_theta": 20000.0, "rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "gemma3": Golden(
+        seed=14,
+        architecture="Gemma3",
+        dtype="bfloat16",
+        old_rope=True,
+        norm_mean=0.0,
+        embed_std=0.2,
+        config={
+            "vocab_size": 284,
+            "hidden_size": 60,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 18,
+            "intermediate_size": 72,
+            "sliding_window": 31,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1000000.0, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+    ),
+    "gemma3_long_window": Golden(
+        seed=15,
+        architecture="Gemma3",
+        dtype="float16",
+        norm_mean=0.0,
+        embed_std=0.3,
+        config={
+            "vocab_size": 274,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 14,
+            "intermediate_size": 88,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 512,
+            "query_pre_attn_scalar": 14,
+            "final_logit_softcapping": 4.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 3000.0, "rope_type": "default"},
+            },
+        },
+    ),
     "mixtral": Golden(
+        seed=7,
         architecture="Mixtral",
         dtype="bfloat16",
         old_rope=True,
@@ -203,6 +350,7 @@ GOLDENS = {
         },
     ),
     "mixtral_window": Golden(
+        seed=8,
         architecture="Mixtral",
         gain=2.4,
         dtype="bfloat16",
@@ -234,34 +382,38 @@ def main() -> None:
         folder = arguments.out / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        make(GOLDENS[name], list(GOLDENS).index(name), folder)
+        make(GOLDENS[name], folder)
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{name}: {size / 1000:.0f} KB")
 
 
-def make(golden: Golden, seed: int, folder: Path) -> None:
+def make(golden: Golden, folder: Path) -> None:
     """Writes one folder."""
-    model = build(golden, seed)
+    model = build(golden)
     save(model, golden, folder)
-    prompts = draw_prompts(golden.config["vocab_size"], seed)
+    prompts = draw_prompts(golden.config["vocab_size"], golden.seed)
     arrays: dict[str, np.ndarray] = {"observed": np.array(OBSERVED, np.int32)}
-    last = []
+    last, sequences = [], []
     for i, prompt in enumerate(prompts):
         tokens, best, logits = greedy(model, prompt)
         arrays |= {f"prompt_{i}": prompt, f"tokens_{i}": tokens, f"best_{i}": best}
         last.append(logits)
+        sequences.append(np.concatenate((prompt, tokens)))
         if i in OBSERVED:
             arrays |= {f"{key}_{i}": value for key, value in observe(model, prompt).items()}
         gap = np.min(best[:, 0] - best[:, 1])
         print(f"  {len(prompt)} tokens: {len(set(tokens.tolist()))} of {NUM_GREEDY} differ, smallest gap {gap:.1e}")
     arrays["last_logits"] = np.stack(last)
+    arrays["bf16_error"] = bf16_error(model, sequences)
+    print(f"  error in bfloat16 {arrays['bf16_error']:.1e}")
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def build(golden: Golden, seed: int) -> Any:
+def build(golden: Golden) -> Any:
     """The model in float32, its weights rounded to golden.dtype."""
-    torch.manual_seed(seed)
-    config_class = getattr(transformers, f"{golden.architecture}Config")
+    torch.manual_seed(golden.seed)
+    text = "Text" if golden.architecture == "Gemma3" else ""
+    config_class = getattr(transformers, f"{golden.architecture}{text}Config")
     config = config_class(
         **golden.config,
         max_position_embeddings=512,
@@ -274,21 +426,23 @@ def build(golden: Golden, seed: int) -> Any:
     stored = getattr(torch, golden.dtype)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            draw(name, weight, golden.gain)
+            draw(name, weight, golden)
             weight.copy_(weight.to(stored).float())
     return model
 
 
-def draw(name: str, weight: torch.Tensor, gain: float) -> None:
-    """Norms around 1; biases small; linear layers with a gain that keeps tokens mixing and logits apart."""
-    if "norm" in name:
-        weight.normal_(1.0, 0.2)
+def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
+    """Norms around their mean; biases small; linear layers with a gain that keeps tokens mixing and logits apart."""
+    if name == "model.norm.weight" and golden.norm_mean == 0:
+        weight.normal_(-1.0, 1.0)  # factors of either sign: or a tied table would give every token itself again
+    elif "norm" in name:
+        weight.normal_(golden.norm_mean, 0.2)
     elif name.endswith("bias"):
         weight.normal_(0.0, 0.3)
     elif "embed" in name:
-        weight.normal_(0.0, 0.5)
+        weight.normal_(0.0, golden.embed_std)
     else:
-        gain = 3.0 if "lm_head" in name or "mlp.gate.weight" in name else gain
+        gain = 3.0 if "lm_head" in name or "mlp.gate.weight" in name else golden.gain
         weight.normal_(0.0, gain / math.sqrt(weight.shape[-1]))
 
 
@@ -301,6 +455,11 @@ def save(model: Any, golden: Golden, folder: Path) -> None:
     config = json.loads(path.read_text()) | {"dtype": golden.dtype}
     if golden.old_rope:
         rope = config.pop("rope_parameters")
+        if "sliding_attention" in rope:
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
+            del config["layer_types"]
+            rope = rope["full_attention"]
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
     path.write_text(json.dumps(config, indent=2) + "\n")
@@ -348,6 +507,21 @@ def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
         handle.remove()
     layers = np.stack([seen[f"layer {i}"] for i in range(len(body.layers))])
     return {"embed": seen["embed"], "layers": layers, "norm": seen["norm"], "logits": logits}
+
+
+@torch.no_grad()
+def bf16_error(model: Any, sequences: list[np.ndarray]) -> np.ndarray:
+    """The error of the model in bfloat16, as in this file's docstring; the model stays in bfloat16."""
+
+    def logits() -> np.ndarray:
+        outputs = [model(torch.from_numpy(ids).long()[None], use_cache=False).logits[0] for ids in sequences]
+        return torch.cat(outputs).double().numpy()
+
+    exact = logits()
+    model.to(torch.bfloat16)
+    error = logits() - exact
+    spread = exact - exact.mean(axis=1, keepdims=True)
+    return np.float32(np.sqrt(np.mean(error**2) / np.mean(spread**2)))
 
 
 CHAT_TEMPLATE = (
