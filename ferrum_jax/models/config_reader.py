@@ -19,7 +19,7 @@ HARMLESS_KEYS = frozenset(
     """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
     initializer_range attention_dropout router_aux_loss_coef router_jitter_noise
-    output_router_logits pretraining_tp
+    output_router_logits pretraining_tp cache_implementation
     bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
     task_specific_params
     return_dict output_hidden_states output_attentions torchscript chunk_size_feed_forward is_encoder_decoder is_decoder

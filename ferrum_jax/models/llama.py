@@ -1,6 +1,8 @@
-"""LlamaForCausalLM: Llama 1 to 3.3 and the many models that share its architecture.
+"""LlamaForCausalLM and MistralForCausalLM: Llama 1 to 3.3, Mistral, and the many models that share their architecture.
 
-Source: Touvron et al. 2023; Dubey et al. 2024; keys as in Hugging Face's LlamaConfig.
+Mistral is Llama with a sliding window in all layers, or in none (0.2, 0.3, Nemo and later).
+Source: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023; keys as in Hugging Face's LlamaConfig and
+MistralConfig.
 """
 
 from __future__ import annotations
@@ -8,36 +10,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
 from ferrum_jax.spec import ModelSpec
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Llama config.json. Raises ValueError naming keys that are missing or not understood."""
     reader = ConfigReader(config)
+    bias = bool(reader.get("attention_bias", False))
+    return _spec(
+        reader,
+        architecture="LlamaForCausalLM",
+        num_key_value_heads=reader.get("num_key_value_heads", reader.require("num_attention_heads")),
+        max_position_embeddings=reader.get("max_position_embeddings", 2048),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=bool(reader.get("mlp_bias", False)),
+    )
+
+
+def mistral_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Mistral config.json. Raises ValueError naming keys that are missing or not understood.
+
+    A window as long as the longest context is none.
+    """
+    reader = ConfigReader(config)
+    num_layers = reader.require("num_hidden_layers")
+    max_positions = reader.get("max_position_embeddings", 131072)
+    window = reader.nullable("sliding_window", 4096)
+    groups = cache_groups(
+        ["sliding_attention"] * num_layers, num_layers, None if window is None or window >= max_positions else window
+    )
+    return _spec(
+        reader,
+        architecture="MistralForCausalLM",
+        num_key_value_heads=reader.get("num_key_value_heads", 8),
+        max_position_embeddings=max_positions,
+        cache_groups=groups,
+    )
+
+
+def _spec(reader: ConfigReader, *, max_position_embeddings: int, **family: Any) -> ModelSpec:
+    """What the families read alike."""
     hidden_size = reader.require("hidden_size")
     num_heads = reader.require("num_attention_heads")
-    max_positions = reader.get("max_position_embeddings", 2048)
-    bias = bool(reader.get("attention_bias", False))
     spec = ModelSpec(
-        architecture="LlamaForCausalLM",
         vocab_size=reader.require("vocab_size"),
         hidden_size=hidden_size,
         num_hidden_layers=reader.require("num_hidden_layers"),
         num_attention_heads=num_heads,
-        num_key_value_heads=reader.get("num_key_value_heads", num_heads),
         head_dim=reader.get("head_dim", hidden_size // num_heads),
         intermediate_size=reader.require("intermediate_size"),
-        max_position_embeddings=max_positions,
+        max_position_embeddings=max_position_embeddings,
         hidden_act=reader.get("hidden_act", "silu"),
         rms_norm_eps=reader.get("rms_norm_eps", 1e-6),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        mlp_bias=bool(reader.get("mlp_bias", False)),
-        rope=rope_from(reader, max_positions),
+        rope=rope_from(reader, max_position_embeddings),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
+        **family,
     )
     reader.finish()
     return spec

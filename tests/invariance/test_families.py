@@ -12,7 +12,10 @@ from ferrum_jax.loading import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import INVARIANT, finish, small_llm
 
-NAMES = ("mixtral", "mixtral_window")
+NAMES = (
+    *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "mistral", "mistral_full"),
+    *("mixtral", "mixtral_window"),
+)
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
 

@@ -1,6 +1,6 @@
 """Configs of published models.
 
-Source: the config.json that each model's authors published with its weights.
+Source: the config.json that each model's authors published with its weights, read where a comment says so from a copy.
 """
 
 LLAMA3_8B = {
@@ -172,9 +172,187 @@ QWEN3_NEXT_80B_A3B = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+# Source: huggingface.co/Open-Orca/Mistral-7B-OpenOrca, made from mistralai/Mistral-7B-v0.1 with two tokens more
+MISTRAL_7B_01 = {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+# Source: huggingface.co/mistralai/Mistral-7B-Instruct-v0.3
+MISTRAL_7B_03 = MISTRAL_7B_01 | {
+    "vocab_size": 32768,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "attention_dropout": 0.0,
+}
+# Source: huggingface.co/yuyouyu/Mistral-Nemo-BD-RP, trained from mistralai/Mistral-Nemo-Instruct-2407
+MISTRAL_NEMO = MISTRAL_7B_03 | {
+    "vocab_size": 131072,
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "head_dim": 128,
+    "max_position_embeddings": 1024000,
+}
+# Source: huggingface.co/minchyeom/letta, trained from mistralai/Mistral-Small-Instruct-2409
+MISTRAL_SMALL_2409 = MISTRAL_7B_03 | {
+    "hidden_size": 6144,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+    "head_dim": 128,
+    "intermediate_size": 16384,
+}
+# Source: huggingface.co/unsloth/Mistral-Small-24B-Instruct-2501-GGUF
+MISTRAL_SMALL_2501 = MISTRAL_NEMO | {
+    "intermediate_size": 32768,
+    "max_position_embeddings": 32768,
+    "rope_theta": 100000000.0,
+}
+# Source: huggingface.co/IntervitensInc/Mistral-Large-Instruct-2407-chatml
+MISTRAL_LARGE_2407 = MISTRAL_7B_03 | {
+    "hidden_size": 12288,
+    "num_hidden_layers": 88,
+    "num_attention_heads": 96,
+    "intermediate_size": 28672,
+}
+# Source: huggingface.co/kemura/gemma-2b-sql-finetuned, trained from google/gemma-2-2b
+GEMMA2_2B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "attention_bias": False,
+    "cache_implementation": "hybrid",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+# Source: huggingface.co/ashercn97/blanked-v011, made from google/gemma-2-9b
+GEMMA2_9B = GEMMA2_2B | {
+    "hidden_size": 3584,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "sliding_window_size": 4096,
+}
+# Source: github.com/google/gemma_pytorch, gemma/config.py, get_config_for_27b
+GEMMA2_27B = GEMMA2_2B | {
+    "hidden_size": 4608,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 36864,
+    "query_pre_attn_scalar": 144,
+}
+# Source: huggingface.co/CodeAtCMU/gemma-3-1b-pt_full_sft_code_data_120K_replace_variables, from google/gemma-3-1b-pt
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "attention_bias": False,
+    "cache_implementation": "hybrid",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+# Source: huggingface.co/Codingstark/gemma3-270m-leetcode, trained from google/gemma-3-270m-it
+GEMMA3_270M = {key: value for key, value in GEMMA3_1B.items() if key != "sliding_window_pattern"} | {
+    "_sliding_window_pattern": 6,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+    "hidden_size": 640,
+    "num_hidden_layers": 18,
+    "intermediate_size": 2048,
+    "use_bidirectional_attention": False,
+}
+# Source: huggingface.co/Creekside/gemma-3, the text part of google/gemma-3-4b-it
+GEMMA3_4B = GEMMA3_1B | {
+    "vocab_size": 262208,
+    "hidden_size": 2560,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 10240,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 1024,
+}
+# Source: huggingface.co/OpenPipe/gemma-3-12b-it-text-only, the text part of google/gemma-3-12b-it
+GEMMA3_12B = GEMMA3_4B | {
+    "hidden_size": 3840,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 15360,
+}
+# Source: github.com/google/gemma_pytorch, gemma/config.py, get_config_for_27b_v3; vocabulary of the other sizes
+GEMMA3_27B = GEMMA3_4B | {
+    "hidden_size": 5376,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 21504,
+    "query_pre_attn_scalar": 168,
+}
 PUBLISHED = {
+    "Gemma-2-2B": (GEMMA2_2B, 2_614_341_888),
+    "Gemma-2-9B": (GEMMA2_9B, 9_241_705_984),
+    "Gemma-2-27B": (GEMMA2_27B, 27_227_128_320),
+    "Gemma-3-270M": (GEMMA3_270M, 268_098_176),
+    "Gemma-3-1B": (GEMMA3_1B, 999_885_952),
+    "Gemma-3-4B": (GEMMA3_4B, 3_880_263_168),
+    "Gemma-3-12B": (GEMMA3_12B, 11_766_034_176),
+    "Gemma-3-27B": (GEMMA3_27B, 27_009_346_304),
     "Llama-3-8B": (LLAMA3_8B, 8_030_261_248),
     "Llama-3.2-1B": (LLAMA32_1B, 1_235_814_400),
+    "Mistral-7B-v0.1": (MISTRAL_7B_01, 7_241_732_096),
+    "Mistral-7B-v0.3": (MISTRAL_7B_03, 7_248_023_552),
+    "Mistral-Nemo-2407": (MISTRAL_NEMO, 12_247_782_400),
+    "Mistral-Small-2409": (MISTRAL_SMALL_2409, 22_247_282_688),
+    "Mistral-Small-2501": (MISTRAL_SMALL_2501, 23_572_403_200),
+    "Mistral-Large-2407": (MISTRAL_LARGE_2407, 122_610_069_504),
     "Qwen2.5-0.5B": (QWEN25_05B, 494_032_768),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46_702_792_704),

@@ -16,8 +16,21 @@ from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
-from ferrum_jax.spec import CacheGroup
-from tests.models.published import LLAMA3_8B, LLAMA32_1B, PUBLISHED, QWEN3_06B, QWEN3_30B_A3B, QWEN25_05B
+from ferrum_jax.spec import CacheGroup, RopeSpec
+from tests.models.published import (
+    GEMMA2_2B,
+    GEMMA2_27B,
+    GEMMA3_1B,
+    GEMMA3_4B,
+    GEMMA3_270M,
+    LLAMA3_8B,
+    LLAMA32_1B,
+    MISTRAL_7B_01,
+    PUBLISHED,
+    QWEN3_06B,
+    QWEN3_30B_A3B,
+    QWEN25_05B,
+)
 
 TINY = QWEN3_06B | {
     "vocab_size": 40,
@@ -51,7 +64,7 @@ def test_weight_rules_name_every_parameter_once(name: str):
 
 
 def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['LlamaForCausalLM'"):
+    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['Gemma2ForCausalLM', 'Gemma3"):
         spec_of({"architectures": ["GPT2LMHeadModel"]})
     with pytest.raises(ValueError, match="must name one of"):
         spec_of({})
@@ -116,6 +129,56 @@ def test_cache_groups_that_cannot_be_are_refused(groups, message):
 def test_a_window_as_long_as_the_longest_context_is_none(config):
     longest = config["max_position_embeddings"]
     assert spec_of(config | {"use_sliding_window": True, "sliding_window": longest}) == spec_of(config)
+
+
+def test_mistral_has_a_window_in_all_layers_or_in_none():
+    layers = tuple(range(32))
+    assert spec_of(MISTRAL_7B_01).cache_groups == (CacheGroup(kind="window", layers=layers, window=4096),)
+    absent = {key: value for key, value in MISTRAL_7B_01.items() if key != "sliding_window"}
+    assert spec_of(absent) == spec_of(MISTRAL_7B_01), "the reference's default"
+    for none in (None, 32768):
+        assert spec_of(MISTRAL_7B_01 | {"sliding_window": none}).cache_groups == (
+            CacheGroup(kind="full", layers=layers),
+        )
+
+
+def test_gemma_alternates_windows_and_full_attention():
+    two, three = spec_of(GEMMA2_2B), spec_of(GEMMA3_1B)
+    assert [two.window_of(layer) for layer in range(4)] == [4096, None] * 2
+    assert [three.window_of(layer) for layer in range(12)] == ([512] * 5 + [None]) * 2
+    named = {key: value for key, value in GEMMA3_1B.items() if key != "sliding_window_pattern"}
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 5
+    assert spec_of(named | {"layer_types": kinds[:26]}) == three
+
+
+def test_gemma_3_turns_windowed_layers_at_their_own_frequencies_whatever_the_spelling():
+    spec = spec_of(GEMMA3_4B)
+    far, near = RopeSpec(rope_type="linear", rope_theta=1e6, factor=8.0), RopeSpec(rope_theta=1e4)
+    assert [spec.rope_of(layer) for layer in range(7)] == [*[near] * 5, far, near]
+    new = {key: value for key, value in GEMMA3_4B.items() if not key.startswith("rope_")}
+    kinds = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+    kinds["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
+    assert spec_of(new | {"rope_parameters": kinds}) == spec
+    assert spec_of(new).rope == RopeSpec(rope_theta=1e6), "the reference's default"
+    always = spec_of(GEMMA3_4B | {"sliding_window": 131072})
+    assert always.rope_of(0) == near, "also where the window is as long as any context"
+    with pytest.raises(ValueError, match=r"rope_parameters has \['default'\]; known are"):
+        spec_of(new | {"rope_parameters": {"default": {}}})
+
+
+def test_soft_caps_and_the_scale_of_queries_and_embeddings_are_gemmas():
+    spec = spec_of(GEMMA2_27B)
+    assert (spec.attn_logit_softcapping, spec.final_logit_softcapping) == (50.0, 30.0)
+    assert (spec.attention_scale, spec.embedding_scale) == (144**-0.5, 4608**0.5)
+    silent = {key: value for key, value in GEMMA2_27B.items() if "softcapping" not in key}
+    assert spec_of(silent) == spec, "the reference's defaults"
+    assert spec_of(GEMMA2_27B | {"attn_logit_softcapping": None}).attn_logit_softcapping is None
+    with pytest.raises(ValueError, match="final_logit_softcapping is -1; it must be above 0"):
+        spec_of(GEMMA2_27B | {"final_logit_softcapping": -1})
+    with pytest.raises(ValueError, match="Gemma 3 does not cap the logits of attention"):
+        spec_of(GEMMA3_1B | {"attn_logit_softcapping": 50.0})
+    with pytest.raises(ValueError, match="use_bidirectional_attention is true"):
+        spec_of(GEMMA3_270M | {"use_bidirectional_attention": True})
 
 
 def test_a_window_only_behind_the_last_layer_is_no_window():

@@ -13,6 +13,7 @@ from tests.support import GOLDENS, ROOT
 # One KV head and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts, then
 # recurrent layers.
 CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3"), ("mixtral_window", "tp=4"), ("qwen3_next", "tp=4")]
+CASES += [("mistral", "tp=4"), ("gemma2", "tp=4"), ("gemma3", "tp=4")]
 
 
 @pytest.mark.slow
@@ -34,8 +35,9 @@ def test_tokens_and_hits_on_a_mesh_equal_those_of_one_device_and_logits_agree_to
         "blocks and hidden states are the same on every mesh"
     )
     assert many["weights_bytes"] < one["weights_bytes"]
-    copies = {"llama_linear": 4, "mixtral_window": 4, "qwen3_next": 2}.get(family, 1)  # of each head
-    assert many["kv_repeated_bytes"] == many["kv_bytes"] - many["kv_bytes"] // copies
+    num_heads = json.loads((GOLDENS / family / "config.json").read_text())["num_key_value_heads"]
+    copies = {"tp=4": 4 // num_heads}.get(mesh, 1)
+    assert many["kv_repeated_bytes"] == many["kv_bytes"] * (copies - 1) // copies, "each head on so many devices"
 
 
 def run_on(family: str, *meshes: str) -> list[dict]:
