@@ -7,6 +7,7 @@ what the user gets. Names and defaults are vLLM's, so that moving over costs not
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,8 +85,8 @@ class SamplingParams:
                 raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
             raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}; it must be at least 1")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; it must fit in 64 bits")
+        if self.seed is not None:
+            _check_seed(self.seed)
 
     def _check_lists(self) -> None:
         for text in self.stop:
@@ -103,6 +104,14 @@ class SamplingParams:
         for token, value in bias.items():
             _check_int("logit_bias key", token)
             _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100")
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same parameters with this seed, and only it is checked."""
+        _check_int("seed", seed)
+        _check_seed(seed)
+        found = copy.copy(self)
+        object.__setattr__(found, "seed", seed)
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -133,6 +142,11 @@ def _check_number(field: str, value: object, low: float, high: float, what: str)
         raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
         raise ValueError(f"{field} is {value!r}; it must be {what}")
+
+
+def _check_seed(seed: int) -> None:
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; it must fit in 64 bits")
 
 
 def _check_int(field: str, value: object) -> None:

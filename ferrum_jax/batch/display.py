@@ -13,6 +13,7 @@ from rich.text import Text
 from ferrum_jax.request import EmbeddingOutput, RequestOutput
 
 _PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
+_BAR_INTERVAL_S = 0.1
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("rows", total=tally.num_rows, completed=tally.num_done, rates="")
-        self._printed_s = time.monotonic()
+        self._shown_s = time.monotonic()
         self._first_rows = tally.num_done
 
     def __enter__(self) -> Display:
@@ -82,10 +83,19 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._show()
         self._bar.stop()
 
     def update(self) -> None:
-        """Shows the tally as it is now."""
+        """Shows the tally as it is now, if it is time to."""
+        interval_s = _BAR_INTERVAL_S if self._console.is_terminal else _PLAIN_INTERVAL_S
+        if time.monotonic() - self._shown_s < interval_s:
+            return
+        self._shown_s = time.monotonic()
+        self._show()
+
+    def _show(self) -> None:
         tally = self._tally
         rates = (
             f"{tally.prompt_tokens_per_s:,.0f} tok/s in, {tally.output_tokens_per_s:,.0f} out, "
@@ -93,9 +103,8 @@ class Display:
         )
         if self._console.is_terminal:
             self._bar.update(self._task, completed=tally.num_done, rates=rates)
-        elif time.monotonic() - self._printed_s >= _PLAIN_INTERVAL_S:
+        else:
             self._console.print(f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}", highlight=False)
-            self._printed_s = time.monotonic()
 
     def _left(self) -> str:
         """How long the rest takes at the pace of this run."""

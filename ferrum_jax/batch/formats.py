@@ -10,6 +10,7 @@ process, and a changed line has another. Nothing depends on the line's number, s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -74,27 +75,27 @@ class _LineError(ValueError):
         self.code = code
 
 
-def parse_line(raw: bytes, line_number: int, *, seed: int = 0) -> Row | BadRow:
+def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | None = None) -> Row | BadRow:
     """The row of one line that is not blank. line_number counts from 1. Never raises for what a line holds.
 
     A row without a seed gets one from `seed` (the job's) and its own digest, so that neither its
-    neighbours nor a restart change what is drawn.
+    neighbours nor a restart change what is drawn. digest: of the line's content, where it is known already.
     """
     try:
-        line, content = _load(raw)
+        line = _load(raw)
         custom_id = _custom_id(line)
+        digest = digest or _digest(_canonical(line))
     except _LineError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=line_digest(raw, line_number), custom_id=None, code=error.code, message=message)
-    digest = _digest(content)
     try:
         body, url = _body(line)
         if url == EMBEDDINGS_URL:
             params, content = _NO_SAMPLING, embedding_input(body)
         else:
             values = sampling_values(body, is_chat=url == CHAT_URL)
-            values.setdefault("seed", _row_seed(seed, digest))
-            params = SamplingParams.from_dict(values)
+            own_seed = values.pop("seed", None)
+            params = _params(values).with_seed(_row_seed(seed, digest) if own_seed is None else own_seed)
             content = messages_of(body["messages"]) if url == CHAT_URL else prompt_of("prompt", body["prompt"])
         is_tokens = url == COMPLETIONS_URL and isinstance(content, list)
         returns_token_ids = flag(body, "return_token_ids", default=is_tokens)
@@ -136,24 +137,45 @@ def _row_seed(seed: int, digest: str) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def _load(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """The line's object and its canonical bytes, equal for equal content whatever its spacing and key order."""
+def _params(values: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of these values; the same object for equal plain values, since most rows ask for the same."""
+    if any(isinstance(value, tuple | dict) for value in values.values()):
+        return SamplingParams.from_dict(values)
+    return _plain_params(tuple((name, type(value), value) for name, value in sorted(values.items())))
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_params(items: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    return SamplingParams.from_dict({name: value for name, _, value in items})
+
+
+def _load(raw: bytes) -> dict[str, Any]:
+    """The line's object."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _LineError("invalid_utf8", f"not UTF-8 at byte {error.start + 1}; write the file as UTF-8") from error
     try:
-        line = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-        content = json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError as error:
-        raise _LineError("invalid_json", "holds half of a surrogate pair; write both halves") from error
+        line = _DECODER.decode(text)
     except RecursionError as error:
         raise _LineError("invalid_json", "nested too deeply") from error
     except ValueError as error:
         raise _LineError("invalid_json", f"not valid JSON: {error}") from error
     if not isinstance(line, dict):
         raise _LineError("invalid_json", f"is a {type(line).__name__}; each line must be a JSON object")
-    return line, content
+    return line
+
+
+def _canonical(line: Mapping[str, Any]) -> bytes:
+    """The line's bytes, equal for equal content whatever its spacing and key order."""
+    try:
+        return _ENCODER.encode(line).encode()
+    except UnicodeEncodeError as error:
+        raise _LineError("invalid_json", "holds half of a surrogate pair; write both halves") from error
+    except RecursionError as error:
+        raise _LineError("invalid_json", "nested too deeply") from error
+    except ValueError as error:
+        raise _LineError("invalid_json", f"not valid JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -166,6 +188,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"keys given twice: {sorted({key for key in keys if keys.count(key) > 1})}")
     return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def _custom_id(line: Mapping[str, Any]) -> str:

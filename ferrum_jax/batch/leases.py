@@ -65,7 +65,8 @@ class Leases:
                 return newest
             if self._lives(owner):
                 return None
-        created = self._store.create(f"{self._folder}/{part}.{newest + 1}", self._worker.encode())
+        # a lease need not outlive a loss of power: nor does its worker
+        created = self._store.create(f"{self._folder}/{part}.{newest + 1}", self._worker.encode(), lasts=False)
         return newest + 1 if created else None
 
     def _epochs(self, part: str) -> list[int]:

@@ -48,7 +48,7 @@ class Features:
 
     def order(self) -> np.ndarray:
         """[rows] uint32: indices as they are best run."""
-        keys = np.frombuffer(self._keys, np.uint64).reshape(-1, len(DEPTHS)).copy()
+        keys = np.frombuffer(self._keys, np.uint64).reshape(-1, len(DEPTHS))
         for depth in range(len(DEPTHS)):
             _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
             keys[counts[places] == 1, depth] = 0

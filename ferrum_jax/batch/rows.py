@@ -28,8 +28,8 @@ class Rows:
     def __init__(self, file: BinaryIO, seed: int = 0) -> None:
         self._file, self._seed = file, seed
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
-        offsets, numbers, bad = array.array("Q"), array.array("L"), bytearray()
-        digests, names, features = bytearray(), bytearray(), Features()
+        offsets, numbers, bad = array.array("Q"), array.array("I"), bytearray()
+        digests, names, raws, features = bytearray(), bytearray(), bytearray(), Features()
         offset = 0
         file.seek(0)
         for number, raw in enumerate(file, start=1):
@@ -40,10 +40,12 @@ class Rows:
             offsets.append(place)
             numbers.append(number)
             bad.append(isinstance(row, BadRow))
+            raws += _hash(raw)
             digests += bytes.fromhex(row.id)
-            names += bytes(8) if row.custom_id is None else _name_hash(row.custom_id)
+            names += bytes(8) if row.custom_id is None else _hash(row.custom_id.encode())
             features.add(row)
         self._offsets, self._numbers = np.frombuffer(offsets, np.uint64), np.array(numbers, np.uint32)
+        self._raws = np.frombuffer(raws, np.uint64)  # hashes of the lines as they are, to see that they stay so
         self.is_bad = np.array(bad, np.bool_)
         self._digests = np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
         self._refuse_duplicates(np.frombuffer(names, np.uint64))
@@ -66,13 +68,14 @@ class Rows:
     def read(self, index: int) -> Row | BadRow:
         """The row, parsed again. Raises OSError if its line is not what it was."""
         raw, number = self._line(index)
-        row = parse_line(raw, number, seed=self._seed)
-        first_line = self._first_lines.get(index)
-        if first_line is not None and row.custom_id is not None:
-            row = duplicate_row(raw, number, row.custom_id, first_line)
-        if row.id != self.digest(index):
+        if _hash(raw) != self._raws[index].tobytes():
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
-        return row
+        first_line = self._first_lines.get(index)
+        if first_line is None:
+            return parse_line(raw, number, seed=self._seed, digest=self.digest(index))
+        custom_id = parse_line(raw, number, seed=self._seed).custom_id
+        assert custom_id is not None, "a duplicate has a name"
+        return duplicate_row(raw, number, custom_id, first_line)
 
     def digest(self, index: int) -> str:
         high, low = self._digests[index].tolist()
@@ -116,5 +119,5 @@ class Rows:
                 self._digests[index] = int(digest[:16], 16), int(digest[16:], 16)
 
 
-def _name_hash(custom_id: str) -> bytes:
-    return hashlib.blake2b(custom_id.encode(), digest_size=8).digest()
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()

@@ -1,8 +1,9 @@
 """Store: the few operations a job needs of the place where its files are: a local folder, or what fsspec opens.
 
-Files are written whole and are durable when a call returns. `create` is exclusive: of many processes that
-create one name, one succeeds. That is all that leases and segments build on; nothing is appended to, locked or
-listed in an order that matters. Object stores give it by conditional writes, a local file system by hard links.
+Files are written whole and, but for those that need not outlive the machine, durable when a call returns. `create` is
+exclusive: of many processes that create one name, one succeeds. That is all that leases and segments build on; nothing
+is appended to, locked or listed in an order that matters. Object stores give it by conditional writes, a local file
+system by hard links.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, BinaryIO, Protocol
 class Store(Protocol):
     """A folder. Names are relative to it, with "/" between parts."""
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Makes the file, durable and whole; False, with nothing changed, if there is one of this name."""
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
+        """Makes the file whole; False, with nothing changed, if there is one of this name. lasts: it is durable."""
         ...
 
     def replace(self, name: str, content: bytes) -> None:
@@ -83,14 +84,15 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def create(self, name: str, content: bytes) -> bool:
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         path = self._path(name)
-        with _temporary(path, content) as written:
+        with _temporary(path, content, lasts=lasts) as written:
             try:
                 os.link(written, path)
             except FileExistsError:
                 return False
-        _sync_folder(path.parent)
+        if lasts:
+            _sync_folder(path.parent)
         return True
 
     def replace(self, name: str, content: bytes) -> None:
@@ -124,7 +126,7 @@ class LocalStore:
         path = self._path(name)
         for torn in path.parent.glob(f".{glob.escape(name)}.*"):  # what a killed process left
             torn.unlink()
-        with _temporary(path) as written:
+        with _temporary(path, lasts=False) as written:
             with open(written, "wb") as file:
                 yield file
                 file.flush()
@@ -139,14 +141,15 @@ class LocalStore:
 
 
 @contextlib.contextmanager
-def _temporary(path: Path, content: bytes = b"") -> Iterator[str]:
-    """The path of a file beside `path` that holds the content, on disk; it is gone afterwards."""
+def _temporary(path: Path, content: bytes = b"", *, lasts: bool = True) -> Iterator[str]:
+    """The path of a file beside `path` that holds the content, on disk if it lasts; it is gone afterwards."""
     handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if lasts:
+                os.fsync(file.fileno())
         os.chmod(written, 0o666 & ~_UMASK)
         yield written
     finally:
@@ -177,7 +180,7 @@ class UrlStore:
     def __init__(self, system: Any, root: str) -> None:
         self._system, self._root = system, root
 
-    def create(self, name: str, content: bytes) -> bool:
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         try:
             self._system.pipe_file(self._path(name), content, mode="create")
         except FileExistsError:

@@ -413,14 +413,14 @@ class Failing(LocalStore):
         super().__init__(root)
         self.left, self.failed, self.error, self.torn = left, failed, error, torn
 
-    def create(self, name: str, content: bytes) -> bool:
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         try:
             self._count(name)
         except OSError:
             if self.torn and name.startswith("segments/"):
                 super().create(name, content[: len(content) // 2])
             raise
-        return super().create(name, content)
+        return super().create(name, content, lasts=lasts)
 
     def replace(self, name: str, content: bytes) -> None:
         self._count(name)

@@ -1,0 +1,175 @@
+"""Measures a batch job without a model: rows a second through parsing, scheduling, journal and output, bytes a row.
+
+    python -m scripts.bench_batch --rows 1000000
+    python -m scripts.bench_batch --rows 1000000 --no-scheduler     the job's own part alone
+
+The engine is the real scheduler and cache manager with recorded tokens in place of a device. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ferrum_jax.batch.job import JobOptions, run_batch
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams
+from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256
+_TEXT = "x" * TOKENS_OUT
+
+
+class HostLLM:
+    """An LLM of which only the host's part is there; every token is 1."""
+
+    def __init__(self, *, schedules: bool) -> None:
+        cache = CacheManager(
+            pool_sizes=[16384],
+            windows=[None],
+            block_size=16,
+            max_num_seqs=ROWS_AT_ONCE,
+            max_model_len=1024,
+            max_cached_prompts=0,
+        )
+        self._scheduler = Scheduler(
+            cache=cache, max_num_seqs=ROWS_AT_ONCE, max_num_batched_tokens=8192, max_model_len=1024
+        )
+        self._schedules = schedules
+
+    def as_completed(
+        self,
+        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        *,
+        resume: Callable[[int], Sequence[CompletionOutput]],
+        wants_partials: Callable[[], bool],
+    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
+        source, running = iter(requests), 0
+        if not self._schedules:
+            for key, prompt, _ in source:
+                resume(key)
+                yield key, _output(key, tuple(prompt))  # type: ignore[arg-type]
+            return
+        in_flight: deque[StepPlan] = deque()
+        while True:
+            for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - running):
+                resume(key)
+                self._add(key, list(prompt), params)  # type: ignore[arg-type]
+                running += 1
+            if not running:
+                return
+            assert not wants_partials(), "nothing stops this job"
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                in_flight.append(plan)
+            if plan is None or len(in_flight) > 1:
+                plan = in_flight.popleft()
+                tokens = np.ones(plan.shards[0].num_rows, np.int32)
+                for request, _ in self._scheduler.commit(plan, tokens):
+                    if request.finish_reason is not None:
+                        running -= 1
+                        yield request.id, _output(request.id, tuple(request.token_ids[:TOKENS_IN]))
+
+    def _add(self, key: int, token_ids: list[int], params: SamplingParams) -> None:
+        most = len(token_ids) + (params.max_tokens or 1)
+        self._scheduler.add(
+            Request(id=key, token_ids=token_ids, num_prompt_tokens=len(token_ids), max_total_tokens=most)
+        )
+
+    def embed_as_completed(
+        self, requests: Iterable[tuple[int, Prompt]]
+    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
+        raise AssertionError("no row asks for a vector")
+
+    def stats(self) -> dict[str, Any]:
+        metrics = self._scheduler.metrics()
+        return {"live": metrics.live, "num_blocks": 16383, "computed_tokens": 1, "padded_tokens": 1}
+
+
+def _output(key: int, prompt_token_ids: tuple[int, ...]) -> RequestOutput:
+    choice = CompletionOutput(
+        index=0,
+        text=_TEXT,
+        token_ids=(1,) * TOKENS_OUT,
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason="length",
+        stop_reason=None,
+    )
+    return RequestOutput(
+        request_id=key, prompt=None, prompt_token_ids=prompt_token_ids, outputs=(choice,), num_cached_tokens=0
+    )
+
+
+def write_input(path: Path, num_rows: int) -> None:
+    rng = np.random.default_rng(0)
+    with open(path, "w", encoding="utf-8") as file:
+        for index in range(num_rows):
+            ids = rng.integers(0, 30000, TOKENS_IN).tolist()
+            row = {"custom_id": f"row-{index}", "prompt_token_ids": ids, "max_tokens": TOKENS_OUT, "temperature": 0.8}
+            file.write(json.dumps({**row, "return_token_ids": False}) + "\n")
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def measure(folder: Path, num_rows: int, *, schedules: bool) -> dict[str, Any]:
+    """Runs a small job to warm up, then this one; correctness is asserted."""
+    times: dict[str, float] = {}
+    for name, count in (("warm", 1000), ("all", num_rows)):
+        write_input(folder / f"{name}.jsonl", count)
+        before_bytes = _peak_bytes()
+        wall, cpu = time.perf_counter(), time.process_time()
+        code = run_batch(
+            lambda: HostLLM(schedules=schedules),
+            folder / f"{name}.jsonl",
+            folder / f"{name}.out.jsonl",
+            model="none",
+            console=Console(file=io.StringIO()),
+            options=JobOptions(),
+        )
+        times = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+        with open(folder / f"{name}.out.jsonl", "rb") as file:
+            found = sum(_TEXT.encode() in line for line in file)
+        assert code == 0 and found == count, f"{found} of {count} rows have their answer"
+    return {
+        "rows": num_rows,
+        "scheduler": schedules,
+        "rows_per_s": round(num_rows / times["wall_s"]),
+        "rows_per_cpu_s": round(num_rows / times["cpu_s"]),
+        "peak_bytes_a_row_above_a_small_job": round((_peak_bytes() - before_bytes) / num_rows),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--no-scheduler", action="store_true")
+    parser.add_argument("--folder", help="where files go; a new temporary folder if not given")
+    args = parser.parse_args()
+    sha = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        found = measure(Path(folder), args.rows, schedules=not args.no_scheduler)
+    print(json.dumps({**found, "python": platform.python_version(), "git": sha.strip()}))
+
+
+if __name__ == "__main__":
+    main()
