@@ -5,18 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from checkpoints.fingerprint import fingerprint
+from checkpoints.memory import take
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embedding import Text
 from ferrum_jax.models.bert import BertSpec
-from ferrum_jax.runtime.encoder import EncoderLayout, EncoderRunner, compile_encoder, lay_out_encoder
+from ferrum_jax.runtime.encoder import EncoderBucket, EncoderLayout, EncoderRunner, compile_encoder, lay_out_encoder
 from ferrum_jax.runtime.store import ExecutableSource
 
 Key = TypeVar("Key")
@@ -44,6 +45,20 @@ class Encoder:
                 for member, vector in zip(members, vectors, strict=True):
                     yield window[member], vector, 0
 
+    def with_weights(self, arrays: Mapping[str, Any]) -> Encoder:
+        """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
+        return _encoder(self.layout, take(arrays, self.layout.targets), self.runner.executables)
+
+
+def _encoder(
+    layout: EncoderLayout,
+    tensors: Mapping[str, jax.Array],
+    executables: Mapping[EncoderBucket, Callable[..., jax.Array]],
+) -> Encoder:
+    digest = fingerprint(layout.spec.digest_text(), layout.dtype.name, tensors)
+    runner = EncoderRunner(tuple(tensors[name] for name in layout.targets), executables)
+    return Encoder(layout=layout, runner=runner, fingerprint=bytes.fromhex(digest))
+
 
 def load_encoder(
     spec: BertSpec,
@@ -63,7 +78,4 @@ def load_encoder(
             on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = read(layout.targets)
-        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors)
-        executables = compiling.result()
-    weights = tuple(tensors[name] for name in layout.targets)
-    return Encoder(layout=layout, runner=EncoderRunner(weights, executables), fingerprint=bytes.fromhex(digest))
+        return _encoder(layout, tensors, compiling.result())

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from flax import nnx
 
 from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
@@ -26,7 +27,8 @@ from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.embedding import Embedder, Text, finish
 from ferrum_jax.encoder import Encoder, load_encoder
 from ferrum_jax.engine import Engine
-from ferrum_jax.loading import Loaded, ModelSource, build_engine, load
+from ferrum_jax.loading import Loaded, ModelSource, build_engine, load, with_weights
+from ferrum_jax.models import registry
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar, texts_bar
@@ -79,6 +81,40 @@ class LLM:
             bundled = functools.partial(BundledExecutables, opened, required=require_bundle, on_problem=on_problem)
         source = ModelSource.of_checkpoint(open_checkpoint(model))
         self._start(source, config_for(config, opened), tokenizer, bundled, on_progress)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nnx.Module,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: str | None = None,
+        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> LLM:
+        """An LLM over a model in memory, one of `ferrum_jax.models`; its weights are copied, and cast to config.dtype.
+
+        tokenizer: a folder or tokenizer.json; without it prompts are token ids. Raises ValueError as `LLM` does.
+        """
+        llm = cls.__new__(cls)
+        llm._start(ModelSource.of_model(model), config or EngineConfig(), tokenizer, None, on_progress)
+        return llm
+
+    def update_weights(self, state: nnx.Module | nnx.State | Mapping[Any, Any]) -> None:
+        """Takes copies of other weights, without a compile; caches are empty and counters begin anew afterwards.
+
+        state: a model, its state, or a mapping from dotted paths to arrays, of all parameters. Old and new weights
+        are there together for a moment. Raises ValueError, with nothing changed, for what does not fit (all in one
+        error) and while requests run.
+        """
+        if self._engine is not None and self._engine.has_unfinished:
+            raise ValueError("requests are running; let them end before the weights change")
+        arrays = registry.parameters_of(state)
+        if self._encoder is not None:
+            self._encoder = self._encoder.with_weights(arrays)
+            return
+        self._loaded = with_weights(self.loaded, arrays)
+        if self._engine is not None:
+            self._discard_engine()
 
     def _start(
         self,

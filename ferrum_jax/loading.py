@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from checkpoints import Checkpoint, Stretch
 from checkpoints.fingerprint import fingerprint
+from checkpoints.memory import take
 from ferrum_jax.cache.budget import choose_num_host_blocks
 from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import pools_of
@@ -70,6 +72,21 @@ class ModelSource:
             generation_config=checkpoint.generation_config,
         )
 
+    @classmethod
+    def of_model(cls, model: nnx.Module) -> ModelSource:
+        """Raises ValueError for a module that is none of our models."""
+        spec = getattr(model, "spec", None)
+        if not isinstance(spec, ModelSpec | BertSpec):
+            raise ValueError(f"the model is a {type(model).__name__}; it must be one of ferrum_jax.models")
+        arrays = registry.parameters_of(model)
+
+        def read(
+            targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch] = MappingProxyType({})
+        ) -> dict[str, jax.Array]:
+            return take(arrays, targets, stretches, cast=True)
+
+        return cls(spec=spec, read=read)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -99,16 +116,29 @@ def load(
             on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = model.read(layout.targets, layout.model.stretches)
-        digest = fingerprint(spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
+        digest = _fingerprint(layout, tensors)
         executables = compiling.result()
     return Loaded(
         layout=layout,
         weights=tuple(tensors[name] for name in layout.targets),
         executables=executables,
         copies=BlockCopies(layout, source),
-        fingerprint=bytes.fromhex(digest),
+        fingerprint=digest,
         end_ids=_end_ids(spec, model.generation_config),
     )
+
+
+def with_weights(loaded: Loaded, arrays: Mapping[str, Any]) -> Loaded:
+    """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
+    layout = loaded.layout
+    tensors = take(arrays, layout.targets, layout.model.stretches)
+    weights = tuple(tensors[name] for name in layout.targets)
+    return dataclasses.replace(loaded, weights=weights, fingerprint=_fingerprint(layout, tensors))
+
+
+def _fingerprint(layout: Layout, tensors: Mapping[str, jax.Array]) -> bytes:
+    digest = fingerprint(layout.options.spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
+    return bytes.fromhex(digest)
 
 
 def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | None, *, fill: float = 0.0) -> Engine:

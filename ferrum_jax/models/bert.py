@@ -101,6 +101,7 @@ class Bert(nnx.Module):
     def __init__(self, spec: BertSpec, *, dtype: jnp.dtype | str = jnp.float32) -> None:
         dtype = jnp.dtype(dtype)
         rows = spec.first_position + spec.max_position_embeddings
+        self.spec = spec
         self.first_position = spec.first_position
         self.words = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, rngs=None)
         self.positions = Embedding(rows, spec.hidden_size, dtype=dtype, rngs=None)

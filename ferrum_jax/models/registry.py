@@ -140,6 +140,18 @@ def unbind(model: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:
     return graph, {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
+def parameters_of(state: nnx.Module | nnx.State | Mapping[Any, Any]) -> dict[str, Any]:
+    """{dotted path: array} of a model, of its state, or of (nested) mappings of arrays."""
+    if isinstance(state, nnx.Module):
+        return unbind(state)[1]
+    pure = nnx.to_pure_dict(state) if isinstance(state, nnx.State) else state
+    found: dict[str, Any] = {}
+    for key, value in pure.items():
+        nested = parameters_of(value) if isinstance(value, Mapping) else {"": value}
+        found |= {f"{key}.{path}" if path else str(key): array for path, array in nested.items()}
+    return found
+
+
 def bind(graph: nnx.GraphDef, parameters: Mapping[str, jax.Array]) -> Any:
     """The model of a structure with these parameters. Inside a jitted function it costs nothing at run time."""
     pairs = [(tuple(_step(s) for s in path.split(".")), nnx.Param(x)) for path, x in parameters.items()]

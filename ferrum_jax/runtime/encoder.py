@@ -158,14 +158,14 @@ class EncoderRunner:
         self, weights: tuple[jax.Array, ...], executables: Mapping[EncoderBucket, Callable[..., jax.Array]]
     ) -> None:
         self._weights = weights
-        self._executables = executables
+        self.executables = executables
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
 
     @property
     def num_executables(self) -> int:
-        return len(self._executables)
+        return len(self.executables)
 
     def run(self, texts: Sequence[Sequence[int]], pooling: str) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """(which of the texts, their vectors [n, D] float32) of each step; a text comes once, in no order.
@@ -179,7 +179,7 @@ class EncoderRunner:
             for row, member in enumerate(members, 1):
                 batch[row, 0] = len(texts[member])
                 batch[row, 1 : 1 + len(texts[member])] = texts[member]
-            vectors = self._executables[bucket](self._weights, batch)
+            vectors = self.executables[bucket](self._weights, batch)
             vectors.copy_to_host_async()
             in_flight.append((members, vectors))
             self.num_steps += 1
@@ -193,7 +193,7 @@ class EncoderRunner:
     def _steps(self, lengths: Sequence[int]) -> Iterator[tuple[EncoderBucket, Sequence[int]]]:
         """Texts by the bucket length that is theirs; many rows at once, or few at a time where that pads less."""
         by_length: dict[int, list[EncoderBucket]] = {}
-        for bucket in self._executables:
+        for bucket in self.executables:
             by_length.setdefault(bucket.length, []).append(bucket)
         shortest = 0
         for length, buckets in sorted(by_length.items()):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
 
+from checkpoints import open_checkpoint
 from ferrum_jax import LLM, EngineConfig
+from ferrum_jax.__main__ import main
+from ferrum_jax.commands import embed as command
+from ferrum_jax.models import registry
 from tests.support import COMPILED, GOLDENS, small_llm
 
 ENCODER = EngineConfig(
@@ -81,6 +86,41 @@ def test_a_stream_of_texts_gives_each_its_vector_or_its_error():
     np.testing.assert_array_equal(found["good"].embedding, llm.embed(WORDS)[0].embedding)
 
 
+@pytest.fixture
+def answering(monkeypatch, tmp_path):
+    """Runs the command over lines, with the encoder that is loaded already."""
+    monkeypatch.setattr(command, "open_llm", lambda args, config, stack: encoder())
+
+    def run(lines: list, output: str, *flags: str) -> int:
+        (tmp_path / "in.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n{\n")
+        files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / output)]
+        return main(["embed", "--model", "m", *files, *flags])
+
+    return run
+
+
+def test_the_command_writes_a_line_for_each_line_in_their_order_and_names_what_failed(answering, tmp_path, capsys):
+    lines = [WORDS, {"custom_id": "ids", "input": [5, 6]}, {"custom_id": "bad", "input": [999]}, {"input": "a"}, 7]
+    assert answering(lines, "out.jsonl", "--prompt-name", "query") == 1
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line.get("num_tokens") for line in found] == [14, None, None, 5, None, None]
+    assert [line["custom_id"] for line in found] == [None, "ids", "bad", None, None, None]
+    wanted = encoder().embed(WORDS, prompt_name="query")[0].embedding
+    np.testing.assert_array_equal(np.float32(found[0]["embedding"]), wanted)
+    error = capsys.readouterr().err
+    assert "line 3: the text is token ids, before which" in error and "4 of 6 lines failed" in error
+    assert "not valid JSON" in found[5]["error"]["message"]
+
+
+def test_an_array_has_a_row_for_each_line_and_nan_where_one_failed(answering, tmp_path):
+    assert answering([WORDS, [1], "a block"], "out.npy", "--no-normalize", "--pooling", "cls") == 1
+    found = np.load(tmp_path / "out.npy")
+    wanted = vectors(encoder().embed([WORDS, "a block"], normalize=False, pooling="cls"))
+    np.testing.assert_array_equal(found[[0, 2]], wanted)
+    assert np.isnan(found[[1, 3]]).all() and found.dtype == np.float32
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.npy"]
+
+
 def test_an_encoder_refuses_to_generate_and_what_it_does_not_know():
     llm = encoder()
     with pytest.raises(ValueError, match="BertModel is an encoder and generates nothing"):
@@ -89,6 +129,23 @@ def test_an_encoder_refuses_to_generate_and_what_it_does_not_know():
         llm.embed(WORDS, pooling="max")
     with pytest.raises(ValueError, match=r"is 'title'; the checkpoint's prompts are \['document', 'query'\]"):
         llm.embed(WORDS, prompt_name="title")
+
+
+def test_an_encoders_weights_can_be_swapped():
+    llm = LLM.from_model(encoder_in_memory(), ENCODER)
+    text = golden("encoders/bert")["prompt_3"].tolist()
+    first = llm.embed([text])[0].embedding
+    np.testing.assert_array_equal(first, encoder().embed([text], normalize=False)[0].embedding)
+    llm.update_weights(encoder_in_memory(scale=2.0))
+    assert not np.array_equal(llm.embed([text])[0].embedding, first)
+    assert llm.stats()["compiles_after_ready"] == 0
+
+
+def encoder_in_memory(scale: float = 1.0):
+    checkpoint = open_checkpoint(GOLDENS / "encoders" / "bert")
+    weights, graph = registry.weights_of(checkpoint.config), encoder()._encoder.layout.graph
+    arrays = checkpoint.load(**weights._asdict())
+    return registry.bind(graph, arrays | {"norm.bias": arrays["norm.bias"] * scale})
 
 
 def test_a_model_that_generates_embeds_by_its_last_token_with_reuse_and_beside_other_requests():

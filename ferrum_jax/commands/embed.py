@@ -1,0 +1,166 @@
+"""`ferrum-jax embed`: the vectors of a file of texts, in the order of its lines.
+
+A line is {"custom_id": name, "input": text or token ids}, of which custom_id may be left out, or a text alone. Output
+appears whole at the end, as JSON lines with `embedding` or `error`, or as an array [lines, D] float32 where the
+name ends in .npy; a line that failed is NaN there. Exit codes: 0 done, 1 some lines failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferrum_jax.commands.model import add_model, chosen_config, open_llm
+from ferrum_jax.commands.parsers import new_command
+
+if TYPE_CHECKING:
+    from ferrum_jax.request import EmbeddingOutput
+
+EXIT_OK, EXIT_LINES_FAILED = 0, 1
+_MAX_NAMED = 5  # failed lines named on the terminal
+Entry = tuple[str | None, "EmbeddingOutput | ValueError"]  # (custom_id, what became of the line)
+
+
+def add(commands: Any) -> None:
+    embed = new_command(
+        commands,
+        "embed",
+        _run,
+        "write the vector of each text of a JSONL file",
+        "--model DIR --input FILE --output FILE",
+    )
+    embed.add_argument(
+        "--input", type=Path, required=True, metavar="FILE", help='JSONL file of {"input": ...} or of texts'
+    )
+    embed.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="JSONL file, or a NumPy array if it ends in .npy"
+    )
+    embed.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the checkpoint before each text")
+    embed.add_argument("--pooling", choices=("mean", "cls", "last"), help="default: the checkpoint's")
+    embed.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="vectors of length 1 (default: the checkpoint's)",
+    )
+    embed.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    add_model(embed)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.output.exists() and args.output.samefile(args.input):
+        raise ValueError(f"input and output are both {args.output}; name another output")
+    with open(args.input, "rb") as file:
+        num_lines = sum(1 for line in file if line.strip())
+    if not num_lines:
+        raise ValueError(f"{args.input} has no lines")
+    if not args.output.absolute().parent.is_dir():
+        raise ValueError(f"{args.output.parent} is not a folder; make it, or name another output")
+    with contextlib.ExitStack() as stack:
+        llm = open_llm(args, chosen_config(args), stack)
+        from ferrum_jax.progress import texts_bar
+
+        advance = stack.enter_context(texts_bar(num_lines, shown=None))
+        file = stack.enter_context(open(args.input, "rb"))
+        how = {key: getattr(args, key) for key in ("prompt_name", "pooling", "normalize", "truncate")}
+        entries = _entries(lambda requests: llm.embed_as_completed(requests, **how), file, advance)
+        temporary = args.output.with_name(f".{args.output.name}.{os.getpid()}.tmp")
+        try:
+            write = _write_array if args.output.suffix == ".npy" else _write_lines
+            failed = write(temporary, entries, num_lines)
+            os.replace(temporary, args.output)
+        finally:
+            temporary.unlink(missing_ok=True)
+    for message in failed[:_MAX_NAMED]:
+        print(message, file=sys.stderr)
+    if failed:
+        print(f"{len(failed)} of {num_lines} lines failed", file=sys.stderr)
+    return EXIT_LINES_FAILED if failed else EXIT_OK
+
+
+def _entries(
+    embed: Callable[[Iterable[tuple[int, Any]]], Generator[tuple[int, EmbeddingOutput | ValueError], None, None]],
+    lines: Iterable[bytes],
+    advance: Callable[[int], None],
+) -> Iterator[Entry]:
+    """What became of each line that is not blank, in their order; those that are ready early wait in memory."""
+    ids: dict[int, str | None] = {}
+    ready: dict[int, EmbeddingOutput | ValueError] = {}
+
+    def requests() -> Iterator[tuple[int, Any]]:
+        for index, line in enumerate(line for line in lines if line.strip()):
+            ids[index], text = _parse(line)
+            if isinstance(text, ValueError):
+                ready[index] = text
+            else:
+                yield index, text
+
+    following = 0
+    with contextlib.closing(embed(requests())) as outputs:
+        for index, output in outputs:
+            ready[index] = output
+            while following in ready:
+                entry = ready.pop(following)
+                advance(0 if isinstance(entry, ValueError) else len(entry.prompt_token_ids))
+                yield ids.pop(following), entry
+                following += 1
+    for index in sorted(ready):  # bad lines at the end
+        advance(0)
+        yield ids.pop(index), ready.pop(index)
+
+
+def _parse(line: bytes) -> tuple[str | None, Any]:
+    """(custom_id, text or token ids), or in place of these a ValueError that says what is wrong with the line."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        return None, ValueError(f"not valid JSON: {error}")
+    if isinstance(found, str):
+        return None, found
+    if not isinstance(found, dict) or not isinstance(custom_id := found.get("custom_id"), str | None):
+        return None, ValueError("the line must be a text, or an object whose custom_id is a string")
+    if found.keys() - {"custom_id", "input"} or not isinstance(text := found.get("input"), str | list):
+        return custom_id, ValueError("the line must have `input`, a text or a list of token ids, and nothing else")
+    return custom_id, text
+
+
+def _write_lines(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
+    """JSON lines; messages of those that failed."""
+    failed = []
+    with open(path, "w", encoding="utf-8") as file:
+        for number, (custom_id, entry) in enumerate(entries, start=1):
+            line: dict[str, Any] = {"custom_id": custom_id}
+            if isinstance(entry, ValueError):
+                failed.append(f"line {number}: {entry}")
+                line["error"] = {"code": "invalid_request", "message": str(entry)}
+            else:
+                line["embedding"] = [float(f"{value:.9g}") for value in entry.embedding.tolist()]
+                line["num_tokens"] = len(entry.prompt_token_ids)
+            file.write(json.dumps(line) + "\n")
+    return failed
+
+
+def _write_array(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
+    """[num_lines, D] float32; messages of the lines that failed, whose rows are NaN."""
+    import numpy as np
+
+    failed: list[str] = []
+    array = None
+    for index, (_, entry) in enumerate(entries):
+        if isinstance(entry, ValueError):
+            failed.append(f"line {index + 1}: {entry}")
+            continue
+        if array is None:
+            shape = (num_lines, len(entry.embedding))
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+            array[:] = np.nan
+        array[index] = entry.embedding
+    if array is None:
+        raise ValueError(f"no line has a vector: {failed[0]}")
+    array.flush()
+    return failed
