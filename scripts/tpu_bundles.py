@@ -65,7 +65,10 @@ class Schedule:
 
     def counts_of(self, runs: Sequence[int] | np.ndarray) -> dict[str, float]:
         """Each region's count where bundle i ran runs[i] times."""
-        entered = [int(runs[region.first]) for region in self.regions]
+        entered: list[int] = []
+        for region in self.regions:
+            times = int(runs[region.first])  # where a W begins with a loop, the loop's turns as well
+            entered.append(min(times, entered[region.parent]) if region.name[0] == "W" else times)
         return {r.name: n / max(1, entered[r.parent]) for r, n in zip(self.regions[1:], entered[1:], strict=True)}
 
     def executions(self) -> list[float]:  # one for each region

@@ -151,6 +151,9 @@ def _compute(opcode: str, rest: str, values: dict[str, int], memory: dict[int, i
         test = eval(f"lambda x, y: x {_COMPARE[relation]} y")  # of six fixed texts
         mask = 0xFFFFFFFF
         return (lambda: test(a() & mask, b() & mask)) if is_unsigned else (lambda: test(a(), b()))
+    if kind in ("smin", "smax") and ".u32" in opcode:
+        choose = _ARITHMETIC[kind]
+        return lambda: _wrap(choose(a() & 0xFFFFFFFF, b() & 0xFFFFFFFF))
     if kind not in _ARITHMETIC:
         raise ValueError(f"the scalar instruction {opcode!r} ({rest}) is not known; add it to tpu_trace")
     operation = _ARITHMETIC[kind]
