@@ -25,43 +25,26 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_config import LANES, LOOK_BACK, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_config import LANES, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_decode_columns import (
+    column_scales,
+    load_vectors,
+    number_columns,
+    tokens_of,
+    words_of,
+)
+from pallas_kernels.paged_attention.tpu_decode_movement import Movement
+from pallas_kernels.paged_attention.tpu_decode_scratch import (
+    ScaleScratch,
+    Scratch,
+    named,
+    scale_scratch_shapes,
+    scratch_shapes,
+)
 from pallas_kernels.paged_attention.tpu_schedule import DecodeSchedule
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _LOG2_E = math.log2(math.e)
-_CLEARED = 16  # tokens zeroed by one store
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Scratch:
-    """References of one launch. S: items of a step. X: columns of an item's scores. Hp: lanes of a vector."""
-
-    tiles: Any  # [buffers, S * tile_kv + 1, vectors, Hp] of the pool's dtype; the last token takes what has no place
-    scores: Any  # [S, N, X] float32, masked
-    weights: Any  # [S, N or 2N, X or X / 2], exp2 of scores less the row's highest; halves of the columns stacked
-    sums: Any  # [S, N, Hp] float32, weights times values
-    tops: Any  # [S, N, 128] float32, each item's highest score
-    decays: Any  # [S, N, 128] float32, what an item's new highest score leaves of the state before it
-    totals: Any  # [S, N, 128] float32, the row's sum of weights up to the item, sink included
-    columns: Any  # [parts, N, period] int32, token of a column, or a large number where its head is not the query's
-    outs: Any  # [T + 1, N, Hp]; the last token takes what has no place
-    sum: Any  # [N, Hp] float32: the running state of the row in work
-    top: Any  # [N, 128] float32
-    total: Any  # [N, 128] float32
-    fetched: Any  # DMA semaphore of each buffer
-    written: Any  # DMA semaphore
-    stored: Any  # DMA semaphore
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ScaleScratch:
-    """What is there for an int8 pool besides."""
-
-    blocks: Any  # [buffers, S * blocks of a tile, 2K, C] float32
-    tile: Any  # [2K, tile_kv + 128] float32: an item's, tokens side by side
-    values: Any  # [S, 1, X] float32, V's of each column, zero for tokens that are not visible
-    fetched: Any  # DMA semaphore of each buffer
 
 
 def decode(
@@ -98,8 +81,8 @@ def decode(
             in_specs=[*whole, *[anywhere] * len(pools)],
             out_specs=[anywhere, anywhere],
             scratch_shapes=[
-                *_scratch_shapes(T, q.dtype, values.dtype, shape, config),
-                *(() if scales is None else _scale_scratch_shapes(shape, config)),
+                *scratch_shapes(T, q.dtype, values.dtype, shape, config),
+                *(() if scales is None else scale_scratch_shapes(shape, config)),
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype)],
@@ -110,40 +93,6 @@ def decode(
         interpret=interpret,
         name="paged_attention_decode",
     )(*prefetched, *inputs, *pools)
-
-
-def _scratch_shapes(
-    num_tokens: int, dtype: jnp.dtype, pool_dtype: jnp.dtype, shape: DecodeShape, config: DecodeConfig
-) -> tuple[Any, ...]:
-    """In the order of _Scratch."""
-    S, N, X, H, f32 = config.items, shape.num_heads, shape.columns(config.tile_kv), shape.lanes, jnp.float32
-    stacked = 2 if shape.halves else 1
-    return (
-        pltpu.VMEM((config.buffers, S * config.tile_kv + 1, shape.vectors, H), pool_dtype),
-        pltpu.VMEM((S, N, X), f32),
-        pltpu.VMEM((S, stacked * N, X // stacked), shape.compute_dtype),
-        pltpu.VMEM((S, N, H), f32),
-        *(pltpu.VMEM((S, N, LANES), f32) for _ in range(3)),
-        pltpu.VMEM((shape.parts, N, shape.period), jnp.int32),
-        pltpu.VMEM((num_tokens + 1, N, H), dtype),
-        pltpu.VMEM((N, H), f32),
-        pltpu.VMEM((N, LANES), f32),
-        pltpu.VMEM((N, LANES), f32),
-        pltpu.SemaphoreType.DMA((config.buffers,)),
-        pltpu.SemaphoreType.DMA,
-        pltpu.SemaphoreType.DMA,
-    )
-
-
-def _scale_scratch_shapes(shape: DecodeShape, config: DecodeConfig) -> tuple[Any, ...]:
-    """In the order of _ScaleScratch."""
-    pairs, S, tile = 2 * shape.num_kv_heads, config.items, config.tile_kv
-    return (
-        pltpu.VMEM((config.buffers, S * (tile // shape.block_size), pairs, shape.block_size), jnp.float32),
-        pltpu.VMEM((pairs, tile + LANES), jnp.float32),
-        pltpu.VMEM((S, 1, shape.columns(tile)), jnp.float32),
-        pltpu.SemaphoreType.DMA((config.buffers,)),
-    )
 
 
 def _kernel(
@@ -169,89 +118,46 @@ def _kernel(
     sinks_ref = refs.pop(0) if has_sinks else None  # [N, 128]
     scales_ref = refs.pop(1) if has_scales else None  # [P, 2K, C] in HBM
     _, out_ref, pool_ref, *refs = refs  # [T, N, Hp] and [P, C, vectors, Hp] in HBM
-    xs = _named(_ScaleScratch, refs[-len(dataclasses.fields(_ScaleScratch)) :]) if has_scales else None
-    x = _named(_Scratch, refs[: len(dataclasses.fields(_Scratch))])
+    xs = named(ScaleScratch, refs[-len(dataclasses.fields(ScaleScratch)) :]) if has_scales else None
+    x = named(Scratch, refs[: len(dataclasses.fields(Scratch))])
     S, C, tile, N = config.items, shape.block_size, config.tile_kv, shape.num_heads
     T, bpt, width = q_ref.shape[0], tile // C, config.chunk
     chunks = shape.chunks(tile, width)
     unit = _LOG2_E * (scale if soft_cap is None else soft_cap)  # scores are kept in units of which this is one bit
     precision = jax.lax.Precision.HIGHEST if shape.compute_dtype == jnp.float32 else None
     dot = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
-    words = None if interpret else _words(x.tiles, shape)
+    words = None if interpret else words_of(x.tiles, shape)
 
-    def item(t, s):
-        return (t + LOOK_BACK) * S + s
+    moves = Movement(
+        places=places,
+        first_blocks=first_blocks,
+        tokens=tokens,
+        tables=tables,
+        slabs=slabs_ref,
+        pool=pool_ref,
+        scale_pool=scales_ref,
+        scratch=x,
+        scales=xs,
+        shape=shape,
+        config=config,
+        window=window,
+    )
 
     def is_first(t, s):
-        return (tokens[item(t, s)] & 1) == 1
-
-    def fetch(t):
-        """Starts, one function a block, of the DMAs of step t's blocks."""
-        buffer = jax.lax.rem(t, config.buffers)
-
-        def start(s, b):
-            at = places[item(t, s)]
-            block = tables[first_blocks[item(t, s)] + b]
-            wanted = at >= b * C
-            if window is not None:
-                wanted &= at - window + 1 < (b + 1) * C
-
-            @pl.when(wanted)
-            def _():
-                to = x.tiles.at[buffer, pl.ds(s * tile + b * C, C)]
-                pltpu.make_async_copy(pool_ref.at[block], to, x.fetched.at[buffer]).start()
-                if xs is not None and scales_ref is not None:
-                    to = xs.blocks.at[buffer, s * bpt + b]
-                    pltpu.make_async_copy(scales_ref.at[block], to, xs.fetched.at[buffer]).start()
-
-        return [functools.partial(start, s, b) for s in range(S) for b in range(bpt)]
-
-    def clear(t, buffer):
-        """Zeroes tokens of step t that their query may not see, for they may be NaN."""
-
-        def zeroed(begin, end):
-            many = begin + (end - begin) // _CLEARED * _CLEARED
-            for first, last, size in ((begin, many, _CLEARED), (many, end, 1)):
-
-                @pl.loop(first, last, step=size)
-                def _(i, size=size):
-                    x.tiles[buffer, pl.ds(i, size)] = jnp.zeros((size, *x.tiles.shape[2:]), x.tiles.dtype)
-
-        for s in range(S):
-            at = places[item(t, s)]
-            zeroed(s * tile + jnp.where(at < 0, tile, jnp.minimum(at + 1, tile)), (s + 1) * tile)
-            if window is not None:
-                zeroed(s * tile, s * tile + jnp.clip(at - window + 1, 0, tile))
-
-    def insert(t, buffer):
-        """Puts the new tokens of step t's rows in their places in the buffer."""
-        for s in range(S):
-            at = places[item(t, s)]
-            token = jnp.minimum(tokens[item(t, s)] >> 1, T - 1)
-            to = jnp.where((at >= 0) & (at < tile), s * tile + at, S * tile)
-            x.tiles[buffer, to] = slabs_ref[token]
-
-    def write(t):
-        """Starts the DMAs that bring the new tokens of step t's rows to the pool."""
-        for s in range(S):
-            at = places[item(t, s)]
-            block = tables[first_blocks[item(t, s)] + jnp.clip(at // C, 0, bpt - 1)]
-
-            @pl.when((at >= 0) & (at < tile))
-            def _(at=at, block=block, s=s):
-                to = pool_ref.at[block, jax.lax.rem(at, C)]
-                pltpu.make_async_copy(slabs_ref.at[tokens[item(t, s)] >> 1], to, x.written).start()
+        return (tokens[moves.item(t, s)] & 1) == 1
 
     def load(t, s, chunk, vector):
         """Keys or values of a chunk: [width, Hp]."""
         buffer = jax.lax.rem(t + config.buffers, config.buffers)
-        return _load(x.tiles, words, buffer, s * tile + chunk.token, width, shape, vector).astype(shape.compute_dtype)
+        return load_vectors(x.tiles, words, buffer, s * tile + chunk.token, width, shape, vector).astype(
+            shape.compute_dtype
+        )
 
     def score(t, starts):
         """QK of step t; `starts` are DMA starts to be issued between the dots."""
         for s in range(S):
-            at = places[item(t, s)]
-            q = q_ref[jnp.minimum(tokens[item(t, s)] >> 1, T - 1)].astype(shape.compute_dtype)
+            at = places[moves.item(t, s)]
+            q = q_ref[jnp.minimum(moves.token(t, s), T - 1)].astype(shape.compute_dtype)
             if xs is not None:
                 buffer = jax.lax.rem(t, config.buffers)
                 for b in range(bpt):
@@ -265,9 +171,9 @@ def _kernel(
                 for lane in range(0, width, LANES):
                     y = raw[:, lane : lane + LANES]
                     if xs is not None:
-                        key_scales, value_scales = _column_scales(xs.tile, chunk.part, chunk.column + lane, shape)
+                        key_scales, value_scales = column_scales(xs.tile, chunk.part, chunk.column + lane, shape)
                         y = y * key_scales
-                        token = _tokens_of((1, LANES), chunk.column + lane, shape)
+                        token = tokens_of((1, LANES), chunk.column + lane, shape)
                         seen = token <= at if window is None else (token <= at) & (token > at - window)
                         xs.values[s, :, pl.ds(n * width + lane, LANES)] = jnp.where(seen, value_scales, 0.0)
                     if soft_cap is not None:
@@ -325,28 +231,23 @@ def _kernel(
         acc = x.sum[...]
         for s in range(S):
             acc = jnp.where(is_first(t, s), x.sums[s], acc * x.decays[s][:, :1] + x.sums[s])
-            x.outs[tokens[item(t, s)] >> 1] = (acc / x.totals[s][:, :1]).astype(x.outs.dtype)
+            x.outs[moves.token(t, s)] = (acc / x.totals[s][:, :1]).astype(x.outs.dtype)
         x.sum[...] = acc
 
     def step(t, _):
-        buffer = jax.lax.rem(t, config.buffers)
         info = fetches[t]
-        fetched = x.tiles.at[buffer, pl.ds(0, (info >> 1) * C)]
-        pltpu.make_async_copy(fetched, fetched, x.fetched.at[buffer]).wait()
-        if xs is not None:
-            fetched = xs.blocks.at[buffer, pl.ds(0, info >> 1)]
-            pltpu.make_async_copy(fetched, fetched, xs.fetched.at[buffer]).wait()
-        pl.when((info & 1) == 1)(functools.partial(clear, t, buffer))
-        insert(t, buffer)
+        moves.arrive(t, info >> 1)
+        pl.when((info & 1) == 1)(functools.partial(moves.clear, t))
+        moves.insert(t)
         merge(t - 2)
         softmax(t - 1)
-        score(t, fetch(t + config.ahead))
-        write(t)
+        score(t, moves.fetch(t + config.ahead))
+        moves.write(t)
         weigh(t - 1)
         return 0
 
     def ahead(t, _):
-        for start in fetch(t):
+        for start in moves.fetch(t):
             start()
         return 0
 
@@ -356,7 +257,7 @@ def _kernel(
     def _():
         x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
 
-    _number_columns(x.columns, shape)
+    number_columns(x.columns, shape)
     steps = sizes[0]
     jax.lax.fori_loop(0, steps, step, 0)
     merge(steps - 2)
@@ -366,71 +267,5 @@ def _kernel(
     result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
     result.start()
 
-    @pl.when(sizes[1] > 0)
-    def _():
-        written = slabs_ref.at[pl.ds(0, sizes[1])]
-        pltpu.make_async_copy(written, written, x.written).wait()
-
+    moves.settle(sizes[1])
     result.wait()
-
-
-def _named(kind: Any, refs: list[Any]) -> Any:
-    return kind(**{f.name: r for f, r in zip(dataclasses.fields(kind), refs, strict=True)})
-
-
-def _tokens_of(columns: tuple[int, int], first: int, shape: DecodeShape) -> jax.Array:
-    """The token of an item in each of so many columns, of which the first is `first`."""
-    return (first + jax.lax.broadcasted_iota(jnp.int32, columns, 1)) // shape.words
-
-
-def _column_scales(tile: Any, part: int, column: int, shape: DecodeShape) -> tuple[jax.Array, jax.Array]:
-    """Scales of K and of V, [1, 128] each, of a part's columns column .. column + 127. tile: [2K, tokens]."""
-    first, last = column // shape.words, (column + LANES - 1) // shape.words
-    begin = first // LANES * LANES if last // LANES == first // LANES else first
-    scales = tile[:, begin : begin + LANES]
-    rows, lanes = (jax.lax.broadcasted_iota(jnp.int32, scales.shape, axis) for axis in (0, 1))
-    if shape.words > 1:
-        tokens = _tokens_of(scales.shape, column, shape) - begin
-        scales = jnp.take_along_axis(scales, tokens, axis=1, mode="promise_in_bounds")
-    own = 2 * (jax.lax.rem(column + lanes, shape.words) * shape.parts + part)
-    keys, values = (jnp.sum(jnp.where(rows == own + i, scales, 0.0), axis=0, keepdims=True) for i in (0, 1))
-    return keys, values
-
-
-def _number_columns(columns: Any, shape: DecodeShape) -> None:
-    """Fills _Scratch.columns."""
-    N, width = columns.shape[1:]
-    column = jax.lax.broadcasted_iota(jnp.int32, (N, width), 1)
-    head = jax.lax.broadcasted_iota(jnp.int32, (N, width), 0) // shape.group
-    for part in range(shape.parts):
-        is_own = jax.lax.rem(column, shape.words) * shape.parts + part == head
-        columns[part] = jnp.where(is_own, column // shape.words, jnp.int32(2**30))
-
-
-def _words(tiles: Any, shape: DecodeShape) -> Any:
-    """The buffers as rows of 32-bit words: [buffers, tokens * words, Hp]."""
-    buffers, tokens, _, lanes = tiles.shape
-    if shape.itemsize < 4:
-        tiles = tiles.bitcast(jnp.uint32)
-    return tiles.reshape(buffers, tokens * tiles.shape[2], lanes)
-
-
-def _load(tiles: Any, words: Any, buffer: Any, token: int, width: int, shape: DecodeShape, vector: int) -> jax.Array:
-    """Vectors vector, vector + V, ... of chunk's tokens, V of them a word (two with 32 bits: K, V): [width, Hp].
-
-    The interpreter has no views of references: there a value is cast instead.
-    """
-    stride = shape.stride
-    if words is None:
-        block = tiles[buffer, pl.ds(token, width // shape.words)]
-        if shape.itemsize == 4:
-            return block[:, vector::stride].reshape(width, shape.lanes)
-        rows = pltpu.bitcast(block, jnp.uint32).reshape(width, shape.lanes)
-    elif shape.itemsize == 4:
-        begin = token * shape.vectors + vector
-        return words[buffer, pl.ds(begin, width, stride=stride), :]
-    else:
-        rows = words[buffer, pl.ds(token * shape.words, width), :]
-    bits = 8 * shape.itemsize
-    rows = rows >> (vector * bits) if vector else rows
-    return pltpu.bitcast(rows.astype(jnp.dtype(f"uint{bits}")), shape.pool_dtype)

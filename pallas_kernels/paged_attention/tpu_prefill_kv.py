@@ -1,0 +1,129 @@
+"""KV tiles of the TPU's prefill kernel: their blocks fetched a tile ahead, K and V of each head taken apart."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention.tpu_prefill_config import LANES, PIECE
+from pallas_kernels.paged_attention.tpu_prefill_math import halves
+from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
+from pallas_kernels.paged_attention.tpu_prefill_walk import Walk
+
+
+def enter(w: Walk, t, tile: Tile, j) -> None:
+    """KV tile j of query tile t lies in `keys` and `values`; the blocks of the next one are on their way."""
+    _for_blocks(w, tile, j, lambda copy: copy.wait())
+    first, end = w.steps_of(tile, j)
+
+    @pl.loop(first, end)
+    def _(step):
+        _take_apart(w, tile, j, step)
+
+    @pl.when(j + 1 < tile.end_kv)
+    def _():
+        fetch_blocks(w, tile, j + 1)
+
+    @pl.when((j + 1 == tile.end_kv) & (t + 1 < w.num_tiles))
+    def _():
+        following = Tile.read(w.tiles, t + 1)
+        fetch_blocks(w, following, following.first_kv)
+
+
+def fetch_blocks(w: Walk, tile: Tile, j) -> None:
+    """Starts the transfers of KV tile j's blocks."""
+    _for_blocks(w, tile, j, lambda copy: copy.start())
+
+
+def _for_blocks(w: Walk, tile: Tile, j, run) -> None:
+    """Only blocks that hold what the query tile may see."""
+    C, in_tile = w.shape.block_size, w.config.tile_kv // w.shape.block_size
+    first = jnp.maximum(tile.oldest(w.window) // C, j * in_tile)
+    end = jnp.minimum(pl.cdiv(tile.end_position, C), (j + 1) * in_tile)
+
+    @pl.loop(first, end)
+    def _(block):
+        id = w.block_tables[tile.row * w.max_blocks + block]
+        place, semaphore = block - j * in_tile, w.semaphores["blocks"]
+        if w.shape.is_dense:
+            rows = C * w.shape.vectors
+            into = w.buffers["blocks"].at[pl.ds(pl.multiple_of(place * rows, rows), rows)]
+        else:
+            into = w.buffers["blocks"].at[place]
+        run(pltpu.make_async_copy(w.pool.at[id], into, semaphore))
+        if w.scales is not None:
+            into = w.buffers["block_scales"].at[place]
+            run(pltpu.make_async_copy(w.scales.at[id], into, semaphore))
+
+
+def _take_apart(w: Walk, tile: Tile, j, step) -> None:
+    """K and V of each head of a step, from blocks in which they alternate; what no query sees of V is zero."""
+    size = w.config.step_kv
+    start, oldest = j * w.config.tile_kv + step * size, tile.oldest(w.window)
+
+    @pl.loop(0, size // PIECE)
+    def _(piece):
+        _load_words(w, step * size + piece * PIECE)
+        rows = pl.ds(pl.multiple_of(piece * PIECE, PIECE), PIECE)
+        for head, (k, v) in enumerate(_heads_of_words(w)):
+            w.buffers["keys"][step, head, rows, :] = k
+            w.buffers["values"][j % 2, step, head, rows, :] = v
+
+    @pl.when((start + size > tile.end_position) | (start < oldest))
+    def _():
+        @pl.loop(0, w.shape.num_kv_heads)
+        def _(head):
+            v = w.buffers["values"].at[j % 2, step, head]
+            position = start + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+            v[...] = jnp.where((position >= oldest) & (position < tile.end_position), v[...], 0)
+
+    if w.scales is not None:
+        _join_scales(w, j, step, oldest, tile.end_position)
+
+
+def _load_words(w: Walk, token) -> None:
+    """PIECE tokens' vectors as 32-bit words, of which rows can be loaded with a stride."""
+    blocks, words, C, Vn = w.buffers["blocks"], w.buffers["words"], w.shape.block_size, w.shape.vectors
+    if w.shape.is_dense:
+        vectors = blocks[pl.ds(pl.multiple_of(token * Vn, PIECE), PIECE * Vn), :]
+    elif C > PIECE:
+        vectors = blocks[token // C, pl.ds(token % C, PIECE)].reshape(PIECE * Vn, w.shape.lanes)
+    else:
+        vectors = blocks[pl.ds(token // C, PIECE // C)].reshape(PIECE * Vn, w.shape.lanes)
+    for i in range(words.shape[0]):
+        lanes = vectors[:, i * LANES : (i + 1) * LANES]
+        if w.shape.has_pairs:
+            words[i] = pltpu.bitcast(lanes.astype(jnp.bfloat16), jnp.uint32)
+        else:
+            words[i] = lanes.astype(jnp.float32)
+
+
+def _heads_of_words(w: Walk):
+    """Yields K and V of each head, [PIECE, lanes]."""
+    dtype, Vn, is_packed = w.shape.dtype, w.shape.vectors, w.shape.is_packed
+    if w.shape.has_pairs:
+        for pair in range(Vn // 2):
+            low, high = halves(_strided_words(w, pair, Vn // 2), dtype)
+            yield from ((low, low), (high, high)) if is_packed else ((low, high),)
+    else:
+        vectors = [_strided_words(w, i, Vn).astype(dtype) for i in range(Vn)]
+        yield from zip(vectors, vectors, strict=True) if is_packed else zip(*[iter(vectors)] * 2, strict=True)
+
+
+def _strided_words(w: Walk, first: int, stride: int) -> jax.Array:  # [PIECE, lanes]
+    words = w.buffers["words"]
+    parts = [words[i, pl.Slice(first, PIECE, stride), :] for i in range(words.shape[0])]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _join_scales(w: Walk, j, step, oldest, end_position) -> None:
+    """Scales of a step with its tokens side by side, zero for what no query sees."""
+    C, size, K = w.shape.block_size, w.config.step_kv, w.shape.num_kv_heads
+    for i in range(size // C):
+        scales = w.buffers["block_scales"][step * (size // C) + i]  # [2K, C]
+        position = j * w.config.tile_kv + step * size + i * C + jax.lax.broadcasted_iota(jnp.int32, (1, C), 1)
+        scales = jnp.where((position >= oldest) & (position < end_position), scales, 0.0)
+        for head in range(K):
+            w.buffers["scales"][j % 2, step, head, :, i * C : (i + 1) * C] = scales[2 * head : 2 * head + 2]

@@ -1,0 +1,99 @@
+"""What a launch of the TPU's prefill kernel works on: its references, and which items there are where."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, PrefillConfig, PrefillShape
+from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Walk:
+    """The refs of a launch. t: query tile, j: KV tile, both int32 scalars.
+
+    An item is (step, head, chunk) of a KV tile.
+    """
+
+    # prefetched scalars
+    num_tiles: Any  # int32 scalar
+    tiles: Any  # [tiles * 8]
+    block_tables: Any  # [R * M]
+    # in HBM
+    q: Any  # [N, tokens, lanes]
+    pool: Any  # [P, C * vectors, lanes] or [P, C, vectors, lanes]
+    scales: Any  # [P, 2K, C] or None
+    out: Any  # [N, tokens, lanes]
+    # in VMEM
+    sinks: Any  # [N, 1, 128] or None
+    buffers: Any  # see PrefillConfig.buffers
+    semaphores: Any
+    # static
+    shape: PrefillShape
+    config: PrefillConfig
+    max_blocks: int
+    window: int | None
+    causal: bool
+    cap: float | None
+
+    def first_of(self, tile: Tile, j) -> tuple[Any, Any, Any]:
+        """The first item of KV tile j."""
+        return self.steps_of(tile, j)[0], jnp.int32(0), self.chunks_of(tile, j)[0]
+
+    def advance(self, item, first_chunk, end_chunk) -> tuple[Any, Any, Any]:
+        """The item that follows in the KV tile: chunks change first, then heads, then steps."""
+        step, head, chunk = item
+        is_last_chunk = chunk + 1 == end_chunk
+        is_last_head = is_last_chunk & (head + 1 == self.shape.num_kv_heads)
+        head = jnp.where(is_last_head, 0, jnp.where(is_last_chunk, head + 1, head))
+        return jnp.where(is_last_head, step + 1, step), head, jnp.where(is_last_chunk, first_chunk, chunk + 1)
+
+    def steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
+        """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
+        start, size = j * self.config.tile_kv, self.config.step_kv
+        end = jnp.minimum(pl.cdiv(tile.end_position - start, size), self.config.steps)
+        return jnp.maximum(tile.oldest(self.window) - start, 0) // size, end
+
+    def chunks_of(self, tile: Tile, j) -> tuple[Any, Any]:
+        """Chunks first .. end - 1 of the query tile have a query that sees a key of KV tile j."""
+        size, start = self.config.chunk_q, j * self.config.tile_kv
+        first, end = tile.first_lane, tile.end_lane
+        if self.causal:
+            first = jnp.maximum(first, start - tile.position)
+        if self.window is not None:
+            end = jnp.minimum(end, start + self.config.tile_kv - 1 + self.window - tile.position)
+        return first // size, pl.cdiv(end, size)
+
+    def slot_of(self, item) -> Any:
+        """Where the running maximum and sums of the item's head and chunk are kept."""
+        return item[1] * self.config.chunks + item[2]
+
+    def start_of(self, j, item) -> Any:
+        """Position of the item's first key."""
+        return j * self.config.tile_kv + item[0] * self.config.step_kv
+
+    def has_hidden(self, tile: Tile, j, item) -> Any:
+        """Whether some query of the item may not see some key of it."""
+        start, first = self.start_of(j, item), item[2] * self.config.chunk_q
+        low = tile.position + jnp.maximum(first, tile.first_lane)
+        high = tile.position + jnp.minimum(first + self.config.chunk_q, tile.end_lane) - 1
+        hidden = start + self.config.step_kv > (low + 1 if self.causal else tile.end_position)
+        return hidden if self.window is None else hidden | (start <= high - self.window)
+
+    def rows(self, part: int) -> Any:
+        """A part's rows of an item's logits, weights and sums."""
+        rows = self.shape.group * self.config.part_q
+        return pl.ds(part * rows, rows)
+
+    def tokens(self, chunk, part: int) -> Any:
+        """A part's tokens of the query tile."""
+        first = chunk * self.config.chunk_q + part * self.config.part_q
+        return pl.ds(pl.multiple_of(first, ALIGNMENT), self.config.part_q)
+
+    def group(self, group) -> Any:
+        """The tokens of a group of the query tile."""
+        return pl.ds(pl.multiple_of(group * ALIGNMENT, ALIGNMENT), ALIGNMENT)
