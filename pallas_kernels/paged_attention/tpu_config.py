@@ -140,7 +140,8 @@ class DecodeConfig:
     @classmethod
     def choose(cls, shape: DecodeShape, target: Target) -> DecodeConfig:
         """The tiles for a shape; rows of one model always get the same, whatever the step holds."""
-        tile = max(shape.block_size, min(_MAX_TILE, max(_MIN_TILE, _STEP_COLUMNS // shape.num_kv_heads)))
+        wanted = min(_MAX_TILE, max(_MIN_TILE, _STEP_COLUMNS // shape.num_kv_heads))
+        tile = max(shape.block_size, 1 << (wanted.bit_length() - 1))  # of whole blocks, for any number of heads
         while tile * shape.words % (2 * _CHUNK):
             tile *= 2
         items = max(1, _STEP_COLUMNS // (tile * shape.num_kv_heads))

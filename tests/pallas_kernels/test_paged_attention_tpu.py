@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
 from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, tpu
-from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.cases import REAL_CASES, TINY_CASES, Arguments, Case, make_arguments, make_shapes
 from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
 from pallas_kernels.target import Target
 from tests.oracles import attention as oracle
@@ -180,3 +181,18 @@ def test_tables_that_scalar_memory_cannot_hold_are_refused_with_what_to_lower() 
     choose(512)
     with pytest.raises(ValueError, match=r"256 rows of 1024 blocks take \d+ bytes of scalar memory; v6e has 1048576"):
         choose(1024)
+
+
+def test_every_real_case_has_tiles_of_whole_blocks_that_fit_on_every_generation() -> None:
+    for case, generation in itertools.product(REAL_CASES, ("v5e", "v5p", "v6e", "v7x")):
+        config = TpuConfig.choose(
+            num_tokens=case.num_tokens,
+            num_rows=case.num_rows,
+            max_blocks=case.max_blocks,
+            num_heads=case.num_heads,
+            dtype=jnp.dtype(case.dtype),
+            pool=make_shapes(case).pool,
+            decode_only=case.decode_only,
+            target=Target.named(f"tpu:{generation}"),
+        )
+        assert config.decode.tile_kv % case.block_size == 0, (case.name, generation)
