@@ -20,14 +20,18 @@ GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
 
 
 def cases_of(generation: str, *, in_turn: bool) -> list[str]:
-    """Cases for which it is the generation's turn, or all the others that it can run. A turn follows from the name."""
+    """Cases for which it is the generation's turn, which follows from the name, or all the others that it can run.
+
+    Prefill of real sizes compiles for half a minute, so it has no turn.
+    """
     found = []
     for case in CASES:
         if case.invariant:
             continue
         runs_on = [g for g in GENERATIONS if Target.named(f"tpu:{g}").has_fp8 or not case.kv_dtype.startswith("fp8")]
         turn = runs_on[zlib.crc32(case.name.encode()) % len(runs_on)]
-        if generation in runs_on and (turn == generation) == in_turn:
+        has_turn = turn == generation and (case.tiny or case.decode_only)
+        if generation in runs_on and has_turn == in_turn:
             found.append(case.name)
     return found
 

@@ -1,41 +1,72 @@
-"""The run of the scalar half of a TPU kernel's schedule, on schedules written by hand."""
+"""Running the scalar half of a schedule of a few bundles."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from scripts import tpu_bundles, tpu_trace
+from scripts.tpu_bundles import Region, Schedule
+from scripts.tpu_trace import count_runs
 
-_ALLOCATIONS = "  #allocation5 [shape = 's32[1]', space=smem, size = 0x200, scoped, tag = 'prefetched SMEM operand 0']"
+_ALLOCATIONS = "#allocation7 [shape = 'u8[512]{0}', space=smem, scoped, tag = 'prefetched SMEM operand 0']"
+# for i in range(rows[0]): if rows[1 + i] > 2: (bundle 6). Branches have one delay slot.
+_TEXTS = [
+    "0 : { %s1_s0 = smov 0  ;;  %s2_s1 = sld [smem:[#allocation7]] }",
+    "1 LB: > { %s3_s2 = sld [smem:[#allocation7 + %s5_s3 + $0x1]]  ;;  %s5_s3 = sphi %s1_s0, %s6_s3 /* phi copy */ }",
+    "2 : > { %p1_p0 = scmp.le.s32.totalorder %s3_s2, 2 /* is it small */ }",
+    "3 : > { %9 = sbr.rel (%p1_p0) target bundleno = 7 (0x7), region = 1 }",
+    "4 : > { %s6_s3 = sadd.s32 1, %s5_s3 }",
+    "5 : > { %8 = vst [vmem:[#allocation3]] %v1_v1  ;;  %7 = sst [smem:[#allocation4_spill]] %s6_s3 }",
+    "6 : > {}",
+    "7 PF: > { %p2_p1 = scmp.ge.s32.totalorder %s6_s3, %s2_s1  ;;  %s8_s4 = sld [smem:[#allocation4_spill]] (%p1_p0) }",
+    "8 : > { %9 = sbr.rel (!%p2_p1) target bundleno = 1 (0x1), region = 2 }",
+    "9 : > {}",
+    "10 : { %s10_s5 = sadd.s32 4294967295, %s2_s1 }",
+]
 
 
-def _runs(bundles: list[str], operand: int) -> np.ndarray:
-    text = "".join(f" {i:#x} : {{ {bundle} }}\n" for i, bundle in enumerate(bundles))
-    texts = tpu_bundles.bundle_texts(text)
-    return tpu_trace.count_runs(texts, _ALLOCATIONS, 0, [np.array([operand], np.int32)], max_steps=1000)
+def test_branches_follow_the_prefetched_scalars() -> None:
+    runs = count_runs(_TEXTS, _ALLOCATIONS, 1, [np.array([3, 2, 7, 1], np.int32)])
+    assert runs.tolist() == [1, 3, 3, 3, 3, 1, 1, 3, 3, 3, 1]
+
+
+def test_a_loop_that_does_not_end_is_an_error() -> None:
+    with pytest.raises(ValueError, match="more than 50 bundles ran"):
+        count_runs(_TEXTS, _ALLOCATIONS, 1, [np.full(100, 99, np.int32)], max_steps=50)
+
+
+def test_an_unknown_instruction_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"the scalar instruction 'sfoo\.s32' .* is not known"):
+        count_runs(["0 : { %s1_s0 = sfoo.s32 1, 2 }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
+
+
+def test_scalar_memory_that_nothing_known_fills_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'allocation9'"):
+        count_runs(["0 : { %s1_s0 = sld [smem:[#allocation9]] }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
 
 
 def test_a_loop_over_groups_of_32_runs_as_often_as_there_are_groups() -> None:
-    """The compiler halves by shifts, and takes the sign off before with an unsigned minimum."""
-    bundles = [
-        "%s1_s1 = sld [smem:[#allocation5]]",
-        "%s2_s2 = ssub.s32 0, %s1_s1",
-        "%s3_s3 = smin.u32 %s2_s2, %s1_s1",
-        "%s4_s4 = sshrl.u32 %s3_s3, 5 ;; %s5_s5 = smov 0",
-        "%s6_s5 = sphi %s5_s5, %s7_s5 ;; %s7_s5 = sadd.s32 1, %s6_s5",
-        "%p1_p1 = scmp.ge.s32.totalorder %s7_s5, %s4_s4",
-        "%9 = sbr.rel (!%p1_p1) target bundleno = 4 (0x4)",
-        "%s8_s6 = smov 0",
+    """The compiler divides by a shift and takes the sign off before, with an unsigned minimum of x and -x."""
+    texts = [
+        "0 : { %s1_s1 = sld [smem:[#allocation7]] }",
+        "1 : { %s2_s2 = ssub.s32 0, %s1_s1 }",
+        "2 : { %s3_s3 = smin.u32 %s2_s2, %s1_s1 }",
+        "3 : { %s4_s4 = sshrl.u32 %s3_s3, 5  ;;  %s5_s5 = smov 0 }",
+        "4 LB: > { %s6_s5 = sphi %s5_s5, %s7_s5  ;;  %s7_s5 = sadd.s32 1, %s6_s5 }",
+        "5 : > { %p1_p1 = scmp.ge.s32.totalorder %s7_s5, %s4_s4 }",
+        "6 : > { %9 = sbr.rel (!%p1_p1) target bundleno = 4 (0x4), region = 1 }",
+        "7 : > {}",
+        "8 : { %s8_s6 = smov 0 }",
     ]
-    assert _runs(bundles, 96).tolist() == [1, 1, 1, 1, 3, 3, 3, 1]
+    runs = count_runs(texts, _ALLOCATIONS, 1, [np.array([96], np.int32)], max_steps=1000)
+    assert runs.tolist() == [1, 1, 1, 1, 3, 3, 3, 3, 1]
 
 
 def test_a_guarded_loop_is_entered_once_and_turns_as_often_as_it_does() -> None:
-    def region(name: str, parent: int) -> tpu_bundles.Region:
-        return tpu_bundles.Region(
-            name=name, first=1 if parent >= 0 else 0, end=3, parent=parent, count=None, first_arm=-1, num_dma_starts=0
-        )
-
-    regions = (region("kernel", -1), region("W0", 0), region("L0", 1))
-    schedule = tpu_bundles.Schedule(name="k", regions=regions, units={}, used=(), num_scalar_spills=0)
+    spans = (("kernel", 0, -1), ("W0", 1, 0), ("L0", 1, 1))
+    regions = tuple(
+        Region(name=name, first=first, end=3, parent=parent, count=None, first_arm=-1, num_dma_starts=0)
+        for name, first, parent in spans
+    )
+    schedule = Schedule(name="k", regions=regions, units={}, used=(), num_scalar_spills=0)
     assert schedule.counts_of([1, 256, 256]) == {"W0": 1.0, "L0": 256.0}
