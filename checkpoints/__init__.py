@@ -17,23 +17,12 @@ from typing import Any, Literal
 import jax
 
 from checkpoints import huggingface, store
-from checkpoints.convert import CastError, ConvertSummary, convert, to_huggingface
+from checkpoints.convert import ConvertSummary, convert
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
 from checkpoints.rules import Part, Rule, Stretch
 
-__all__ = [
-    "CastError",
-    "Checkpoint",
-    "ConvertSummary",
-    "Part",
-    "Rule",
-    "Stretch",
-    "convert",
-    "fingerprint",
-    "open_checkpoint",
-    "to_huggingface",
-]
+__all__ = ["Checkpoint", "ConvertSummary", "Part", "Rule", "Stretch", "convert", "fingerprint", "open_checkpoint"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

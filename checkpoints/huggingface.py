@@ -13,7 +13,6 @@ import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +23,9 @@ from checkpoints import mxfp4
 from checkpoints.folder import read_json
 from checkpoints.mxfp4 import Mxfp4
 from checkpoints.placement import place, stored_targets
-from checkpoints.rules import Rule, Shape, Source, Stretch, match
+from checkpoints.rules import Rule, Source, Stretch, match
 
 INDEX = "model.safetensors.index.json"
-LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that the model does not need
-SHARD_BYTES = 5 * 10**9  # of a file that is written
 SINGLE = "model.safetensors"
 
 # Source: the safetensors format's dtype names. Whole numbers are here because leftovers may have them.
@@ -98,13 +95,13 @@ def map_tensors(folder: Path) -> dict[str, np.ndarray]:
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; save the model's weights as safetensors")
-        return map_file(folder / SINGLE)
+        return _map_file(folder / SINGLE)
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(file, str) for file in index.values()):
         raise ValueError(f"{folder / INDEX} has no weight_map from tensor to file; copy the checkpoint again")
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(index.values())):
-        found = map_file(folder / file)
+        found = _map_file(folder / file)
         listed = {name for name, holder in index.items() if holder == file}
         if listed != found.keys():
             raise ValueError(
@@ -115,8 +112,7 @@ def map_tensors(folder: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def map_file(path: Path) -> dict[str, np.ndarray]:
-    """{tensor name: view} of one file. Raises ValueError naming it when it is missing, truncated or damaged."""
+def _map_file(path: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(path, framework="numpy"):  # checks header, offsets and length
             pass
@@ -135,55 +131,6 @@ def map_file(path: Path) -> dict[str, np.ndarray]:
         .view(_DTYPES[entry["dtype"]])
         .reshape(entry["shape"])
         for name, entry in header.items()
-    }
-
-
-def write_folder(folder: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:
-    """{name: view of a mapped file}, zeros to be filled, of new safetensors files in the folder, with their index."""
-    shards: list[dict[str, tuple[Shape, np.dtype]]] = [{}]
-    filled = 0
-    for name, (shape, dtype) in sorted(tensors.items()):
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if filled and filled + size > SHARD_BYTES:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = (shape, dtype)
-        filled += size
-    if len(shards) == 1:
-        return write_tensors(folder / SINGLE, shards[0])
-    views: dict[str, np.ndarray] = {}
-    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    for file, shard in zip(names, shards, strict=True):
-        views |= write_tensors(folder / file, shard)
-    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-    index = {"metadata": {"total_size": sum(view.nbytes for view in views.values())}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return views
-
-
-def write_tensors(file: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:
-    """The same for one file. Source: the safetensors format: length of the header, header, data."""
-    spelled = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, (shape, dtype) in tensors.items():
-        end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        header[name] = {"dtype": spelled[np.dtype(dtype)], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8
-    start = 8 + len(text)
-    with file.open("wb") as opened:
-        opened.write(len(text).to_bytes(8, "little") + text)
-        opened.truncate(start + offset)
-    if not offset:
-        return {name: np.empty(shape, dtype) for name, (shape, dtype) in tensors.items()}
-    pages = np.memmap(file, np.uint8, mode="r+", offset=0)
-    return {
-        name: pages[start + header[name]["data_offsets"][0] : start + header[name]["data_offsets"][1]]
-        .view(dtype)
-        .reshape(shape)
-        for name, (shape, dtype) in tensors.items()
     }
 
 

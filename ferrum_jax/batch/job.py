@@ -175,19 +175,24 @@ class _Run:
         if not (self._journal.is_complete and self._files.is_merged(self._rows.layout)):
             leases = Leases(self._files.journal, self._worker, self._rows.layout, expiry_s=self._options.expiry_s)
             try:
-                self._work(leases, make_llm, at_notice)
-                if self._journal.is_complete:
-                    self._merge(leases)
+                with Keeper(self._journal, leases, self._options) as keeper:
+                    self._work(leases, keeper, make_llm, at_notice)
+                    if self._journal.is_complete:
+                        self._merge(leases)
+                    keeper.check()
             finally:
                 with contextlib.suppress(OSError):  # a full disk, say; the leases end with the process then
                     leases.leave()
         return self._conclude()
 
-    def _work(self, leases: Leases, make_llm: Callable[[], BatchLLM], at_notice: Callable[[BatchLLM], None]) -> None:
-        with (
-            Display(self._console, self._tally) as display,
-            Keeper(self._journal, leases, self._options) as keeper,
-        ):
+    def _work(
+        self,
+        leases: Leases,
+        keeper: Keeper,
+        make_llm: Callable[[], BatchLLM],
+        at_notice: Callable[[BatchLLM], None],
+    ) -> None:
+        with Display(self._console, self._tally) as display:
             worker = Worker(
                 rows=self._rows,
                 journal=self._journal,

@@ -50,7 +50,13 @@ class Notice:
 
 @contextlib.contextmanager
 def notice_of_signals(notice: Notice) -> Iterator[None]:
-    """SIGINT and SIGTERM give the notice; they raise KeyboardInterrupt where it would not be looked at."""
+    """SIGINT and SIGTERM give the notice; they raise KeyboardInterrupt where it would not be looked at.
+
+    Signals reach the main thread alone; a job that runs in another one is told by its notice.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def handle(number: int, _: FrameType | None) -> None:
         again = notice.is_given

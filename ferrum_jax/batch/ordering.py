@@ -18,6 +18,7 @@ from ferrum_jax.batch.formats import BadRow, Row
 from ferrum_jax.prompt import take_apart
 
 DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
+_MOST_LENGTH = 2**32 - 1
 _UNLIMITED_TOKENS = 1024  # what a row without max_tokens is taken to generate
 
 
@@ -25,8 +26,8 @@ class Features:
     """What the order is made of, row by row."""
 
     def __init__(self) -> None:
-        self._keys = array.array("Q")  # [rows, depths]
-        self._lengths = array.array("Q")
+        self._keys = array.array("I")  # [rows, depths]; keys that are equal by chance cost a neighbour, no more
+        self._lengths = array.array("I")
         self._embeds = bytearray()
 
     def add(self, row: Row | BadRow) -> None:
@@ -38,7 +39,7 @@ class Features:
         salt, content = _content(row)
         self._keys.extend(_chain(salt, content))
         max_tokens = _UNLIMITED_TOKENS if row.params.max_tokens is None else row.params.max_tokens
-        self._lengths.append(len(content) // 4 + max_tokens)
+        self._lengths.append(min(len(content) // 4 + max_tokens, _MOST_LENGTH))
         self._embeds.append(row.is_embedding)
 
     @property
@@ -48,11 +49,11 @@ class Features:
 
     def order(self) -> np.ndarray:
         """[rows] uint32: indices as they are best run."""
-        keys = np.frombuffer(self._keys, np.uint64).reshape(-1, len(DEPTHS))
+        keys = np.frombuffer(self._keys, np.uint32).reshape(-1, len(DEPTHS))
         for depth in range(len(DEPTHS)):
             _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
             keys[counts[places] == 1, depth] = 0
-        columns = [np.frombuffer(self._lengths, np.uint64), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
+        columns = [np.frombuffer(self._lengths, np.uint32), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
         columns.append(self.embeds)
         return np.lexsort(columns).astype(np.uint32)
 
@@ -71,7 +72,7 @@ def _content(row: Row) -> tuple[bytes, bytes]:
 def _chain(salt: bytes, content: bytes) -> list[int]:
     """The key of each depth that the content reaches, 0 beyond."""
     keys, start = [0] * len(DEPTHS), 0
-    state = hashlib.blake2b(digest_size=8, key=salt[:64])
+    state = hashlib.blake2b(digest_size=4, key=salt[:64])
     for place, depth in enumerate(DEPTHS):
         if len(content) < depth:
             break

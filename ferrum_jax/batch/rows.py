@@ -48,6 +48,7 @@ class Rows:
         self._raws = np.frombuffer(raws, np.uint64)  # hashes of the lines as they are, to see that they stay so
         self.is_bad = np.array(bad, np.bool_)
         self._digests = np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
+        del digests
         self._refuse_duplicates(np.frombuffer(names, np.uint64))
         self.num_bad = int(self.is_bad.sum())
         self._by_digest = np.argsort(self._digests[:, 0], kind="stable").astype(np.uint32)

@@ -25,7 +25,7 @@ def test_killed_at_random_moments(kills, seed):
     assert found["kills"] == kills and found["partials"] > kills
 
 
-@pytest.mark.parametrize("stride", [pytest.param(7, id="some"), pytest.param(1, id="each", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [pytest.param(12, id="some"), pytest.param(1, id="each", marks=pytest.mark.slow)])
 def test_killed_before_and_after_the_calls_that_make_a_write_durable(stride):
     assert run("boundaries", "--stride", str(stride))["kills"] > 60 // stride
 

@@ -1,5 +1,6 @@
 """A job answers each line of its input once, whatever interrupts it, and the file is that of an uninterrupted one."""
 
+import concurrent.futures
 import errno
 import io
 import itertools
@@ -527,3 +528,12 @@ def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted
     assert [line["custom_id"] for line in job.lines()] == [row["custom_id"] for row in unique]
     body = job.by_id()["v0"]["response"]["body"]
     assert body["object"] == "list" and len(body["data"][0]["embedding"]) == 3
+
+
+def test_a_job_may_run_in_a_thread_of_its_own_and_is_told_by_its_notice(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert thread.submit(job.run_to_step, 2).result() == EXIT_PREEMPTED
+        assert thread.submit(job.run).result() == EXIT_OK
+    assert job.output.read_bytes() == expected
