@@ -112,7 +112,7 @@ MAY_IMPORT = {
         "ferrum_jax.models",
         "pallas_kernels",
     ),
-    "ferrum_jax.commands": ("ferrum_jax", "checkpoints"),
+    "ferrum_jax.commands": ("ferrum_jax", "checkpoints", "pallas_kernels.target"),
     "ferrum_jax.__main__": (*NOUN_MODULES, "ferrum_jax.commands"),
     "ferrum_jax": (*NOUN_MODULES, "ferrum_jax.llm"),
 }

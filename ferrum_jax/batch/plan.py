@@ -123,13 +123,30 @@ def measured_rate(store: Store, name: str) -> float | None:
     return tokens / found["wall_s"] if tokens and found["wall_s"] else None
 
 
-def plan_table(plan: Plan, engine: Mapping[str, str], rate: float | None, title: str) -> Table:
-    """The plan as a person reads it. engine: what is known of the engine, by name. rate: tokens a second."""
+def least_time_s(
+    plan: Plan, *, weights_bytes: int, num_weights: int, num_rows: int, flops_per_s: float, bandwidth_bytes_per_s: float
+) -> float:
+    """What the device itself needs: two operations for each weight and prompt token, and all weights once a step.
+
+    num_rows: that generate at once. Attention and the KV cache are left out, so it is a bound from below.
+    """
+    prefill_s = 2 * num_weights * (plan.prompt_tokens - plan.saved_tokens) / flops_per_s
+    return prefill_s + plan.most_output_tokens / num_rows * weights_bytes / bandwidth_bytes_per_s
+
+
+def expected_time(plan: Plan, rate: float | None, least_s: float) -> str:
+    """In words. rate: tokens a second of earlier runs of this job, None if there are none."""
+    if rate is None:
+        return f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it"
+    return f"at most {plan.tokens / rate:,.1f} s, at the pace of earlier runs"
+
+
+def plan_table(plan: Plan, engine: Mapping[str, str], expected: str, title: str) -> Table:
+    """The plan as a person reads it. engine: what is known of the engine, by name."""
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     share = plan.saved_tokens / max(plan.prompt_tokens, 1)
-    expected = "unknown until a run has measured it" if rate is None else f"at most {plan.tokens / rate:,.0f} s"
     for name, value in (
         ("rows", f"{plan.num_rows:,}"),
         ("bad rows", f"{plan.num_bad:,}"),

@@ -17,18 +17,18 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
 
     from checkpoints import open_checkpoint
     from ferrum_jax.batch.files import reading_rows
-    from ferrum_jax.batch.plan import make_plan, measured_rate, plan_table
+    from ferrum_jax.batch.plan import expected_time, least_time_s, make_plan, measured_rate, plan_table
     from ferrum_jax.batch.rows import Rows
     from ferrum_jax.batch.store import open_local, open_store, split
     from ferrum_jax.models import registry
     from ferrum_jax.runtime.layout import lay_out
     from ferrum_jax.sharding import make_mesh
+    from pallas_kernels.target import Target
 
     checkpoint = open_checkpoint(args.model)
-    layout = lay_out(
-        registry.spec_of(checkpoint.config), config, make_mesh(MeshShape.parse(config.mesh), jax.devices())
-    )
-    ledger = layout.ledger
+    mesh = make_mesh(MeshShape.parse(config.mesh), jax.devices())
+    layout = lay_out(registry.spec_of(checkpoint.config), config, mesh)
+    ledger, target = layout.ledger, Target.of_device(mesh.devices.flat[0])
     folder, name = split(args.output)
     with open_local(args.input) as raw, reading_rows(raw, args.input) as file:
         plan = make_plan(
@@ -44,8 +44,16 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         "KV pool": f"{ledger.kv_bytes / 2**20:,.1f} MiB, {ledger.kv_tokens:,} tokens",
         "rows at once": f"{config.max_num_seqs:,}",
     }
-    rate = measured_rate(open_store(folder), name)
-    Console().print(plan_table(plan, engine, rate, f"{args.input} with {args.model}"))
+    least_s = least_time_s(
+        plan,
+        weights_bytes=ledger.weights_bytes,
+        num_weights=ledger.weights_bytes // layout.dtype.itemsize,
+        num_rows=config.max_num_seqs,
+        flops_per_s=target.flops_per_s,
+        bandwidth_bytes_per_s=target.bandwidth_bytes_per_s,
+    )
+    expected = expected_time(plan, measured_rate(open_store(folder), name), least_s)
+    Console().print(plan_table(plan, engine, expected, f"{args.input} with {args.model}"))
     return 1 if plan.num_bad or plan.num_refused else 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ferrum_jax.batch.job import run_batch
-from ferrum_jax.batch.plan import make_plan, measured_rate, plan_table
+from ferrum_jax.batch.plan import expected_time, least_time_s, make_plan, measured_rate, plan_table
 from ferrum_jax.batch.rows import Rows
 from ferrum_jax.batch.store import LocalStore
 from tests.batch.fake_llm import FakeLLM
@@ -65,7 +65,16 @@ def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_the_pace(folder
 
 def test_the_table_says_all_of_it(folder):
     shown = Console(file=io.StringIO(), width=120)
-    shown.print(plan_table(plan_of(folder), {"KV pool": "1 MiB"}, 100.0, "in.jsonl"))
+    plan = plan_of(folder)
+    shown.print(plan_table(plan, {"KV pool": "1 MiB"}, expected_time(plan, 100.0, 1.0), "in.jsonl"))
     text = shown.file.getvalue()
-    for part in ("576 (74.8%)", "1 of 10 rows", "at most 5 s", "1 MiB", "line 16"):
+    for part in ("576 (74.8%)", "1 of 10 rows", "at most 4.7 s, at the pace of earlier runs", "1 MiB", "line 16"):
         assert part in text
+
+
+def test_without_an_earlier_run_the_time_is_bounded_by_the_device(folder):
+    plan = plan_of(folder)
+    device = {"flops_per_s": 2e6, "bandwidth_bytes_per_s": 4e6}
+    least_s = least_time_s(plan, weights_bytes=4_000_000, num_weights=1_000_000, num_rows=10, **device)
+    assert least_s == (770 - 576) + 280 / 10
+    assert expected_time(plan, None, least_s).startswith("more than 222.0 s, by the device's own limits")
