@@ -149,12 +149,12 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     """
     layout = loaded.layout
     spec = layout.options.spec
-    groups = spec.kv_groups
+    groups, in_ledger = spec.kv_groups, layout.ledger.groups
     num_layers = sum(len(group.layers) for group in groups)
-    shares = [len(group.layers) / num_layers for group in groups]
-    tier, host = _host_tier(loaded, config, shares)
+    tier, host = _host_tier(loaded, config, [len(group.layers) / num_layers for group in groups])
+    most = config.num_blocks or layout.ledger.num_blocks
     cache = CacheManager(
-        pool_sizes=[(config.num_blocks or layout.ledger.num_blocks) + 1] * len(groups),
+        pool_sizes=[1 + min(most, group.num_blocks) for group in in_ledger],
         windows=[group.window for group in groups],
         tier=tier,
         block_size=layout.ledger.block_size,
@@ -162,7 +162,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         max_model_len=layout.max_model_len,
         fingerprint=loaded.fingerprint,
         kv_dtype=layout.kv_dtype,
-        block_bytes=[round(layout.ledger.block_bytes * share) for share in shares],
+        block_bytes=[group.block_bytes for group in in_ledger],
         max_cached_prompts=min(config.max_cached_prompts, layout.pools.prompts.shape[0] - 1),
         min_cached_prompt_tokens=config.min_cached_prompt_tokens,
         max_snapshots=_max_snapshots(config, layout),
@@ -219,8 +219,8 @@ def _max_snapshots(config: EngineConfig, layout: Layout) -> int | None:
 def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> TraceHeader:
     return TraceHeader(
         block_size=layout.ledger.block_size,
-        block_bytes=layout.ledger.block_bytes,
-        num_blocks=cache.pools[0].num_ids - 1,
+        block_bytes=[group.block_bytes for group in layout.ledger.groups],
+        num_blocks=max(pool.num_ids - 1 for pool in cache.pools),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=layout.max_model_len,

@@ -15,20 +15,20 @@ from typing import Any
 
 from ferrum_jax.prompt import MediaSpan
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceHeader:
     """The sizes of the engine that wrote a segment.
 
-    num_blocks, num_host_blocks: of each cache group, without the null one. block_bytes: over all layers.
-    windows: of each group.
+    num_blocks: of the largest cache group, without the null one; num_host_blocks: of each. block_bytes, windows: per
+    group, block_bytes of one block in all of its layers.
     """
 
     ferrum_jax_trace: int = FORMAT
     block_size: int
-    block_bytes: int
+    block_bytes: Sequence[int]
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int

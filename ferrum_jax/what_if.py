@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ferrum_jax.scheduling.replay import Outcome, replay, reuse_distances
-from ferrum_jax.trace import Segment, read_trace
+from ferrum_jax.scheduling.replay import Outcome, group_blocks, replay, reuse_distances
+from ferrum_jax.trace import Segment, TraceHeader, read_trace
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -54,7 +54,7 @@ def outcome_table(outcomes: Sequence[Outcome], segments: Sequence[Segment]) -> T
         counts = (outcome.evictions, outcome.preemptions, outcome.refusals, outcome.steps, outcome.too_large)
         cells = [
             f"{mark}{outcome.num_blocks:,}",
-            _bytes((outcome.num_blocks + 1) * header.block_bytes),
+            _bytes(_pool_bytes(header, outcome.num_blocks)),
             f"{outcome.hit_rate:.1%}",
             *(f"{count:,}" for count in counts),
         ]
@@ -62,6 +62,11 @@ def outcome_table(outcomes: Sequence[Outcome], segments: Sequence[Segment]) -> T
     if any(outcome.num_blocks == header.num_blocks for outcome in outcomes):
         table.caption = "* the pool that wrote the trace"
     return table
+
+
+def _pool_bytes(header: TraceHeader, num_blocks: int) -> int:
+    counts = group_blocks(header, num_blocks)
+    return sum((count + 1) * size for count, size in zip(counts, header.block_bytes, strict=True))
 
 
 def distance_table(distances: Counter[int | None]) -> Table:

@@ -13,7 +13,7 @@ import pytest
 
 from ferrum_jax import __main__ as cli
 from ferrum_jax import flags
-from ferrum_jax.cache.budget import Ledger
+from ferrum_jax.cache.budget import GroupBlocks, Ledger
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.request import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
@@ -27,7 +27,8 @@ class CommandLLM(FakeLLM):
     made: "list[CommandLLM]"
     startup_s = 0.5
     bundled = None
-    ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, block_bytes=1000, num_blocks=9, block_size=16)
+    blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
+    ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, groups=(blocks,), block_size=16)
 
     def __init__(self, model, config, *, tokenizer, bundle, require_bundle, on_progress, on_problem):
         super().__init__()

@@ -14,7 +14,7 @@ from ferrum_jax.runtime.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics", "trace")
+NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics", "trace", "windows")
 NOUN_MODULES = tuple(f"ferrum_jax.{noun}" for noun in NOUNS)
 HEAVY = ("pyarrow", "fsspec", "matplotlib", "jax", "flax", "orbax", "safetensors", "tokenizers", "jinja2", "rich")
 SHOWS = ("ferrum_jax.batch.job", "ferrum_jax.what_if")  # what they write on the terminal is rich's

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ferrum_jax.ints import ceil_div
@@ -13,8 +14,16 @@ ACCELERATOR_SHARE = 0.85  # the rest is for a step's temporaries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupBlocks:
+    """The pools of one cache group: usable blocks, without the null block, and bytes of one in all of its layers."""
+
+    num_blocks: int
+    block_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Where the memory of one device goes, in bytes; `num_blocks` counts usable blocks, without the null block.
+    """Where the memory of one device goes, in bytes.
 
     head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
     num_host_blocks: usable blocks of the host tier, in the host's memory, of host_block_bytes each.
@@ -23,8 +32,7 @@ class Ledger:
     weights_bytes: int
     slots_bytes: int
     prompts_bytes: int  # hidden states of cached prompts
-    block_bytes: int
-    num_blocks: int
+    groups: tuple[GroupBlocks, ...]
     block_size: int
     head_copies: int = 1
     host_block_bytes: int = 0
@@ -35,17 +43,25 @@ class Ledger:
     @classmethod
     def of_weights(cls, weights_bytes: int) -> Ledger:
         """Of a model that has no pools: an encoder."""
-        return cls(
-            weights_bytes=weights_bytes, slots_bytes=0, prompts_bytes=0, block_bytes=0, num_blocks=0, block_size=0
-        )
+        return cls(weights_bytes=weights_bytes, slots_bytes=0, prompts_bytes=0, groups=(), block_size=0)
 
     @property
     def states_bytes(self) -> int:
         return self.num_states * self.state_bytes
 
     @property
+    def num_blocks(self) -> int:
+        """Of the largest group: those without a window have as many."""
+        return max((group.num_blocks for group in self.groups), default=0)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block in all layers."""
+        return sum(group.block_bytes for group in self.groups)
+
+    @property
     def kv_bytes(self) -> int:
-        return (self.num_blocks + 1) * self.block_bytes
+        return sum((group.num_blocks + 1) * group.block_bytes for group in self.groups)
 
     @property
     def repeated_bytes(self) -> int:
@@ -65,25 +81,26 @@ def choose_num_blocks(
     *,
     num_blocks: int | None,
     kv_memory_bytes: int,
-    block_bytes: int,
+    kv_bytes: Callable[[int], int],
     block_size: int,
     max_model_len: int,
     max_num_seqs: int,
 ) -> int:
     """Usable blocks: as asked, else what `kv_memory_bytes` holds, at most what all rows at full length need.
 
-    Raises ValueError if not even one request of a single block fits.
+    kv_bytes: of so many usable blocks, null blocks included; it never falls. Raises ValueError if not even one
+    request of a single block fits.
     """
     if num_blocks is not None:
         return num_blocks
     most = ceil_div(max_model_len, block_size) * max_num_seqs
-    fits = kv_memory_bytes // block_bytes - 1  # the null block
+    fits = bisect.bisect_right(range(1, most + 1), kv_memory_bytes, key=kv_bytes)
     if fits < 1:
         raise ValueError(
-            f"kv_memory_bytes is {kv_memory_bytes}; one block of {block_size} tokens takes {block_bytes} bytes, "
+            f"kv_memory_bytes is {kv_memory_bytes}; one block of {block_size} tokens takes {kv_bytes(1) // 2} bytes, "
             "and two are the least; raise kv_memory_bytes or lower block_size"
         )
-    return min(fits, most)
+    return fits
 
 
 def choose_num_host_blocks(*, host_cache_bytes: int, block_bytes: int, block_size: int) -> int:

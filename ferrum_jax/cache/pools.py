@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -38,24 +39,34 @@ class Pools:
 
 
 def kv_shapes(
-    spec: ModelSpec, *, num_blocks: int, block_size: int, kv_dtype: jnp.dtype, implementation: str
-) -> tuple[KVPool, ...]:
-    """The shapes of the pool of each layer that has blocks; num_blocks counts the null block."""
-    layer = pool_shape(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        dtype=kv_dtype,
-        implementation=implementation,
-    )
-    return (layer,) * (spec.num_hidden_layers - len(spec.state_layers))
+    spec: ModelSpec, *, num_blocks: Sequence[int], block_size: int, kv_dtype: jnp.dtype, implementation: str
+) -> dict[int, KVPool]:
+    """The shapes of the pool of each layer that has blocks, by layer; num_blocks: per group, with the null block."""
+    pools: dict[int, KVPool] = {}
+    for group, count in zip(spec.kv_groups, num_blocks, strict=True):
+        pool = pool_shape(
+            num_blocks=count,
+            block_size=block_size,
+            num_kv_heads=spec.num_key_value_heads,
+            head_dim=spec.head_dim,
+            dtype=kv_dtype,
+            implementation=implementation,
+        )
+        pools |= dict.fromkeys(group.layers, pool)
+    return pools
 
 
-def block_bytes(spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str, target: Target) -> int:
-    """Bytes of one block in all layers together as the target keeps it, scales and padding included."""
-    block = kv_shapes(spec, num_blocks=1, block_size=block_size, kv_dtype=kv_dtype, implementation=implementation)
-    return sum(_kept_bytes(array.shape, array.dtype.itemsize, target) for array in jax.tree.leaves(block))
+def block_bytes(
+    spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str, target: Target
+) -> list[int]:
+    """Per cache group, bytes of one block in all of its layers as the target keeps it, scales and padding included."""
+    ones = [1] * len(spec.kv_groups)
+    block = kv_shapes(spec, num_blocks=ones, block_size=block_size, kv_dtype=kv_dtype, implementation=implementation)
+    kept = {
+        layer: sum(_kept_bytes(array.shape, array.dtype.itemsize, target) for array in jax.tree.leaves(pool))
+        for layer, pool in block.items()
+    }
+    return [sum(kept[layer] for layer in group.layers) for group in spec.kv_groups]
 
 
 def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:

@@ -31,6 +31,7 @@ TRACED = (  # the code from which a step is traced: all that runtime/ imports
     "ferrum_jax/sampling",
     "ferrum_jax/sharding.py",
     "ferrum_jax/spec.py",
+    "ferrum_jax/windows.py",
     "pallas_kernels",
 )
 _OPTIONS = (  # of jax, those that change what is compiled

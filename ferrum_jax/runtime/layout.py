@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.cache.blocks import bytes_outside
-from ferrum_jax.cache.budget import Ledger, choose_num_blocks, choose_num_host_blocks, free_bytes
+from ferrum_jax.cache.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, free_bytes
 from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div
@@ -21,6 +22,7 @@ from ferrum_jax.runtime.step import StepOptions, attention_config
 from ferrum_jax.sharding import ShardedModel, local_bytes, shard_model, shards_of
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.windows import pool_blocks
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention.support import default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
@@ -61,37 +63,12 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     model = shard_model(spec, parameters, mesh)
     local = dataclasses.replace(spec, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
     block_size = config.block_size or _block_size(local, kv_dtype, implementation, target)
-    per_block = block_bytes(
-        local,
-        block_size=block_size,
-        kv_dtype=KV_DTYPES[kv_dtype],
-        implementation=implementation,
-        target=target,
+    form = {"block_size": block_size, "kv_dtype": KV_DTYPES[kv_dtype], "implementation": implementation}
+    groups = _count_blocks(
+        spec, config, block_bytes(local, target=target, **form), mesh, max_model_len, block_size, model.weights_bytes
     )
-    num_blocks = choose_num_blocks(
-        num_blocks=config.num_blocks,
-        kv_memory_bytes=_kv_memory_bytes(config, mesh, model.weights_bytes),
-        block_bytes=per_block,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-    )
-    num_prompts = 1 + (config.max_cached_prompts if config.enable_prefix_caching else 0)
-    record_words = sampling.RECORD_WORDS + max_model_len
-    kv = kv_shapes(
-        local,
-        num_blocks=num_blocks + 1,
-        block_size=block_size,
-        kv_dtype=KV_DTYPES[kv_dtype],
-        implementation=implementation,
-    )
-    num_states = 1 + config.max_num_seqs + (config.max_state_snapshots if config.enable_prefix_caching else 0)
-    slots = jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32)
-    prompts = jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype)
-    pools = pools_on_mesh(Pools(kv=kv, slots=slots, prompts=prompts), mesh)
-    host_block_bytes = bytes_outside(pools.kv, head_copies=model.head_copies)
-    pools = with_states(pools, spec, registry.state_arrays(spec, dtype), num_states, mesh)
-    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
+    kv = kv_shapes(local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
+    pools, ledger = _shape_pools(spec, config, mesh, kv, dtype, max_model_len, model, groups, block_size)
     ladder = make_ladder(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -108,7 +85,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         implementation=implementation,
         invariant=config.invariant,
     )
-    _refuse_buckets(ladder, options, kv[0])
+    _refuse_buckets(ladder, options, kv[spec.kv_groups[0].layers[0]])
     return Layout(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -119,24 +96,88 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
         pools=pools,
         ladder=ladder,
         options=options,
-        ledger=Ledger(
-            weights_bytes=model.weights_bytes,
-            slots_bytes=(config.max_num_seqs + 1) * record_words * 4,
-            prompts_bytes=num_prompts * spec.hidden_size * dtype.itemsize,
-            state_bytes=sum(map(local_bytes, states)) // num_states,
-            num_states=num_states if spec.state_layers else 0,
-            block_bytes=per_block,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            head_copies=model.head_copies,
-            host_block_bytes=host_block_bytes,
-            num_host_blocks=choose_num_host_blocks(
-                host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
-                block_bytes=host_block_bytes,
+        ledger=ledger,
+    )
+
+
+def _count_blocks(
+    spec: ModelSpec,
+    config: EngineConfig,
+    bytes_by_group: Sequence[int],
+    mesh: Mesh,
+    max_model_len: int,
+    block_size: int,
+    weights_bytes: int,
+) -> tuple[GroupBlocks, ...]:
+    """The blocks of each cache group, as asked or as many as fit. bytes_by_group: of one block on one device."""
+
+    def groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
+        counts = [
+            pool_blocks(
+                group.window,
+                num_blocks,
                 block_size=block_size,
-            ),
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                keeps_cache=config.enable_prefix_caching,
+            )
+            for group in spec.kv_groups
+        ]
+        return tuple(GroupBlocks(num_blocks=n, block_bytes=b) for n, b in zip(counts, bytes_by_group, strict=True))
+
+    return groups(
+        choose_num_blocks(
+            num_blocks=config.num_blocks,
+            kv_memory_bytes=_kv_memory_bytes(config, mesh, weights_bytes),
+            kv_bytes=lambda n: sum((group.num_blocks + 1) * group.block_bytes for group in groups(n)),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+        )
+    )
+
+
+def _shape_pools(
+    spec: ModelSpec,
+    config: EngineConfig,
+    mesh: Mesh,
+    kv: Mapping[int, KVPool],
+    dtype: jnp.dtype,
+    max_model_len: int,
+    model: ShardedModel,
+    groups: tuple[GroupBlocks, ...],
+    block_size: int,
+) -> tuple[Pools, Ledger]:
+    """All pools of the mesh, and what they take of one device. kv: its pools of blocks by layer."""
+    num_prompts = 1 + (config.max_cached_prompts if config.enable_prefix_caching else 0)
+    num_states = 1 + config.max_num_seqs + (config.max_state_snapshots if config.enable_prefix_caching else 0)
+    record_words = sampling.RECORD_WORDS + max_model_len
+    local = Pools(
+        kv=tuple(kv[layer] for layer in sorted(kv)),
+        slots=jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32),
+        prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
+    )
+    of_blocks = pools_on_mesh(local, mesh)
+    host_block_bytes = bytes_outside(of_blocks.kv, head_copies=model.head_copies)
+    pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
+    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
+    ledger = Ledger(
+        weights_bytes=model.weights_bytes,
+        slots_bytes=local.slots.size * 4,
+        prompts_bytes=local.prompts.size * dtype.itemsize,
+        state_bytes=sum(map(local_bytes, states)) // num_states,
+        num_states=num_states if spec.state_layers else 0,
+        groups=groups,
+        block_size=block_size,
+        head_copies=model.head_copies,
+        host_block_bytes=host_block_bytes,
+        num_host_blocks=choose_num_host_blocks(
+            host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
+            block_bytes=host_block_bytes,
+            block_size=block_size,
         ),
     )
+    return pools, ledger
 
 
 def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int) -> int:
@@ -181,6 +222,8 @@ def _refuse(
     reasons = mesh_refusals(spec, MeshShape(**mesh.shape)) + kernel_refusals(
         implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
     )
+    if spec.state_layers and mesh.size > 1:
+        reasons.append(f"the model has recurrent layers, which run on one device so far; mesh has {mesh.size}")
     if max_model_len > spec.max_position_embeddings:
         reasons.append(
             f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "

@@ -19,8 +19,8 @@ import numpy as np
 
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import ReuseMetrics
-from ferrum_jax.plan import Copy
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.admission import Admission
 from ferrum_jax.scheduling.hits import Hit, Lookup
 from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.id_pool import IdPool
@@ -30,6 +30,7 @@ from ferrum_jax.scheduling.prompts import CachedPrompts
 from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.scheduling.tables import BlockTables
 from ferrum_jax.scheduling.transfers import Transfers
+from ferrum_jax.windows import most_held
 
 
 class CacheManager:
@@ -98,77 +99,43 @@ class CacheManager:
             states=self.states,
             tier=self.tier,
         )
+        self._admission = Admission(
+            self.pools, blocks=self.blocks, prompts=self.prompts, states=self.states, tier=self.tier
+        )
         self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
         self.counters = ReuseMetrics(enabled=enabled, block_size=block_size, kv_dtype=kv_dtype)
 
     # -- what a row owns -------------------------------------------------------------------------------
 
-    def admit(self, request: Request, slot: int) -> int | None:
+    def admit(self, request: Request, slot: int, budget: int | None = None) -> int | None:
         """Give `slot` the blocks of all of the request's tokens; the number of tokens whose KV is there.
 
+        Of groups with a window these are only the blocks of its first chunk, of at most `budget` tokens (None: all).
         Hits are whole blocks and stop one token before the end, unless this very prompt is cached: then its partial
         block is copied, and with its last hidden state nothing is left to compute. None, and then nothing has changed
         but the count of refusals, when a group lacks blocks for what is missing.
         """
-        total = ceil_div(len(request.token_ids), self.block_size)
+        budget = len(request.token_ids) if budget is None else budget
         looks_up = self.enabled and request.takes_hits
         hit = self._lookup.find(request) if looks_up else self._lookup.nothing()
-        if not self._fits(hit, total):
+        if not self._admission.fits(hit, self._totals(request, hit, budget)):
             # tails hold a block each that the request itself may need
             hit = self._lookup.find(request, whole=False) if hit.tails else hit
-            if not self._fits(hit, total):
+            if not self._admission.fits(hit, self._totals(request, hit, budget)):
                 self.counters.refusals += 1
                 return None
-        self._give(hit, request, slot, total)
+        self._admission.give(hit, request, slot, self._totals(request, hit, budget), self._transfers)
         if looks_up:
             self._count_lookup(hit, request)
         return hit.num_tokens
 
-    def _fits(self, hit: Hit, total: int) -> bool:
-        """Whether every group has the blocks that are missing, once the hit is retained."""
-        for group, pool in enumerate(self.pools):
-            missing = total - hit.num_blocks + hit.num_to_load(group)
-            if missing > pool.num_free - pool.num_cached_among(hit.held(group)):
-                return False
-        return self.states is None or self.states.fits(hit.snapshot)
-
-    def _give(self, hit: Hit, request: Request, slot: int, total: int) -> None:
-        """Retain the hit before anything is acquired, so that none of it is evicted for its own tail."""
-        transfers = self._transfers
-        for group, pool in enumerate(self.pools):
-            for id in hit.held(group):
-                pool.retain(id)
-            if hit.tails and hit.tails[group]:
-                transfers.held.append((pool, hit.tails[group]))
-        self.blocks.fill(slot, self._load(hit, request) if hit.loads else hit.blocks, total)
-        for group, tail in enumerate(hit.tails):
-            target = int(self.blocks.tables[group][slot, hit.num_blocks])
-            if tail:
-                transfers.copies_before.append(Copy(pool=group, source=tail, target=target))
-            elif self.tier is not None:
-                self.tier.load(group, hit.loads[group][hit.num_blocks], target)
-        if hit.source and self.prompts.slots is not None:
-            self.prompts.slots.retain(hit.source)
-            transfers.held.append((self.prompts.slots, hit.source))
-            transfers.sources[slot] = hit.source
-        if self.states is not None:
-            self.states.enter(slot, hit.snapshot, transfers)
-
-    def _load(self, hit: Hit, request: Request) -> list[list[int]]:
-        """The hit's blocks, with device blocks for those that are in host memory: published, and to be loaded."""
-        assert self.tier is not None
-        blocks = []
-        for group, (pool, ids, loads) in enumerate(zip(self.pools, hit.blocks, hit.loads, strict=True)):
-            for host_id in loads.values():  # before anything is evicted
-                self.tier.hold(group, host_id)
-            new, ids = pool.take(hit.num_to_load(group)), list(ids)
-            for id, (index, host_id) in zip(new, loads.items(), strict=False):  # a tail is the last, and has no new id
-                pool.publish(id, request.keys[index])
-                self.tier.load(group, host_id, id)
-                ids[index] = id
-            blocks.append(ids)
-        return blocks
+    def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
+        """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""
+        total = ceil_div(len(request.token_ids), self.block_size)
+        end = hit.num_tokens + self._chunk(hit.num_tokens, len(request.token_ids), budget)
+        first = ceil_div(end, self.block_size)
+        return [total if window is None else first for window in self.windows]
 
     def _count_lookup(self, hit: Hit, request: Request) -> None:
         counters = self.counters
@@ -184,7 +151,7 @@ class CacheManager:
 
     def rows_to_grow(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Indices of the slots [rows] whose blocks hold fewer than `num_tokens` [rows]."""
-        return np.flatnonzero(self.blocks.num_blocks[slots] * self.block_size < num_tokens)
+        return np.flatnonzero(self.blocks.num_blocks[:, slots].min(0) * self.block_size < num_tokens)
 
     def grow(self, slot: int, num_tokens: int) -> bool:
         """Give `slot` the blocks it lacks for `num_tokens`; False, and nothing changed, when a pool lacks them."""
@@ -207,7 +174,10 @@ class CacheManager:
 
         With recurrent layers it ends at a block boundary if it reaches one, for only there a snapshot can be shared.
         """
-        start, end = request.num_computed, min(len(request.token_ids), request.num_computed + budget)
+        return self._chunk(request.num_computed, len(request.token_ids), budget)
+
+    def _chunk(self, start: int, num_tokens: int, budget: int) -> int:
+        end = min(num_tokens, start + budget)
         boundary = end // self.block_size * self.block_size
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
@@ -301,14 +271,22 @@ class CacheManager:
         """The key of all of the request's tokens, under which its end is kept if it is cached as a whole prompt."""
         return self._keys.of_whole(request)
 
-    def num_usable(self, request: Request) -> int:
-        """The blocks that the request can have when nothing else runs: all that are not pinned, or pinned for it."""
+    def num_usable(self, request: Request) -> list[int]:
+        """Per group the blocks that the request can have when nothing else runs: not pinned, or pinned for it."""
         usable = []
         for group, pool in enumerate(self.pools):
             pinned = len(self.pins.ids(group))
             own = self.pins.num_among(group, self.keys_of(request)) if pinned and request.takes_hits else 0
             usable.append(pool.num_ids - 1 - pinned + own)
-        return min(usable)
+        return usable
+
+    def num_needed(self, request: Request, max_chunk: int) -> list[int]:
+        """Per group the most blocks that the request holds at once, if it computes up to `max_chunk` tokens a step."""
+        total = ceil_div(request.max_total_tokens - 1, self.block_size)  # the last token is never computed
+        return [
+            total if window is None else min(total, most_held(window, max_chunk, self.block_size))
+            for window in self.windows
+        ]
 
     # -- what a step and a reader see ------------------------------------------------------------------
 
@@ -370,9 +348,9 @@ class CacheManager:
 
     def check_invariants(self, running: Sequence[Request] = ()) -> None:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""
-        for group, pool in enumerate(self.pools):
+        for group, (pool, in_tables) in enumerate(zip(self.pools, self.blocks.holders(), strict=True)):
             held = [id for holder, id in self._transfers.held if holder is pool]
-            pool.check_invariants(Counter([*self.blocks.holders(group), *held, *self.pins.ids(group)]))
+            pool.check_invariants(Counter([*in_tables, *held, *self.pins.ids(group)]))
             for request in running if self.enabled else ():
                 first, end = self.blocks.num_behind[group, request.slot], self.blocks.num_published[request.slot]
                 for index in range(int(first), int(end)):

@@ -17,7 +17,7 @@ from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.prompts import CachedPrompts
 from ferrum_jax.scheduling.states import StateSlots
-from ferrum_jax.scheduling.tables import first_needed
+from ferrum_jax.windows import first_needed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

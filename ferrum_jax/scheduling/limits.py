@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.ints import ceil_div
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
 
 
-def refuse_endless(request: Request, cache: CacheManager, max_model_len: int) -> None:
-    """Raises ValueError, naming both numbers, if the request could never run to its end."""
+def refuse_endless(request: Request, cache: CacheManager, *, max_model_len: int, max_chunk: int) -> None:
+    """Raises ValueError, naming both numbers, if the request could never run to its end.
+
+    max_chunk: the most tokens that it computes in a step.
+    """
     prompt, total = request.num_prompt_tokens, request.max_total_tokens
     if not 1 <= prompt < total:
         raise ValueError(
@@ -22,18 +24,19 @@ def refuse_endless(request: Request, cache: CacheManager, max_model_len: int) ->
             f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
             f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"
         )
-    needed, available = _num_needed(request, cache), cache.num_usable(request)
-    if needed > available:
-        raise ValueError(
-            f"request {request.id} needs {needed} blocks of {cache.block_size} tokens and the whole pool has "
-            f"{available}{_but_pinned(cache)}; shorten it, or raise num_blocks or kv_memory_bytes"
-        )
+    for needed, available in zip(cache.num_needed(request, max_chunk), cache.num_usable(request), strict=True):
+        if needed > available:
+            raise ValueError(
+                f"request {request.id} needs {needed} blocks of {cache.block_size} tokens and the whole pool has "
+                f"{available}{_but_pinned(cache)}; shorten it, or raise num_blocks or kv_memory_bytes"
+            )
 
 
-def refuse_pins(keys: Sequence[bytes], unfinished: Iterable[Request], cache: CacheManager) -> None:
+def refuse_pins(keys: Sequence[bytes], unfinished: Iterable[Request], cache: CacheManager, *, max_chunk: int) -> None:
     """Raises ValueError if requests that were accepted could not run once the blocks of these keys are pinned."""
-    needed = max((_num_needed(request, cache) for request in unfinished), default=1)
+    needs = [cache.num_needed(request, max_chunk) for request in unfinished]
     for group, pool in enumerate(cache.pools):
+        needed = max((need[group] for need in needs), default=1)
         new = sum(pool.find(key) not in (0, *cache.pins.ids(group)) for key in keys)
         left = pool.num_ids - 1 - len(cache.pins.ids(group)) - new
         if left < needed:
@@ -41,10 +44,6 @@ def refuse_pins(keys: Sequence[bytes], unfinished: Iterable[Request], cache: Cac
                 f"{new} more blocks pinned leave {left} of {pool.num_ids - 1}, and {needed} are needed; "
                 "pin less, or raise num_blocks or kv_memory_bytes"
             )
-
-
-def _num_needed(request: Request, cache: CacheManager) -> int:
-    return ceil_div(request.max_total_tokens - 1, cache.block_size)  # the last token is never computed
 
 
 def _but_pinned(cache: CacheManager) -> str:

@@ -20,7 +20,8 @@ from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.host_tier import HostTier
 from ferrum_jax.scheduling.prefix import extend_keys, root_key
 from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.trace import Segment, TracedChoice, TracedRequest
+from ferrum_jax.trace import Segment, TracedChoice, TracedRequest, TraceHeader
+from ferrum_jax.windows import pool_blocks
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "evictions", "refusals", "preemptions")
 
@@ -59,6 +60,21 @@ def replay(
     return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in (*_COUNTERS, "steps", "too_large")})
 
 
+def group_blocks(header: TraceHeader, num_blocks: int) -> list[int]:
+    """Per cache group the usable blocks of an engine with `num_blocks`."""
+    return [
+        pool_blocks(
+            window,
+            num_blocks,
+            block_size=header.block_size,
+            max_num_seqs=header.max_num_seqs,
+            max_num_batched_tokens=header.max_num_batched_tokens,
+            keeps_cache=True,
+        )
+        for window in header.windows
+    ]
+
+
 class _Choice(NamedTuple):
     num_prompt_tokens: int
     choice: TracedChoice
@@ -75,7 +91,7 @@ class _Replay:
     def __init__(self, segment: Segment, num_blocks: int) -> None:
         header = segment.header
         cache = CacheManager(
-            pool_sizes=[num_blocks + 1] * len(header.windows),
+            pool_sizes=[1 + count for count in group_blocks(header, num_blocks)],
             windows=header.windows,
             tier=HostTier([header.num_host_blocks + 1] * len(header.windows)) if header.num_host_blocks else None,
             max_snapshots=header.max_snapshots,

@@ -34,6 +34,10 @@ class RunningRows:
     def __len__(self) -> int:
         return len(self._prefilling) + len(self._decoding)
 
+    @property
+    def num_prefilling(self) -> int:
+        return len(self._prefilling)
+
     def insert(self, request: Request, slot: int, num_computed: int) -> None:
         """Make the request a prefilling row at `slot`, which its caller acquired."""
         request.slot = slot

@@ -81,7 +81,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue the request. Raises ValueError, naming both numbers, if it could never run to its end."""
-        refuse_endless(request, self._cache, self._max_model_len)
+        refuse_endless(request, self._cache, max_model_len=self._max_model_len, max_chunk=self._max_num_batched_tokens)
         assert request.id not in self._unfinished, f"request id {request.id} is taken by an unfinished request"
         self._unfinished[request.id] = request
         self._waiting.push(request)
@@ -91,7 +91,7 @@ class Scheduler:
 
         Raises ValueError, and then nothing is pinned, if requests that were accepted could not run beside them.
         """
-        refuse_pins(keys, self._unfinished.values(), self._cache)
+        refuse_pins(keys, self._unfinished.values(), self._cache, max_chunk=self._max_num_batched_tokens)
         return self._cache.pins.add(keys)
 
     def unpin(self) -> None:
@@ -137,9 +137,10 @@ class Scheduler:
         preemptions = self._cache.counters.preemptions
         slots, requests, starts = self._plan_decodes()
         budget = self._max_num_batched_tokens - len(requests)
-        chunks = self._plan_prefills(budget)
+        chunks = self._plan_prefills(budget, is_first=not requests)
         admitted = []
-        if self._cache.counters.preemptions == preemptions:  # what was freed is for decodes
+        waits = len(chunks) < self._rows.num_prefilling  # for tokens of the budget, or for blocks
+        if not waits and self._cache.counters.preemptions == preemptions:  # what was freed is for those that run
             admitted = self._admit(chunks, budget - sum(count for _, count in chunks))
             chunks += admitted
         if not requests and not chunks:
@@ -187,13 +188,22 @@ class Scheduler:
         self._cache.counters.preemptions += 1
         self._waiting.push(request)
 
-    def _plan_prefills(self, budget: int) -> list[tuple[Request, int]]:
-        """Rows with tokens left to compute, each with its chunk's length, within `budget` tokens."""
-        chunks = []
+    def _plan_prefills(self, budget: int, *, is_first: bool) -> list[tuple[Request, int]]:
+        """Rows with tokens left to compute, each with its chunk's length, within `budget` tokens.
+
+        A chunk for which a window's pool lacks blocks waits for those of other rows; where nothing else is planned
+        before it (`is_first`), rows are preempted for it.
+        """
+        chunks: list[tuple[Request, int]] = []
         for request in self._rows.prefilling():
-            count = self._cache.chunk(request, budget)
+            count = self._cache.chunk(request, budget) if request.slot else 0
             if count == 0:
                 break
+            while not self._cache.grow(request.slot, request.num_computed + count):
+                last = self._rows.last()
+                if chunks or not is_first or last is request:
+                    return chunks
+                self._preempt(last)
             chunks.append((request, count))
             budget -= count
         return chunks
@@ -216,7 +226,7 @@ class Scheduler:
                 self._waiting.remove(request.id)
                 sharing.append(request)
                 continue
-            if not self._admit_one(request):
+            if not self._admit_one(request, budget):
                 break
             count = self._cache.chunk(request, budget)
             filling.update(self._keys_to_publish(request, count))
@@ -229,9 +239,9 @@ class Scheduler:
     def _keys_to_publish(self, request: Request, count: int) -> list[bytes]:
         return self._cache.keys_to_publish(request, request.slot, request.num_computed + count)
 
-    def _admit_one(self, request: Request) -> bool:
+    def _admit_one(self, request: Request, budget: int) -> bool:
         (slot,) = self._rows.slots.take(1)
-        num_hit = self._cache.admit(request, slot)
+        num_hit = self._cache.admit(request, slot, budget)
         if num_hit is None:
             self._rows.slots.release((slot,))
             return False

@@ -1,8 +1,8 @@
 """BlockTables: which blocks each running row holds, in every cache group.
 
 Per group a persistent table [row slots, blocks] int32, padded with the null id 0; it is the truth about ownership:
-each entry is one holder of its id. Rows have as many blocks in every group; of a group with a sliding window those
-that the window has left behind are given back and null:
+each entry is one holder of its id. In a group with a sliding window a row has blocks only up to where its next
+step ends, and those that the window has left behind are given back and null:
 
     behind        published      being filled     padding
     0  0  0  0  | 17  4  9  12 | 23  31         | 0  0  0
@@ -16,11 +16,7 @@ import numpy as np
 
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.scheduling.id_pool import IdPool
-
-
-def first_needed(window: int | None, position: int, block_size: int) -> int:
-    """The first block that a query at `position`, or one after it, attends to; `window` as in CacheGroup."""
-    return 0 if window is None else max(position - window + 1, 0) // block_size
+from ferrum_jax.windows import first_needed
 
 
 class BlockTables:
@@ -40,46 +36,47 @@ class BlockTables:
         self._block_size = block_size
         self.has_windows = any(self._windows)
         width = ceil_div(max_model_len, block_size)
-        self.tables = tuple(np.zeros((max_num_seqs + 1, width), np.int32) for _ in self._pools)
-        self.num_blocks = np.zeros(max_num_seqs + 1, np.int32)  # by row slot
+        self._all = np.zeros((len(self._pools), max_num_seqs + 1, width), np.int32)
+        self.tables = tuple(self._all)
+        self.num_blocks = np.zeros((len(self._pools), max_num_seqs + 1), np.int32)  # by group and row slot
         self.num_published = np.zeros(max_num_seqs + 1, np.int32)  # leading full ones that are not written again
         self.num_behind = np.zeros((len(self._pools), max_num_seqs + 1), np.int32)  # by group
 
-    def fill(self, slot: int, blocks: Sequence[Sequence[int]], total: int) -> None:
-        """Give an empty row `blocks`, of which the caller is a holder, and new ones behind them up to `total`.
+    def fill(self, slot: int, blocks: Sequence[Sequence[int]], totals: Sequence[int]) -> None:
+        """Give an empty row `blocks`, of which the caller is a holder, and new ones behind them up to `totals`.
 
-        blocks: per group, equally many, published; null where they are behind the window.
+        blocks: per group, equally many, published; null where they are behind the window. totals: per group.
         """
-        assert self.num_blocks[slot] == 0, f"slot {slot} is filled twice"
+        assert not self.num_blocks[:, slot].any(), f"slot {slot} is filled twice"
         given = len(blocks[0])
         for group, (pool, table, ids) in enumerate(zip(self._pools, self.tables, blocks, strict=True)):
             table[slot, :given] = ids
-            table[slot, given:total] = pool.take(total - given)
+            table[slot, given : totals[group]] = pool.take(totals[group] - given)
             self.num_behind[group, slot] = ids.count(0)
-        self.num_blocks[slot] = total
+        self.num_blocks[:, slot] = totals
         self.num_published[slot] = given
 
     def grow(self, slot: int, total: int) -> bool:
-        """Give a row new blocks until it has `total`; False, and nothing changed, when a pool lacks them."""
-        have = int(self.num_blocks[slot])
-        for pool in self._pools:
-            if total - have > pool.num_free:
+        """Give a row new blocks until each group has `total`; False, and nothing changed, when a pool lacks them."""
+        have = self.num_blocks[:, slot].tolist()
+        for pool, count in zip(self._pools, have, strict=True):
+            if total - count > pool.num_free:
                 return False
-        for pool, table in zip(self._pools, self.tables, strict=True):
-            table[slot, have:total] = pool.take(total - have)
-        self.num_blocks[slot] = total
+        for group, (pool, table, count) in enumerate(zip(self._pools, self.tables, have, strict=True)):
+            if total > count:
+                table[slot, count:total] = pool.take(total - count)
+                self.num_blocks[group, slot] = total
         return True
 
     def cut(self, slot: int, keep: int) -> None:
         """Give back all but the first `keep` blocks, the deepest first, so that shared heads outlive tails."""
-        have = int(self.num_blocks[slot])
-        if keep >= have:
-            return
         for group, (pool, table) in enumerate(zip(self._pools, self.tables, strict=True)):
-            first = max(keep, int(self.num_behind[group, slot]))
-            pool.release(table[slot, first:have][::-1].tolist())
-            table[slot, first:have] = 0
-        self.num_blocks[slot] = keep
+            have = int(self.num_blocks[group, slot])
+            if have > keep:
+                first = max(keep, int(self.num_behind[group, slot]))
+                pool.release(table[slot, first:have][::-1].tolist())
+                table[slot, first:have] = 0
+                self.num_blocks[group, slot] = keep
 
     def clear(self, slot: int) -> None:
         """Give back all blocks of a row that ends."""
@@ -105,15 +102,14 @@ class BlockTables:
 
     def gather(self, slots: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per group a copy [rows, widest row's blocks] int32 of the rows' tables."""
-        width = int(self.num_blocks[slots].max())
-        return tuple(table[slots, :width] for table in self.tables)
+        width = int(self.num_blocks[:, slots].max())
+        return tuple(self._all[:, slots, :width])
 
-    def holders(self, group: int) -> list[int]:
-        """The ids in a group's table, each as often as it is there. Asserts that they are where they should be."""
-        table = self.tables[group]
-        columns = np.arange(table.shape[1])
-        used = (columns < self.num_blocks[:, None]) & (columns >= self.num_behind[group][:, None])
-        assert np.array_equal(table != 0, used), "a table holds ids beyond or behind its blocks, or null within them"
-        assert (self.num_behind[group] <= self.num_published).all(), "a row left an unpublished block behind"
+    def holders(self) -> list[list[int]]:
+        """Per group the ids in its table, each as often as it is there. Asserts that they are where they should be."""
+        columns = np.arange(self._all.shape[2])
+        used = (columns < self.num_blocks[..., None]) & (columns >= self.num_behind[..., None])
+        assert ((self._all != 0) == used).all(), "a table holds ids beyond or behind its blocks, or null within them"
+        assert (self.num_behind <= self.num_published).all(), "a row left an unpublished block behind"
         assert (self.num_published <= self.num_blocks).all(), "a row published more blocks than it has"
-        return table[used].tolist()
+        return [table[of_group].tolist() for table, of_group in zip(self.tables, used, strict=True)]

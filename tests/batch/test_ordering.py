@@ -24,7 +24,7 @@ def outcome(prompts: list[list[int]], num_blocks: int) -> Outcome:
     """What the real scheduler and cache make of these prompts, all queued in this order."""
     header = TraceHeader(
         block_size=BLOCK,
-        block_bytes=1,
+        block_bytes=[1],
         num_blocks=num_blocks,
         max_num_seqs=8,
         max_num_batched_tokens=512,

@@ -7,9 +7,14 @@ import types
 
 import pytest
 
-from ferrum_jax.cache.budget import ACCELERATOR_SHARE, CPU_SHARE, Ledger, choose_num_blocks, free_bytes
+from ferrum_jax.cache.budget import ACCELERATOR_SHARE, CPU_SHARE, GroupBlocks, Ledger, choose_num_blocks, free_bytes
 
-LIMITS = {"block_bytes": 1000, "block_size": 16, "max_model_len": 100, "max_num_seqs": 4}  # 7 blocks a row
+LIMITS = {
+    "kv_bytes": lambda n: (n + 1) * 1000,
+    "block_size": 16,
+    "max_model_len": 100,
+    "max_num_seqs": 4,
+}  # 7 blocks a row
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,17 @@ def test_the_cpu_gives_a_quarter_of_what_is_free_and_never_less_than_nothing():
 
 
 def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
-    ledger = Ledger(weights_bytes=1, slots_bytes=2, prompts_bytes=3, block_bytes=1000, num_blocks=9, block_size=16)
+    blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
+    ledger = Ledger(weights_bytes=1, slots_bytes=2, prompts_bytes=3, groups=(blocks,), block_size=16)
     assert (ledger.kv_bytes, ledger.kv_tokens, ledger.repeated_bytes) == (10_000, 144, 0)
     assert dataclasses.replace(ledger, head_copies=4).repeated_bytes == 7_500
+
+
+def test_blocks_of_a_window_that_are_not_needed_make_room_for_others():
+    """Two groups of equal layers, of which one needs 10 blocks at most."""
+    fits = choose_num_blocks(
+        num_blocks=None,
+        kv_memory_bytes=100_000,
+        **LIMITS | {"kv_bytes": lambda n: (n + 1 + min(n, 10) + 1) * 1000, "max_num_seqs": 100},
+    )
+    assert fits == 88

@@ -32,4 +32,4 @@ def test_a_tpu_pads_the_last_two_axes_of_a_block(kv_dtype, heads, on_cpu, on_tpu
         )
         for target in ("cpu", "tpu:v6e")
     ]
-    assert sizes == [32 * on_cpu, 32 * on_tpu]
+    assert sizes == [[32 * on_cpu], [32 * on_tpu]]

@@ -47,4 +47,4 @@ def test_reuse_changes_no_token(llm, num_blocks):
 
 def test_windows_add_no_executable_and_no_compile(llm):
     stats = llm.stats()
-    assert stats["executables"] == len(llm.loaded.layout.ladder.buckets) + 2 and stats["compiles_after_ready"] == 0
+    assert stats["executables"] == len(llm.loaded.layout.ladder.buckets) + 3 and stats["compiles_after_ready"] == 0

@@ -7,7 +7,7 @@ import pytest
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import CacheGroup, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
@@ -59,6 +59,20 @@ def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(de
     layout = layout_of(device, spec_of(num_key_value_heads=heads), **config)
     assert layout.options.block_size == layout.ledger.block_size == tokens
     assert {pool.block_size for pool in layout.pools.kv} == {tokens}
+
+
+def test_a_pool_of_a_window_has_what_rows_and_prefixes_need_and_the_others_have_the_rest():
+    groups = (CacheGroup(kind="full", layers=(0,)), CacheGroup(kind="window", layers=(1,), window=33))
+    spec = spec_of(num_hidden_layers=2, cache_groups=groups, max_position_embeddings=4096)
+    config = EngineConfig(kv_memory_bytes=1 << 25, max_num_seqs=2, max_num_batched_tokens=64, dtype="float32")
+    layout = lay_out(spec, config, make_mesh(MeshShape(), [CPU]))
+    full, window = layout.ledger.groups
+    assert window.num_blocks == 2 * (2 * 7 + 4), (
+        "a row's window of 33 and block of 16 tokens touch 4 blocks, and 3 more"
+    )
+    assert full.num_blocks == (1 << 25) // full.block_bytes - window.num_blocks - 2 and full.num_blocks > 200
+    assert [pool.values.shape[0] for pool in layout.pools.kv] == [full.num_blocks + 1, window.num_blocks + 1]
+    assert (layout.ledger.num_blocks, layout.ledger.kv_bytes) == (full.num_blocks, 1 << 25)
 
 
 def test_implementation_and_kv_dtype_default_to_the_platform_s_own():

@@ -162,9 +162,11 @@ class Engine:
         max_snapshots: int | None = None,
         num_host_blocks: int = 0,
         enabled: bool = True,
+        window_blocks: int | None = None,
     ) -> None:
+        """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well."""
         self.cache = CacheManager(
-            pool_sizes=[num_blocks + 1] * len(windows),
+            pool_sizes=[1 + (num_blocks if w is None else window_blocks or num_blocks) for w in windows],
             windows=windows,
             max_snapshots=max_snapshots,
             state_bytes=1000,

@@ -60,7 +60,7 @@ def test_growth_takes_only_the_difference_and_the_table_is_padded_with_0() -> No
     request = _request(6)
     manager.admit(request, 1)
     assert manager.blocks.tables[0][1].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert manager.grow(1, 8) and manager.blocks.num_blocks[1] == 2
+    assert manager.grow(1, 8) and manager.blocks.num_blocks[0, 1] == 2
     assert manager.grow(1, 13) and manager.blocks.tables[0][1, :5].tolist() == [1, 2, 3, 4, 0]
     manager.check_invariants()
 
@@ -217,7 +217,7 @@ def test_trimming_returns_tail_blocks_and_never_cuts_a_published_one() -> None:
     manager.grow(1, 16)
     manager.publish(request, 1, 9)
     manager.trim(1, 10)
-    assert manager.blocks.num_blocks[1] == 3 and manager.blocks.tables[0][1, 3:].tolist() == [0] * 7
+    assert manager.blocks.num_blocks[0, 1] == 3 and manager.blocks.tables[0][1, 3:].tolist() == [0] * 7
     manager.trim(1, 10)
     with pytest.raises(AssertionError, match="trim to 7 tokens, of which 8 are published"):
         manager.trim(1, 7)
@@ -436,7 +436,7 @@ class CacheManagerMachine(RuleBasedStateMachine):
         self.manager.check_invariants(list(self.rows.values()))
         for slot, request in self.rows.items():
             assert self.manager.blocks.num_published[slot] * 4 == self.published[slot]
-            assert self.manager.blocks.num_blocks[slot] == -(-len(request.token_ids) // 4)
+            assert self.manager.blocks.num_blocks[0, slot] == -(-len(request.token_ids) // 4)
         for group, (pool, table) in enumerate(zip(self.manager.pools, self.manager.blocks.tables, strict=True)):
             owned = [
                 (tuple(r.token_ids[: 4 * i + 4]), int(table[s, i]))
@@ -450,7 +450,7 @@ class CacheManagerMachine(RuleBasedStateMachine):
             unpublished = Counter(
                 int(id)
                 for s in self.rows
-                for id in table[s, self.published[s] // 4 : self.manager.blocks.num_blocks[s]]
+                for id in table[s, self.published[s] // 4 : self.manager.blocks.num_blocks[0, s]]
             )
             assert all(pool.num_holders(id) == count == 1 for id, count in unpublished.items()), (
                 "a private block is shared"

@@ -13,6 +13,7 @@ import pytest
 
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
+from ferrum_jax.windows import most_held
 from tests.scheduling.fake_device import VOCABULARY, Engine
 
 OPERATIONS = 50_000  # of each of four parts
@@ -29,16 +30,19 @@ class History:
         self.num_operations = 0
         self._waits_for_commit = False
         num_blocks, block_size, max_num_seqs = choice([5, 6, 8, 12]), choice([1, 2, 4]), choice([1, 2, 3, 5])
+        budget, windows = max_num_seqs + choice([0, 1, 5, 12]), choice([(None,), (None, 6), (5,), (3, None, 9)])
+        least = max(most_held(window or 1, budget, block_size) for window in windows)
         self._max_total = min(num_blocks * block_size + 1, 40)
         self.engine = Engine(
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + choice([0, 1, 5, 12]),
+            max_num_batched_tokens=budget,
             max_model_len=self._max_total,
             max_cached_prompts=choice([0, 1, 2, 6]),
             min_cached_prompt_tokens=choice([1, 5]),
-            windows=choice([(None,), (None, 6), (5,), (3, None, 9)]),
+            windows=windows,
+            window_blocks=choice([num_blocks, min(num_blocks, least)]),
             max_snapshots=choice([None, None, 1, 4]),
             num_host_blocks=choice([0, 1, 3, 12]),
             enabled=rng.random() < 0.9,

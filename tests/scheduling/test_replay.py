@@ -12,7 +12,7 @@ from ferrum_jax.scheduling.replay import replay, reuse_distances
 from ferrum_jax.trace import Segment, TracedChoice, TracedRequest, TraceHeader, TraceWriter, read_trace
 
 HEADER = TraceHeader(
-    block_size=4, block_bytes=2048, num_blocks=16, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64
+    block_size=4, block_bytes=[2048], num_blocks=16, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64
 )
 
 
@@ -73,7 +73,7 @@ def test_a_line_that_was_cut_short_is_left_out(trace):
     [
         ("", "holds no request that ended"),
         ("nonsense\n", "line 1 is no line of a trace"),
-        ('{"ferrum_jax_trace": 7}\n', "line 1 is no line of a trace: its format is 7, this version reads 1"),
+        ('{"ferrum_jax_trace": 7}\n', "line 1 is no line of a trace: its format is 7, this version reads 2"),
         ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is no line of a trace"),
         ("[1]\n", "line 1 is no line of a trace"),
     ],

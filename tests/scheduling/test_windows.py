@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_jax.windows import most_held, pool_blocks
 from tests.scheduling.fake_device import Engine
 
 
@@ -109,3 +110,38 @@ def test_a_long_request_runs_beside_others_in_a_window_pool_that_its_length_alon
         engine.add([stem] * 20, 10)
     engine.drain()
     assert engine.cache.metrics().preemptions == 0 and len(first.token_ids) == 54
+
+
+@pytest.mark.parametrize(("window", "budget", "block_size"), [(6, 4, 4), (1, 2, 1), (9, 16, 4), (5, 7, 2)])
+def test_a_row_holds_no_more_of_a_window_than_the_bound_whatever_its_length(window, budget, block_size) -> None:
+    most = most_held(window, budget, block_size)
+    sizes = {"num_blocks": 64 // block_size, "window_blocks": most, "block_size": block_size, "max_num_seqs": 1}
+    engine = _engine(None, window, max_num_batched_tokens=budget, **sizes)
+    engine.add([1] * 40, 24)
+    engine.drain()
+    assert engine.cache.metrics().preemptions == 0 and engine.cache.pools[1].peak_live <= most < 64 // block_size + 8
+
+
+def test_rows_of_any_length_neither_wait_nor_are_preempted_for_a_windows_pool() -> None:
+    sizes = {"block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 8}
+    held = pool_blocks(6, 1000, keeps_cache=False, **sizes)
+    engine = _engine(None, 6, num_blocks=60, window_blocks=held, **sizes)
+    for stem in range(5):
+        engine.add([stem] * 40, 20)
+    engine.drain()
+    metrics = engine.cache.metrics()
+    assert (metrics.preemptions, metrics.refusals) == (0, 0) and held < 3 * 15
+    assert pool_blocks(6, 1000, keeps_cache=True, **sizes) == 2 * held, "as much again for prefixes that are kept"
+    assert (
+        pool_blocks(None, 1000, keeps_cache=True, **sizes) == 1000 and pool_blocks(6, 9, keeps_cache=True, **sizes) == 9
+    )
+
+
+def test_a_chunk_that_lacks_blocks_of_a_window_waits_for_those_of_others_or_preempts_them() -> None:
+    """Three long prompts in a pool for one: nothing overtakes the first, and all end."""
+    most = most_held(9, 12, 4)
+    engine = _engine(None, 9, num_blocks=48, window_blocks=most, max_num_seqs=3, max_num_batched_tokens=12)
+    for stem in range(4):
+        engine.add([stem] * 40, 20)
+    engine.drain()
+    assert engine.cache.metrics().preemptions + engine.cache.metrics().refusals > 0
