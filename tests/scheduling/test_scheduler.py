@@ -459,6 +459,52 @@ def test_an_idle_engine_keeps_its_cache() -> None:
     assert engine.scheduler.metrics().cached == 2
 
 
+@pytest.mark.parametrize("max_cached_prompts", [0, 8])
+def test_reuse_never_makes_a_batch_smaller_nor_its_bucket_larger(max_cached_prompts: int) -> None:
+    """Step by step: as many rows as without the cache, and no more tokens."""
+    plans = []
+    for enabled in (True, False):
+        engine = Engine(
+            max_cached_prompts=max_cached_prompts, enabled=enabled, num_blocks=60, max_num_batched_tokens=64
+        )
+        for _ in range(2):
+            for tail in range(4):
+                engine.add([*_prompt(12), tail, tail], 6)
+            first = len(engine.plans)
+            engine.drain()
+        plans.append([plan.shards[0] for plan in engine.plans[first:]])
+    on, off = plans
+    assert [shard.num_rows for shard in on] == [shard.num_rows for shard in off] == [4] * len(on)
+    assert (
+        all(a.num_tokens <= b.num_tokens for a, b in zip(on, off, strict=True)) and on[0].num_tokens < off[0].num_tokens
+    )
+
+
+def test_a_write_planned_before_a_block_was_given_away_never_lands_after_the_new_owners_first_write() -> None:
+    """Blocks go from row to row behind windows, by preemption and by eviction; each has one writer at a time."""
+    engine = Engine(num_blocks=14, windows=(None, 6), max_num_seqs=4, block_size=2, max_num_batched_tokens=9)
+    for stem in range(12):
+        engine.add(_prompt(9 + stem % 5, stem), 10, priority=stem % 2)
+    engine.drain()
+    last: dict[tuple[int, int], tuple[int, int]] = {}  # of a block: the row that wrote it last, as slot and admission
+    handed_over, admissions = 0, dict.fromkeys(range(5), 0)
+    for plan in engine.plans:
+        (shard,) = plan.shards
+        for _, slot, _ in plan.admitted:
+            admissions[slot] += 1
+        writers: dict[tuple[int, int], tuple[int, int]] = {}
+        for row, (slot, start, count) in enumerate(zip(shard.slots, shard.starts, shard.counts, strict=True)):
+            for group, tables in enumerate(shard.block_tables):
+                for id in tables[row, start // 2 : -(-(start + count) // 2)].tolist():
+                    writer = int(slot), admissions[int(slot)]
+                    assert writers.setdefault((group, id), writer) == writer, "two rows write a block in one step"
+                    if start % 2 and tables[row, start // 2] == id:
+                        assert last[group, id] == writer, "a row goes on in a block that another one wrote since"
+        handed_over += sum(last.get(place, writer) != writer for place, writer in writers.items())
+        last |= writers
+    assert handed_over > 50 and engine.cache.metrics().preemptions and engine.cache.metrics().left_behind_blocks
+
+
 def test_equal_requests_make_equal_plans() -> None:
     histories = []
     for _ in range(2):
