@@ -1,4 +1,4 @@
-"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host` or `device`.
+"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`, `device` or `tokens`.
 
 host: ids through an `IdPool` in calls of 16, at several pool sizes, whose ids are all cached when it starts; and
 the key chain of a long sequence, beside bare blake2b calls over the same bytes. Best of many short repeats,
@@ -8,6 +8,9 @@ device: an engine answers prompts of which a given part is cached, with the cach
 first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`; then the time to
 the first token of prompts that come back from host memory. A cold prompt is one with the cache off. A table on stderr
 too.
+
+tokens: time per token with the cache on over that with it off, of many short requests in turn, so that 99th
+percentiles have samples: `token_p99_ratio` over all of them, and of each tenth of the run, to see how steady it is.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +49,9 @@ _HIT_PERCENT = (0, 25, 50, 75, 90, 99, 100)
 _PROMPT_BLOCKS = 124  # with what is generated, 2,048 tokens: the most that the demo model takes
 _BLOCK_SIZE = 16
 _GENERATED = 64
+
+_SHORT_PROMPT = 128  # tokens, of which half are cached in every other round
+_ROUNDS = 100
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -224,6 +231,42 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
+    """Times per token of `rounds` requests each with the cache on and off; who goes first alternates."""
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, block_size=_BLOCK_SIZE)
+    llm = LLM(model, dataclasses.replace(config, num_blocks=256))
+    on = _Timed(llm.engine)
+    off = _Timed(
+        build_engine(llm.loaded, dataclasses.replace(config, num_blocks=256, enable_prefix_caching=False), None)
+    )
+    rng = np.random.default_rng(2)
+    by_round: list[tuple[_Times, _Times]] = []
+    for turn in range(rounds + 2):
+        prompt = rng.integers(10, llm.spec.vocab_size, _SHORT_PROMPT).tolist()
+        if turn % 2:
+            on.answer(prompt[: _SHORT_PROMPT // 2], 1, _Times())
+        pair = _Times(), _Times()
+        order = ((on, pair[0]), (off, pair[1]))
+        answers = [engine.answer(prompt, _GENERATED, times)[0] for engine, times in order[:: -1 if turn & 2 else 1]]
+        assert answers[0] == answers[1], "the cache changed a token"
+        by_round.append(pair)
+    by_round = by_round[2:]  # the first two warm up
+    tenths = [by_round[i::10] for i in range(10)]
+    all_on, all_off = (_joined([pair[i] for pair in by_round]) for i in (0, 1))
+    return {
+        "tokens": len(all_on.token_s),
+        "token_p50_ms": [round(float(np.median(t.token_s)) * 1e3, 3) for t in (all_on, all_off)],
+        "token_p99_ms": [round(float(np.percentile(t.token_s, 99)) * 1e3, 3) for t in (all_on, all_off)],
+        "token_p99_ratio": _ratio(all_on, all_off),
+        "token_p99_ratio_of_tenths": sorted(
+            _ratio(*(_joined([pair[i] for pair in tenth]) for i in (0, 1))) for tenth in tenths if tenth
+        ),
+        "device": jax.devices()[0].device_kind,
+        "cpus": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
+    }
+
+
 def _first_tokens_from_host(llm: LLM, repeats: int) -> list[float]:
     """Seconds to the first token of a repeat whose blocks a small pool gave up to host memory, each time."""
     host_cache_bytes = 4 * _PROMPT_BLOCKS * llm.ledger.host_block_bytes
@@ -249,24 +292,39 @@ def _ratio(on: _Times, off: _Times) -> float:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table(title=f"prompts of {result['prompt_tokens']} tokens, {result['generated_tokens']} generated")
-    names = ("first_token_ms", "token_p50_ms", "token_p99_ms", "output_tok_s", "cache_code_percent")
-    for name in ("hit %", *(f"{name} on (off)" for name in names), "p99 on / off"):
-        table.add_column(name, justify="right")
+    table = Table(
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+        title=f"prompts of {result['prompt_tokens']} tokens, {result['generated_tokens']} generated",
+    )
+    names = {
+        "first_token_ms": "first\ntoken ms",
+        "token_p50_ms": "p50 ms",
+        "token_p99_ms": "p99 ms",
+        "output_tok_s": "tok/s",
+    }
+    for name in ("hit\n%", *(f"{name}\non (off)" for name in names.values()), "cache\ncode %", "p99\nratio"):
+        table.add_column(name, justify="right", no_wrap=True)
     for percent, row in result["by_hit_percent"].items():
-        cells = [f"{row['on'][name]} ({row['off'][name]})" for name in names]
-        table.add_row(str(percent), *cells, str(row["token_p99_ratio"]))
+        digits = {"output_tok_s": 0}
+        cells = [f"{row['on'][n]:.{digits.get(n, 1)}f} ({row['off'][n]:.{digits.get(n, 1)}f})" for n in names]
+        cache_code = f"{row['on']['cache_code_percent']:.2f}"
+        table.add_row(str(percent), *cells, cache_code, f"{row['token_p99_ratio']:.2f}")
     Console(stderr=True).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("part", choices=("host", "device"))
-    parser.add_argument("--repeats", type=int, help="by default 100 of the host's part, 5 of the device's")
+    parser.add_argument("part", choices=("host", "device", "tokens"))
+    parser.add_argument(
+        "--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the device's"
+    )
     parser.add_argument("--model", default=str(Path(__file__).parent.parent / "checkpoints" / "demo"))
     arguments = parser.parse_args()
     if arguments.part == "host":
         measured = measure_host(arguments.repeats or 100)
+    elif arguments.part == "tokens":
+        measured = measure_tokens(arguments.model, arguments.repeats or _ROUNDS)
     else:
         measured = measure_device(arguments.model, arguments.repeats or 5)
         _show(measured)
