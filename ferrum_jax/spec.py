@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,10 @@ class RopeSpec:
 
     partial_rotary_factor: of a head's dimensions, how many turn: the first ones.
     factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
-    original_max_position_embeddings [llama3, yarn]. low_freq_factor, high_freq_factor [llama3].
+    original_max_position_embeddings [llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
-    attention_factor [yarn]: scales cos and sin, complete here (inferred from mscale where it was not given).
+    attention_factor [yarn, longrope]: scales cos and sin, complete here (inferred where it was not given).
+    short_factor, long_factor [longrope]: what each frequency is divided by; the long ones hold where is_long.
     """
 
     rope_type: str = "default"
@@ -48,6 +49,9 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    is_long: bool = False
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:
@@ -70,10 +74,13 @@ class ModelSpec:
     zero_centred_norms: every norm multiplies by 1 + weight. sandwich_norms: attention's and the MLP's outputs have
     norms of their own. embedding_scale: embeddings are multiplied by it. query_pre_attn_scalar: logits of attention
     are q k over its root; None is head_dim. attn_logit_softcapping, final_logit_softcapping: logits of attention and
-    of tokens become cap * tanh(logits / cap). local_rope: of layers with a window; None is rope.
+    of tokens become cap * tanh(logits / cap). attention_sinks: each head has a logit that takes weight and has no
+    value. local_rope: of layers with a window; None is rope.
     attention_gate: outputs of attention are multiplied by sigmoid of a projection that q brings along.
     moe_layers: layers with experts; the others have an MLP of intermediate_size. shared_expert_intermediate_size: of
-    one more that all tokens go to, 0 for none. linear_*: heads of recurrent layers and taps of their convolution.
+    one more that all tokens go to, 0 for none. expert_bias: of routers and experts. swiglu_limit: MLPs are gated by
+    clamped SwiGLU with swiglu_alpha; None is hidden_act(gate) * up.
+    linear_*: heads of recurrent layers and taps of their convolution.
     cache_groups: empty takes one group "full" of all layers.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
 
@@ -103,6 +110,7 @@ class ModelSpec:
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+    attention_sinks: bool = False
     rope: RopeSpec = RopeSpec()
     local_rope: RopeSpec | None = None
     moe_layers: tuple[int, ...] = ()
@@ -116,6 +124,9 @@ class ModelSpec:
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
     linear_conv_kernel_dim: int = 0
+    expert_bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
     cache_groups: tuple[CacheGroup, ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
@@ -154,6 +165,12 @@ class ModelSpec:
                 f"linear_num_value_heads is {self.linear_num_value_heads}, no multiple of linear_num_key_heads, "
                 f"{self.linear_num_key_heads}"
             )
+        wanted, rope = self.rope.rotary_dim(self.head_dim) // 2, self.rope
+        if rope.rope_type == "longrope" and {len(rope.short_factor), len(rope.long_factor)} != {wanted}:
+            raise ValueError(
+                f"longrope has {len(rope.short_factor)} short and {len(rope.long_factor)} long factors; half of the "
+                f"dimensions that turn are {wanted}"
+            )
         self._check_groups()
         self._check_experts()
 
@@ -167,6 +184,13 @@ class ModelSpec:
         kinds = [group.kind for group in self.cache_groups]
         if "state" in kinds[:-1] or kinds == ["state"]:
             raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
+
+    def fitted(self, max_model_len: int) -> ModelSpec:
+        """The spec of an engine whose longest context is this: longrope takes one list of factors for all of them."""
+        if self.rope.rope_type != "longrope":
+            return self
+        is_long = max_model_len > self.rope.original_max_position_embeddings
+        return dataclasses.replace(self, rope=dataclasses.replace(self.rope, is_long=is_long))
 
     @property
     def kv_groups(self) -> tuple[CacheGroup, ...]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
@@ -46,9 +47,9 @@ LLAMA3 = {
 class Golden:
     """One tiny model.
 
-    seed: of weights and prompts, no other model's. old_rope: config.json says rope_theta and rope_scaling. shard: bytes
-    of a safetensors file. gain: of linear layers. norm_mean: 0 where the model multiplies by 1 + weight. embed_std: of
-    embeddings.
+    seed: of weights and prompts. old_rope: config.json says rope_theta and rope_scaling. shard: bytes of a safetensors
+    file. gain: of linear layers. norm_mean: 0 where the model multiplies by 1 + weight. embed_std: of embeddings.
+    mxfp4: experts are drawn and stored as blocks and scales. says: what config.json says of the rope beyond config.
     """
 
     seed: int
@@ -62,6 +63,8 @@ class Golden:
     gain: float = 1.5
     norm_mean: float = 1.0
     embed_std: float = 0.5
+    mxfp4: bool = False
+    says: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 GOLDENS = {
@@ -369,6 +372,100 @@ GOLDENS = {
             "rope_parameters": {"rope_theta": 30000.0, "rope_type": "default"},
         },
     ),
+    "gpt_oss": Golden(
+        seed=9,
+        architecture="GptOss",
+        dtype="bfloat16",
+        old_rope=True,
+        gain=2.0,
+        config={
+            "vocab_size": 262,
+            "hidden_size": 40,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 14,
+            "intermediate_size": 28,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 29,
+            "swiglu_limit": 1.25,
+            "swiglu_alpha": 1.5,
+            "rope_parameters": {"rope_theta": 15000.0, **YARN, "truncate": False},
+        },
+    ),
+    "gpt_oss_mxfp4": Golden(
+        seed=10,
+        architecture="GptOss",
+        dtype="bfloat16",
+        gain=2.0,
+        mxfp4=True,
+        config={
+            "vocab_size": 266,
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 18,
+            "intermediate_size": 32,
+            "num_local_experts": 12,
+            "num_experts_per_tok": 5,
+            "sliding_window": 47,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"rope_theta": 150000.0, **YARN, "truncate": False},
+        },
+    ),
+    "phi3": Golden(
+        seed=11,
+        architecture="Phi3",
+        dtype="bfloat16",
+        old_rope=True,
+        gain=2.0,
+        config={
+            "vocab_size": 276,
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 52,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 300,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+                "long_factor": [1.1, 1.5, 2.5, 5.0, 9.0, 12.0],
+            },
+        },
+    ),
+    # Of the short factors, which it would take for short sequences, the reference knows nothing: an engine that serves
+    # longer ones takes the long factors for all.
+    "phi3_long": Golden(
+        seed=12,
+        architecture="Phi3",
+        dtype="bfloat16",
+        gain=2.0,
+        config={
+            "vocab_size": 268,
+            "hidden_size": 60,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "intermediate_size": 44,
+            "pad_token_id": 0,
+            "sliding_window": 41,
+            "original_max_position_embeddings": 100,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.1, 1.6, 2.7, 4.5, 8.0],
+                "long_factor": [1.1, 1.6, 2.7, 4.5, 8.0],
+            },
+        },
+        says={"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4]},
+    ),
 }
 
 
@@ -390,7 +487,8 @@ def main() -> None:
 def make(golden: Golden, folder: Path) -> None:
     """Writes one folder."""
     model = build(golden)
-    save(model, golden, folder)
+    packed = pack_experts(model, golden.seed) if golden.mxfp4 else {}
+    save(model, packed, golden, folder)
     prompts = draw_prompts(golden.config["vocab_size"], golden.seed)
     arrays: dict[str, np.ndarray] = {"observed": np.array(OBSERVED, np.int32)}
     last, sequences = [], []
@@ -439,20 +537,48 @@ def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
         weight.normal_(golden.norm_mean, 0.2)
     elif name.endswith("bias"):
         weight.normal_(0.0, 0.3)
+    elif name.endswith("sinks"):
+        weight.normal_(0.0, 1.0)
     elif "embed" in name:
         weight.normal_(0.0, golden.embed_std)
     else:
-        gain = 3.0 if "lm_head" in name or "mlp.gate.weight" in name else golden.gain
+        gain = 3.0 if name.endswith(("lm_head.weight", "mlp.gate.weight", "router.weight")) else golden.gain
         weight.normal_(0.0, gain / math.sqrt(weight.shape[-1]))
 
 
-def save(model: Any, golden: Golden, folder: Path) -> None:
+def pack_experts(model: Any, seed: int) -> dict[str, torch.Tensor]:
+    """Draws MXFP4 experts anew, decodes them into the model by the reference's function, and returns what is stored."""
+    from transformers.integrations.mxfp4 import (  # pyright: ignore[reportMissingImports]
+        _convert_moe_packed_tensors,
+    )
+
+    rng = np.random.default_rng(seed)
+    packed = {}
+    for name, weight in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            num_experts, num_inputs, num_outputs = weight.shape
+            shape = (num_experts, num_outputs, num_inputs // 32)
+            blocks = torch.from_numpy(rng.integers(0, 256, (*shape, 16), np.uint8))
+            scales = torch.from_numpy(rng.integers(122, 125, shape, np.uint8))
+            with torch.no_grad():
+                weight.copy_(_convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return packed
+
+
+def save(model: Any, packed: dict[str, torch.Tensor], golden: Golden, folder: Path) -> None:
     """Weights in golden.dtype, config.json, generation_config.json and, where asked for, a tokenizer."""
     shard = {"max_shard_size": golden.shard} if golden.shard else {}
     weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=weights, **shard)
+    model.save_pretrained(folder, state_dict=dict(weights), **shard)  # which empties it
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"dtype": golden.dtype}
+    config["rope_parameters"] |= golden.says
+    if packed:
+        plain = {name.removesuffix("_blocks") for name in packed}
+        stored = packed | {name: x.contiguous() for name, x in weights.items() if name not in plain}
+        safetensors.torch.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     if golden.old_rope:
         rope = config.pop("rope_parameters")
         if "sliding_attention" in rope:

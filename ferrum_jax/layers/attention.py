@@ -35,6 +35,7 @@ class Attend(Protocol):
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: jax.Array | None = None,  # [N]
     ) -> jax.Array: ...  # [T, N, H]
 
 
@@ -47,6 +48,7 @@ def causal_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
 
@@ -63,7 +65,11 @@ def causal_attention(
     mask = jnp.tril(jnp.ones((T, T), bool))
     if window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
-    weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    scores = jnp.where(mask[None, None], scores, -jnp.inf)
+    if sinks is not None:  # one more logit per head, which takes weight and has no value
+        column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate((scores, column), axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :T].astype(v.dtype)
     return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
 
 
@@ -131,6 +137,7 @@ class Attention(nnx.Module):
         self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.v = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
         self.o = Linear(N * H, D, bias=spec.attention_output_bias, dtype=dtype, rngs=rngs)
+        self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if spec.attention_sinks else None
         self.q_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
         self.k_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
 
@@ -146,6 +153,15 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
-        attended = context.attend(self.layer, q, k, v, scale=self.scale, window=self.window, soft_cap=self.soft_cap)
+        attended = context.attend(
+            self.layer,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
+        )
         attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
         return self.o(attended.reshape(T, -1), context.shards)

@@ -1,7 +1,8 @@
-"""MLP: down(act(gate x) * up x). Source: Shazeer 2020, section 2 (SwiGLU)."""
+"""MLP: down(gating(gate x, up x)), most often with act(gate x) * up x. Source: Shazeer 2020, section 2 (SwiGLU)."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -29,6 +30,35 @@ def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """act(gate) * up."""
+
+    act: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return self.act(gate) * up
+
+
+@dataclasses.dataclass(frozen=True)
+class ClampedSwiGLU:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate at most limit and up within it. Source: OpenAI 2025 (gpt-oss)."""
+
+    limit: float
+    alpha: float
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return (up + 1) * (gate * jax.nn.sigmoid(gate * self.alpha))
+
+
+def gating_of(spec: ModelSpec) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """How a model's MLPs join gate and up. A value: two of equal specs are equal."""
+    if spec.swiglu_limit is None:
+        return Gated(activation_of(spec.hidden_act))
+    return ClampedSwiGLU(spec.swiglu_limit, spec.swiglu_alpha)
+
+
 class MLP(nnx.Module):
     """gate, up [F, D]; down [D, F]; F is intermediate_size unless given. On a mesh a device has some of F."""
 
@@ -37,11 +67,11 @@ class MLP(nnx.Module):
         self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.up = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
-        self.act = activation_of(spec.hidden_act)
+        self.gating = gating_of(spec)
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         return self.down(self.hidden(x), context.shards)
 
     def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]
         """What `down` is given."""
-        return self.act(self.gate(x)) * self.up(x)
+        return self.gating(self.gate(x), self.up(x))

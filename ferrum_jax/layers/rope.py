@@ -2,8 +2,8 @@
 
 Frequencies are NumPy constants of H/2 floats; angles are computed from the positions inside the step.
 Source: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023, sections 3.2-3.4 (YaRN); the
-Llama 3.1 model card (llama3). Float32 operations stand in the order of the reference implementation,
-because at position 10⁵ one unit in the last place of a frequency is 10⁻² of a radian.
+Llama 3.1 model card (llama3); Ding et al. 2024 (longrope). Float32 operations stand in the order of the
+reference implementation, because at position 10⁵ one unit in the last place of a frequency is 10⁻² of a radian.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
             return _llama3(_F32(1) / wavelengths, rope)
         case "yarn":
             return _yarn(wavelengths, rope, head_dim)
+        case "longrope":
+            return _F32(1) / (np.array(rope.long_factor if rope.is_long else rope.short_factor, _F32) * wavelengths)
         case unknown:
             raise ValueError(f"rope_type {unknown!r} has no frequencies; add a case beside its definition in spec")
 

@@ -19,6 +19,7 @@ HARMLESS_KEYS = frozenset(
     """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
     initializer_range attention_dropout router_aux_loss_coef router_jitter_noise
+    resid_pdrop embd_pdrop auto_map
     output_router_logits pretraining_tp cache_implementation
     bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
     task_specific_params
@@ -39,6 +40,7 @@ _ROPE_KEYS = {
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
         *("attention_factor", "mscale", "mscale_all_dim"),
     ),
+    "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
 }
 
 
@@ -140,8 +142,10 @@ def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_positio
     original = int(values.get("original_max_position_embeddings", max_position_embeddings))
     if "factor" not in values and rope_type == "yarn":
         values["factor"] = max_position_embeddings / original
-    needed = {"factor", "low_freq_factor", "high_freq_factor"} if rope_type == "llama3" else {"factor"}
-    missing = sorted(needed - set(values))
+    if rope_type == "longrope":
+        values.setdefault("factor", max(max_position_embeddings / original, 1.0))
+    more = {"llama3": {"low_freq_factor", "high_freq_factor"}, "longrope": {"short_factor", "long_factor"}}
+    missing = sorted(({"factor"} | more.get(rope_type, set())) - set(values))
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {missing}")
     if rope_type == "linear":
@@ -155,6 +159,17 @@ def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_positio
             low_freq_factor=float(values["low_freq_factor"]),
             high_freq_factor=float(values["high_freq_factor"]),
         )
+    if rope_type == "longrope":
+        return RopeSpec(
+            rope_type="longrope",
+            rope_theta=theta,
+            factor=float(values["factor"]),
+            original_max_position_embeddings=original,
+            attention_factor=_longrope_attention_factor(values, original),
+            short_factor=tuple(map(float, values["short_factor"])),
+            long_factor=tuple(map(float, values["long_factor"])),
+            is_long=max_position_embeddings > original,
+        )
     return RopeSpec(
         rope_type="yarn",
         rope_theta=theta,
@@ -165,6 +180,13 @@ def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_positio
         truncate=bool(values.get("truncate", True)),
         attention_factor=_yarn_attention_factor(values),
     )
+
+
+def _longrope_attention_factor(values: dict[str, Any], original: int) -> float:
+    """sqrt(1 + ln(factor) / ln(original length)), or what the checkpoint says. Source: Phi-3's reference code."""
+    if "attention_factor" in values:
+        return float(values["attention_factor"])
+    return math.sqrt(1 + math.log(values["factor"]) / math.log(original)) if values["factor"] > 1 else 1.0
 
 
 def _yarn_attention_factor(values: dict[str, Any]) -> float:

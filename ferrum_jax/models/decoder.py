@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.rules import Rule
+from checkpoints.rules import Part, Rule
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear, project
@@ -174,11 +174,11 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if spec.tie_word_embeddings else ()))
 
 
-def per_layer(source: str, target: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
-    """The rule of a tensor that each of these layers has; none without layers."""
+def per_layer(source: str, target: str, layers: tuple[int, ...], part: Part | None = None) -> tuple[Rule, ...]:
+    """The rule of a tensor, or a part of one, that each of these layers has; none without layers."""
     if not layers:
         return ()
-    return (Rule(source=f"model.layers.{{i}}.{source}", target=f"layers.{{i}}.{target}", layers=layers),)
+    return (Rule(source=f"model.layers.{{i}}.{source}", target=f"layers.{{i}}.{target}", layers=layers, part=part),)
 
 
 def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from checkpoints.rules import Rule
 from ferrum_jax.layers import gated_delta
-from ferrum_jax.models import bert, decoder, gemma, llama, mixtral, qwen, qwen3_next
+from ferrum_jax.models import bert, decoder, gemma, gpt_oss, llama, mixtral, phi, qwen, qwen3_next
 from ferrum_jax.spec import ModelSpec
 
 
@@ -35,9 +35,11 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(spec_from_config=gemma.gemma2_spec_from_config),
     "Gemma3ForCausalLM": Family(spec_from_config=gemma.gemma3_spec_from_config),
+    "GptOssForCausalLM": Family(spec_from_config=gpt_oss.spec_from_config, weight_rules=gpt_oss.weight_rules),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
     "MistralForCausalLM": Family(spec_from_config=llama.mistral_spec_from_config),
     "MixtralForCausalLM": Family(spec_from_config=mixtral.spec_from_config, weight_rules=mixtral.weight_rules),
+    "Phi3ForCausalLM": Family(spec_from_config=phi.spec_from_config, weight_rules=phi.weight_rules),
     "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),

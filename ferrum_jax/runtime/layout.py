@@ -58,6 +58,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Layout:
     kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
     implementation = config.implementation or default_implementation(target)
     max_model_len = config.max_model_len or spec.max_position_embeddings
+    spec = spec.fitted(max_model_len)
     _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target, mesh)
     graph, parameters = registry.unbind(registry.abstract_model(spec, dtype))
     model = shard_model(spec, parameters, mesh)

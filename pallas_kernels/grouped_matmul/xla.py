@@ -28,11 +28,13 @@ def expert_mlp(
     up: jax.Array,  # [E, F, D]
     down: jax.Array,  # [E, D, F]
     *,
+    biases: tuple[jax.Array, jax.Array, jax.Array] | None,  # [E, F], [E, F], [E, D]
     tile: int,
-    activation: Callable[[jax.Array], jax.Array],
+    activation: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:  # [T, D]
     """See the package's expert_mlp."""
     T, X = expert_ids.shape
+    gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
     flat = expert_ids.reshape(-1)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
     counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)  # no expert stands last and is not counted
@@ -41,8 +43,8 @@ def expert_mlp(
     def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
         expert = tiles.runs[i]
         rows = x[tiles.load(order, i) // X]  # [tile, D]
-        hidden = activation(_project(rows, gate, expert)) * _project(rows, up, expert)
-        return tiles.store(out, _project(hidden, down, expert), i)
+        hidden = activation(_project(rows, gate, gate_bias, expert), _project(rows, up, up_bias, expert))
+        return tiles.store(out, _project(hidden, down, down_bias, expert), i)
 
     outputs = jax.lax.fori_loop(0, tiles.num_tiles, one_tile, jnp.zeros((T * X, x.shape[1]), x.dtype))
     places = jnp.argsort(order).reshape(T, X)  # where the pair of each choice stands in `outputs`
@@ -52,7 +54,13 @@ def expert_mlp(
     return total.astype(x.dtype)
 
 
-def _project(rows: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array:  # [tile, in] -> [tile, out]
-    """rows @ weights[expert].T; weights: [E, out, in]."""
+def _project(
+    rows: jax.Array,  # [tile, in]
+    weights: jax.Array,  # [E, out, in]
+    biases: jax.Array | None,  # [E, out]
+    expert: jax.Array,
+) -> jax.Array:  # [tile, out]
+    """rows @ weights[expert].T + biases[expert]."""
     weight = jax.lax.dynamic_index_in_dim(weights, expert, keepdims=False)
-    return jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32).astype(rows.dtype)
+    out = jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32).astype(rows.dtype)
+    return out if biases is None else out + jax.lax.dynamic_index_in_dim(biases, expert)

@@ -13,8 +13,8 @@ from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import INVARIANT, finish, small_llm
 
 NAMES = (
-    *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "mistral", "mistral_full"),
-    *("mixtral", "mixtral_window"),
+    *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gpt_oss", "gpt_oss_mxfp4", "mistral", "mistral_full"),
+    *("mixtral", "mixtral_window", "phi3", "phi3_long"),
 )
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 

@@ -165,6 +165,14 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
             RopeSpec(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768),
             oracle.yarn_frequencies(16, 1e6, 4.0, 32, 1, 32768),
         ),
+        (
+            RopeSpec(rope_type="longrope", short_factor=(1, 1.1, 1.2, 2, 3, 4, 5, 6), long_factor=(2,) * 8),
+            oracle.longrope_frequencies(16, 1e4, [1, 1.1, 1.2, 2, 3, 4, 5, 6]),
+        ),
+        (
+            RopeSpec(rope_type="longrope", short_factor=(1,) * 8, long_factor=(1, 2, 4, 5, 6, 7, 8, 9), is_long=True),
+            oracle.longrope_frequencies(16, 1e4, [1, 2, 4, 5, 6, 7, 8, 9]),
+        ),
     ],
     ids=lambda value: getattr(value, "rope_type", ""),
 )
@@ -204,6 +212,14 @@ def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: 
     assert_close(causal_attention(0, q, k, v, scale=0.3, window=window, soft_cap=soft_cap), expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_takes_weight_from_every_query_of_its_head(dtype: str):
+    (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
+    sinks, wide_sinks = draw(7, (6,), dtype, 2.0)
+    expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, 4, sinks=wide_sinks)
+    assert_close(causal_attention(0, q, k, v, scale=0.3, window=4, sinks=sinks), expected, dtype)
+
+
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
     spec = dataclasses.replace(SPEC, qk_norm=qk_norm)
@@ -236,6 +252,19 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     assert_close(found_weights, weights, "float32")
     experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts)
+    assert_close(jax.jit(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+
+
+def test_experts_with_biases_and_a_clamped_gate():
+    spec = dataclasses.replace(SPEC, norm_topk_prob=True, expert_bias=True, swiglu_limit=0.4, swiglu_alpha=1.5)
+    layer = MoE(spec, dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (33, 20), "float32")
+    ids, weights = oracle.route(wide, w["router.weight"], 2, True, w["router.bias"])
+    experts = [w[f"experts.{name}"] for name in ("gate", "up", "down")]
+    biases = tuple(w[f"experts.{name}_bias"] for name in ("gate", "up", "down"))
+    gated = functools.partial(oracle.clamped_swiglu, limit=0.4, alpha=1.5)
+    wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts, biases, gated)
     assert_close(jax.jit(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
 
 

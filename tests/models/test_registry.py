@@ -23,9 +23,11 @@ from tests.models.published import (
     GEMMA3_1B,
     GEMMA3_4B,
     GEMMA3_270M,
+    GPT_OSS_20B,
     LLAMA3_8B,
     LLAMA32_1B,
     MISTRAL_7B_01,
+    PHI3_MINI_4K,
     PUBLISHED,
     QWEN3_06B,
     QWEN3_30B_A3B,
@@ -288,3 +290,40 @@ def test_the_structure_of_a_model_does_not_depend_on_its_weights():
     spec = spec_of(TINY | {"num_hidden_layers": 1})
     drawn = nnx.eval_shape(lambda: family_of(spec.architecture).model(spec, rngs=nnx.Rngs(7)))
     assert unbind(drawn) == unbind(abstract_model(spec))
+
+
+def test_gpt_oss_names_one_thing_twice_and_both_must_agree():
+    spec = spec_of(GPT_OSS_20B)
+    assert [(group.kind, len(group.layers), group.window) for group in spec.cache_groups] == [
+        ("full", 12, None),
+        ("window", 12, 128),
+    ]
+    assert spec.window_of(0) == 128 and spec.rope.truncate is False and spec.rope.attention_factor > 1.3
+    assert spec_of({key: x for key, x in GPT_OSS_20B.items() if key not in ("layer_types", "sliding_window")}) == spec
+    for change, message in (
+        ({"experts_per_token": 8}, "experts_per_token is 8 and num_experts_per_tok 4; they must be equal"),
+        ({"initial_context_length": 8192}, "initial_context_length is 8192 and original_max_position_embeddings"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this architecture has its own clamped SwiGLU"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'; supported is 'mxfp4'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spec_of(GPT_OSS_20B | change)
+
+
+def test_longrope_takes_the_long_factors_where_the_longest_context_is_beyond_the_original_one():
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    config = PHI3_MINI_4K | {"max_position_embeddings": 131072, "sliding_window": 262144, "rope_scaling": scaling}
+    spec = spec_of(config)
+    assert spec.rope.is_long and spec.window_of(0) is None
+    assert spec.rope.attention_factor == pytest.approx(1.190238, abs=1e-6)  # sqrt(1 + ln 32 / ln 4096)
+    assert (spec.fitted(4096).rope.is_long, spec.fitted(4097).rope.is_long) == (False, True)
+    assert spec.fitted(4096).digest_text() != spec.digest_text() == spec.fitted(5000).digest_text()
+    for kind in ("su", "yarn"):
+        assert spec_of(config | {"rope_scaling": scaling | {"type": kind}}) == spec
+    with pytest.raises(ValueError, match="47 short and 48 long factors; half of the dimensions that turn are 48"):
+        spec_of(config | {"rope_scaling": scaling | {"short_factor": [1.0] * 47}})
+    with pytest.raises(ValueError, match=r"lacks \['long_factor'\]"):
+        spec_of(config | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48}})
+    with pytest.raises(ValueError, match="attention_bias is true; the projections of this architecture have none"):
+        spec_of(config | {"attention_bias": True})
+    assert spec_of(PHI3_MINI_4K).window_of(0) == 2047

@@ -51,8 +51,12 @@ def causal_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time; of the last `window` tokens."""
+    """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time; of the last `window` tokens.
+
+    sinks: [N], of each head the logit of one more key, whose value is zero.
+    """
     T, N, _ = q.shape
     group = N // k.shape[1]
     out = np.zeros_like(q)
@@ -60,14 +64,22 @@ def causal_attention(
         for n in range(N):
             seen = slice(0 if window is None else max(t + 1 - window, 0), t + 1)
             logits = k[seen, n // group] @ q[t, n] * scale
-            weights = softmax(logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap))
-            out[t, n] = weights @ v[seen, n // group]
+            logits = logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap)
+            weights = softmax(logits if sinks is None else np.append(logits, sinks[n]))
+            out[t, n] = weights[: len(logits)] @ v[seen, n // group]
     return out
 
 
-def route(x: np.ndarray, router: np.ndarray, num_chosen: int, normalise: bool) -> tuple[np.ndarray, np.ndarray]:
+def clamped_swiglu(gate: np.ndarray, up: np.ndarray, limit: float, alpha: float) -> np.ndarray:
+    gate, up = np.where(gate > limit, limit, gate), np.where(np.abs(up) > limit, np.sign(up) * limit, up)
+    return (up + 1) * gate / (1 + np.exp(-alpha * gate))
+
+
+def route(
+    x: np.ndarray, router: np.ndarray, num_chosen: int, normalise: bool, bias: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """[T, D], [E, D] -> (expert ids [T, X], weights [T, X]), best first."""
-    probabilities = softmax(x @ router.T)
+    probabilities = softmax(x @ router.T + bias)
     ids = np.argsort(-probabilities, axis=-1, kind="stable")[:, :num_chosen]
     weights = np.take_along_axis(probabilities, ids, axis=-1)
     return ids, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
@@ -98,3 +110,8 @@ def yarn_frequencies(head_dim: int, theta: float, factor: float, fast: float, sl
         divided = min(max((j - first) / (last - first), 0.0), 1.0)
         found.append(theta ** (-2 * j / head_dim) * ((1 - divided) + divided / factor))
     return found
+
+
+def longrope_frequencies(head_dim: int, theta: float, factors: list[float]) -> list[float]:
+    """Each frequency is divided by a factor of its own."""
+    return [theta ** (-2 * j / head_dim) / factor for j, factor in enumerate(factors)]

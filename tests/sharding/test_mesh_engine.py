@@ -10,10 +10,10 @@ import pytest
 
 from tests.support import GOLDENS, ROOT
 
-# One KV head and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts, then
-# recurrent layers.
+# Few KV heads and an uneven vocabulary on four devices: heads are repeated, the vocabulary is padded; then experts,
+# recurrent layers, sinks and biased experts, fused projections.
 CASES = [("llama_linear", "tp=4"), ("qwen3_moe_raw", "tp=3"), ("mixtral_window", "tp=4"), ("qwen3_next", "tp=4")]
-CASES += [("mistral", "tp=4"), ("gemma2", "tp=4"), ("gemma3", "tp=4")]
+CASES += [("mistral", "tp=4"), ("gemma2", "tp=4"), ("gemma3", "tp=4"), ("gpt_oss_mxfp4", "tp=4"), ("phi3", "tp=4")]
 
 
 @pytest.mark.slow

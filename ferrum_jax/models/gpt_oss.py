@@ -1,0 +1,96 @@
+"""GptOssForCausalLM: experts with biases and a clamped gate, attention with sinks, a window in every second layer.
+
+The experts' weights lie as [E, in, out], gate and up interleaved; published ones are MXFP4 (`checkpoints/mxfp4.py`),
+and load in the engine's dtype.
+Source: OpenAI 2025 (gpt-oss model card); keys as in Hugging Face's GptOssConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints.rules import Part, Rule
+from ferrum_jax.models import decoder
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.spec import ModelSpec
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a gpt-oss config.json. Raises ValueError naming keys that are missing or not understood."""
+    reader = ConfigReader(config)
+    num_layers = reader.require("num_hidden_layers")
+    max_positions = reader.get("max_position_embeddings", 131072)
+    width = reader.require("intermediate_size")
+    window = reader.get("sliding_window", 128)
+    kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)]
+    bias = bool(reader.get("attention_bias", True))
+    rope = rope_from(reader, max_positions, default_theta=150000.0)
+    _refuse(reader, rope.original_max_position_embeddings)
+    spec = ModelSpec(
+        architecture="GptOssForCausalLM",
+        vocab_size=reader.require("vocab_size"),
+        hidden_size=reader.require("hidden_size"),
+        num_hidden_layers=num_layers,
+        num_attention_heads=reader.require("num_attention_heads"),
+        num_key_value_heads=reader.get("num_key_value_heads", reader.require("num_attention_heads")),
+        head_dim=reader.get("head_dim", 64),
+        intermediate_size=width,
+        max_position_embeddings=max_positions,
+        rms_norm_eps=reader.get("rms_norm_eps", 1e-5),
+        tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        attention_sinks=True,
+        rope=rope,
+        moe_layers=tuple(range(num_layers)),
+        num_experts=reader.get("num_local_experts", reader.get("num_experts", 128)),
+        num_experts_per_tok=reader.get("num_experts_per_tok", 4),
+        moe_intermediate_size=width,
+        norm_topk_prob=True,
+        expert_bias=True,
+        swiglu_limit=float(reader.get("swiglu_limit", 7.0)),
+        swiglu_alpha=float(reader.get("swiglu_alpha", 1.702)),
+        cache_groups=cache_groups(
+            reader.get("layer_types", kinds), num_layers, window if window < max_positions else None
+        ),
+        dtype=stored_dtype(reader),
+        eos_token_ids=reader.token_ids("eos_token_id"),
+    )
+    reader.finish()
+    return spec
+
+
+def _refuse(reader: ConfigReader, original_context: int) -> None:
+    """Raises ValueError for other weights than bfloat16 or MXFP4, and where two names of one thing disagree."""
+    method = reader.get("quantization_config", {}).get("quant_method", "mxfp4")
+    if method != "mxfp4":
+        raise ValueError(f"quantization_config has quant_method {method!r}; supported is 'mxfp4', or no quantisation")
+    act = reader.get("hidden_act", "silu")
+    if act != "silu":
+        raise ValueError(f"hidden_act is {act!r}; this architecture has its own clamped SwiGLU, said as 'silu'")
+    chosen = reader.get("num_experts_per_tok", 4)
+    for name, also, value in (
+        ("experts_per_token", "num_experts_per_tok", chosen),
+        ("initial_context_length", "original_max_position_embeddings of the rope", original_context),
+    ):
+        if reader.get(name, value) != value:
+            raise ValueError(f"{name} is {reader.get(name, value)} and {also} {value}; they must be equal")
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of a gpt-oss, and the Hugging Face tensor it comes from."""
+    every = tuple(range(spec.num_hidden_layers))
+    gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    return (
+        *decoder.frame_rules(spec),
+        *decoder.attention_rules(spec),
+        *decoder.per_layer("self_attn.sinks", "attention.sinks", every),
+        *decoder.linear("mlp.router", "mlp.router", every, True),
+        *decoder.per_layer(gate_up, "mlp.experts.gate", every, Part(axis=2, step=2, transposed=True)),
+        *decoder.per_layer(gate_up, "mlp.experts.up", every, Part(axis=2, start=1, step=2, transposed=True)),
+        *decoder.per_layer(down, "mlp.experts.down", every, Part(transposed=True)),
+        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.gate_bias", every, Part(axis=1, step=2)),
+        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.up_bias", every, Part(axis=1, start=1, step=2)),
+        *decoder.per_layer(f"{down}_bias", "mlp.experts.down_bias", every),
+    )
