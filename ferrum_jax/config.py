@@ -48,6 +48,7 @@ class EngineConfig:
     block_size: tokens per KV block; None takes the platform's: the smallest power of two from 16 to 128 whose block
     has 32 KB a device and layer, 16 on the CPU.
     max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
+    Models with longrope (Phi) turn their heads by the long factors if it is beyond the original length.
     max_num_seqs: rows that run at once. max_num_batched_tokens: tokens in one step.
     kv_memory_bytes: KV pool size; None is a quarter of the free memory on the CPU. num_blocks overrides it.
     host_cache_bytes: host memory for cached blocks that the KV pool gives up; they come back on a hit. 0 keeps none.
