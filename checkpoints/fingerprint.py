@@ -55,7 +55,7 @@ def sample(tensor: jax.Array | np.ndarray, stretch: Stretch | None = None) -> np
     where = [axis.astype(np.int32) for axis in np.unravel_index(flat, shape)]
     if stretch is not None:
         where[0] = stretch.places(where[0])
-    return np.asarray(_gather_bits(tensor, tuple(where))).view(tensor.dtype)
+    return np.asarray(_gather(tensor, tuple(where)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,9 +68,10 @@ def _sample_indices(size: int, itemsize: int) -> np.ndarray:
 
 
 @jax.jit
-def _gather_bits(tensor: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
-    """The elements as whole numbers: a sharded gather is a sum over devices, in which -0.0 would become 0.0."""
-    return jax.lax.bitcast_convert_type(tensor, f"uint{8 * tensor.dtype.itemsize}")[where]
+def _gather(tensor: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
+    """The elements, taken as whole numbers: a sharded gather is a sum over devices, and in it -0.0 would become 0.0."""
+    bits = jax.lax.bitcast_convert_type(tensor, f"uint{8 * tensor.dtype.itemsize}")
+    return jax.lax.bitcast_convert_type(bits[where], tensor.dtype)
 
 
 def _is_host_view(tensor: jax.Array) -> bool:

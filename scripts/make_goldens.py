@@ -647,7 +647,7 @@ def bf16_error(model: Any, sequences: list[np.ndarray]) -> np.ndarray:
     model.to(torch.bfloat16)
     error = logits() - exact
     spread = exact - exact.mean(axis=1, keepdims=True)
-    return np.float32(np.sqrt(np.mean(error**2) / np.mean(spread**2)))
+    return np.asarray(np.sqrt(np.mean(error**2) / np.mean(spread**2)), np.float32)
 
 
 CHAT_TEMPLATE = (
