@@ -480,6 +480,7 @@ class LLM:
             "host_cache_bytes": self.ledger.host_bytes,
             "states_bytes": self.ledger.states_bytes,
             "num_blocks": self.ledger.num_blocks,
+            "group_blocks": [group.num_blocks for group in self.ledger.groups],
             "startup_s": self.startup_s,
         }
 
