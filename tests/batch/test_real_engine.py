@@ -1,0 +1,83 @@
+"""A job over the engine itself, with a tiny model: interrupted, its device failing, its output stays the same."""
+
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, run_batch
+from ferrum_jax.batch.notice import Notice
+from ferrum_jax.runtime.runner import Runner
+from tests.support import INVARIANT, small_llm
+
+pytestmark = pytest.mark.slow
+POISON = 299  # a token that only one row has
+
+
+def write_rows(path: Path) -> None:
+    rows = [
+        {"custom_id": str(i), "prompt_token_ids": [*range(6, 40), 50 + i], "max_tokens": 6 + i, "temperature": 0.8}
+        | {"n": 2, "logprobs": 2, "stop": ["e"] if i % 2 else ["zz"]}
+        for i in range(6)
+    ]
+    rows[3]["prompt_token_ids"][-1] = POISON
+    rows.append({"custom_id": "vector", "input": [7, 8, 9]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(folder: Path, notice: Notice | None = None) -> int:
+    return run_batch(
+        lambda: small_llm("qwen3", INVARIANT),
+        folder / "in.jsonl",
+        folder / "out.jsonl",
+        model="tiny",
+        console=Console(file=io.StringIO()),
+        notice=notice,
+        now=lambda: 1000.0,
+    )
+
+
+@pytest.fixture
+def expected(tmp_path) -> bytes:
+    (tmp_path / "whole").mkdir()
+    write_rows(tmp_path / "whole" / "in.jsonl")
+    assert run(tmp_path / "whole") == EXIT_OK
+    write_rows(tmp_path / "in.jsonl")
+    return (tmp_path / "whole" / "out.jsonl").read_bytes()
+
+
+def test_noticed_every_few_steps_the_output_has_the_bytes_of_an_uninterrupted_one(tmp_path, expected, monkeypatch):
+    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
+
+    def noticed(self, plan):
+        if next(steps) % 4 == 0:
+            notices[-1].give("the test", EXIT_PREEMPTED)
+        return dispatch(self, plan)
+
+    monkeypatch.setattr(Runner, "dispatch", noticed)
+    while run(tmp_path, notices[-1]) == EXIT_PREEMPTED:
+        notices.append(Notice())
+        assert len(notices) < 40
+    assert len(notices) > 3
+    assert (tmp_path / "out.jsonl").read_bytes() == expected
+
+
+def test_a_row_with_which_the_device_fails_is_set_aside_and_the_others_are_as_ever(tmp_path, expected, monkeypatch):
+    write_slot = Runner.write_slot
+
+    def failing(self, slot, record):
+        if POISON in record.tolist():
+            raise RuntimeError("the device failed")
+        write_slot(self, slot, record)
+
+    monkeypatch.setattr(Runner, "write_slot", failing)
+    assert run(tmp_path) == EXIT_ROWS_FAILED
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert json.loads(lines[3])["error"]["code"] == "engine_crash"
+    del lines[3]
+    others = expected.splitlines()
+    del others[3]
+    assert lines == others
