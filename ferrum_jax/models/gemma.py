@@ -9,15 +9,21 @@ Source: Gemma Team 2024 (Gemma 2), 2025 (Gemma 3); keys and defaults as in Huggi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
 from ferrum_jax.spec import ModelSpec, RopeSpec
 
 # Keys of these families that no released model's result depends on: `hidden_activation` is what is read, and the other
 # two repeat `sliding_window` and the pattern behind `layer_types`.
 _UNREAD = ("hidden_act", "sliding_window_size", "_sliding_window_pattern")
+# Keys of Gemma3ForConditionalGeneration that concern images alone.
+_OF_IMAGES = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+_TEXT_PART = "language_model."
 
 
 def gemma2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -54,6 +60,34 @@ def gemma3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         qk_norm=True,
         full_every=reader.get("sliding_window_pattern", 6),
     )
+
+
+def gemma3_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of the text part of a Gemma 3 that sees images; it is served as a text model.
+
+    Raises ValueError naming what is missing or not understood.
+    """
+    reader = ConfigReader(config)
+    for key in _OF_IMAGES:
+        reader.get(key, None)
+    inherited = {key: reader.get(key, None) for key in ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")}
+    text = {key: value for key, value in inherited.items() if value is not None} | reader.require("text_config")
+    reader.finish()
+    if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
+        text["eos_token_id"] = inherited["eos_token_id"]
+    return dataclasses.replace(gemma3_spec_from_config(text), architecture="Gemma3ForConditionalGeneration")
+
+
+def text_part_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
+    rules = decoder.weight_rules(spec)
+    return tuple(dataclasses.replace(rule, source=_TEXT_PART + rule.source) for rule in rules)
+
+
+def text_part_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the text part does not need: those of images, and what a Decoder may leave over."""
+    images = ("vision_tower.*", "multi_modal_projector.*")
+    return (*images, *(_TEXT_PART + pattern for pattern in decoder.harmless_tensors(spec)))
 
 
 def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:

@@ -35,6 +35,11 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(spec_from_config=gemma.gemma2_spec_from_config),
     "Gemma3ForCausalLM": Family(spec_from_config=gemma.gemma3_spec_from_config),
+    "Gemma3ForConditionalGeneration": Family(
+        spec_from_config=gemma.gemma3_text_part_from_config,
+        weight_rules=gemma.text_part_rules,
+        harmless=gemma.text_part_harmless,
+    ),
     "GptOssForCausalLM": Family(spec_from_config=gpt_oss.spec_from_config, weight_rules=gpt_oss.weight_rules),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
     "MistralForCausalLM": Family(spec_from_config=llama.mistral_spec_from_config),

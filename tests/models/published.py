@@ -327,6 +327,29 @@ GEMMA3_12B = GEMMA3_4B | {
     "num_key_value_heads": 8,
     "intermediate_size": 15360,
 }
+# Source: huggingface.co/harmonicdata/Gemma3-SD-v0.2, trained from google/gemma-3-12b-it
+GEMMA3_12B_IMAGES = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+        "vocab_size": 262208,
+    },
+    "torch_dtype": "bfloat16",
+}
 # Source: github.com/google/gemma_pytorch, gemma/config.py, get_config_for_27b_v3; vocabulary of the other sizes
 GEMMA3_27B = GEMMA3_4B | {
     "hidden_size": 5376,
@@ -456,6 +479,7 @@ PUBLISHED = {
     "Gemma-3-1B": (GEMMA3_1B, 999_885_952),
     "Gemma-3-4B": (GEMMA3_4B, 3_880_263_168),
     "Gemma-3-12B": (GEMMA3_12B, 11_766_034_176),
+    "Gemma-3-12B-images": (GEMMA3_12B_IMAGES, 11_766_034_176),
     "Gemma-3-27B": (GEMMA3_27B, 27_009_346_304),
     "Llama-3-8B": (LLAMA3_8B, 8_030_261_248),
     "Llama-3.2-1B": (LLAMA32_1B, 1_235_814_400),

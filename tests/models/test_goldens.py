@@ -67,7 +67,8 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_there_is_a_golden_of_every_family():
-    assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES)
+    text_parts = {"Gemma3ForConditionalGeneration"}  # test_text_part.py
+    assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts
 
 
 def slow(names: tuple[str, ...]) -> list:
