@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,16 +18,13 @@ from tests.support import INVARIANT, SMALL, finish, run, small_llm
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-TILES = dataclasses.replace(SMALL, max_num_batched_tokens=128)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
+TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
 
 
 @pytest.mark.parametrize(
     ("name", "base", "budget", "num_blocks"),
     [
-        *(
-            ("qwen3_next", TILES, budget, num_blocks)
-            for budget, num_blocks in ((128, 80), (50, 80), (7, 80), (128, 18))
-        ),
+        *(("qwen3_next", TILES, budget, num_blocks) for budget, num_blocks in ((64, 80), (50, 80), (7, 80), (64, 18))),
         *(("qwen3_next_raw", SMALL, budget, num_blocks) for budget, num_blocks in ((16, 80), (7, 80), (16, 18))),
     ],
 )
@@ -67,3 +66,12 @@ def test_cuts_hits_and_preemption_do_not_change_a_bit():
         metrics = engine.scheduler.metrics()
         assert bool(metrics.hits) == (num_blocks == 80)
         assert bool(metrics.preemptions + metrics.refusals) == (num_blocks == 6)
+
+
+def test_states_are_written_in_place_in_every_bucket():
+    loaded = small_llm("qwen3_next", TILES).loaded
+    for executable in (*loaded.executables.steps.values(), loaded.executables.copy_blocks):
+        text = executable.as_text()
+        for state in jax.tree.leaves(loaded.layout.pools.kv[0]):
+            shape = re.escape(f"f32[{','.join(map(str, state.shape))}]")
+            assert re.search(shape, text) and not re.search(shape + r"\S* copy\(", text)
