@@ -466,6 +466,64 @@ GOLDENS = {
         },
         says={"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4]},
     ),
+    "qwen3_next": Golden(
+        seed=30,
+        architecture="Qwen3Next",
+        dtype="bfloat16",
+        old_rope=True,
+        norm_mean=0.0,
+        gain=1.2,
+        config={
+            "vocab_size": 318,
+            "hidden_size": 44,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "intermediate_size": 72,
+            "mlp_only_layers": [1],
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "num_experts": 12,
+            "num_experts_per_tok": 3,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 14,
+            "rope_parameters": {"rope_theta": 10000000.0, "rope_type": "default"},
+        },
+    ),
+    "qwen3_next_raw": Golden(
+        seed=31,
+        architecture="Qwen3Next",
+        dtype="float16",
+        norm_mean=0.0,
+        gain=2.0,
+        config={
+            "vocab_size": 276,
+            "hidden_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 68,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "decoder_sparse_step": 2,
+            "moe_intermediate_size": 22,
+            "shared_expert_intermediate_size": 30,
+            "num_experts": 10,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": False,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 8,
+            "linear_conv_kernel_dim": 3,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 
 
@@ -534,7 +592,9 @@ def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
     if name == "model.norm.weight" and golden.norm_mean == 0:
         weight.normal_(-1.0, 1.0)  # factors of either sign: or a tied table would give every token itself again
     elif "norm" in name:
-        weight.normal_(golden.norm_mean, 0.2)
+        weight.normal_(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
+    elif name.endswith("A_log"):
+        weight.uniform_(-4.0, 1.0)  # some heads forget at once, others hardly ever
     elif name.endswith("bias"):
         weight.normal_(0.0, 0.3)
     elif name.endswith("sinks"):
