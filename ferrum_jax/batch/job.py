@@ -24,6 +24,7 @@ from rich.console import Console
 from ferrum_jax.batch.display import Display, Tally, summary_table
 from ferrum_jax.batch.files import check_name, reading_rows, writing_rows
 from ferrum_jax.batch.journal import Journal
+from ferrum_jax.batch.keeper import JobOptions, Keeper
 from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.merge import merge
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
@@ -32,7 +33,7 @@ from ferrum_jax.batch.record import Recorder, report
 from ferrum_jax.batch.responses import JobIdentity
 from ferrum_jax.batch.rows import Rows
 from ferrum_jax.batch.store import Store, is_url, open_local, open_store, split
-from ferrum_jax.batch.worker import BatchLLM, JobOptions, Keeper, Worker
+from ferrum_jax.batch.worker import BatchLLM, Worker
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
 __all__ = [

@@ -16,7 +16,6 @@ from typing import Any
 from ferrum_jax.batch.formats import BadRow, Row
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 
-LINE_PREFIX = b'{"id": "batch_req_'  # every line starts so; the journal knows its own torn lines by it
 _NO_PROBABILITY = -9999.0  # JSON has no -inf; the value is OpenAI's
 
 

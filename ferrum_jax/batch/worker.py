@@ -9,8 +9,6 @@ that crashes it again is set aside with an error line.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any, Protocol
 from ferrum_jax.batch.display import Display, Tally
 from ferrum_jax.batch.formats import BadRow, Row
 from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
+from ferrum_jax.batch.keeper import JobOptions
 from ferrum_jax.batch.leases import Leases
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.partials import encode_partial
@@ -48,56 +47,6 @@ class BatchLLM(Protocol):
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]: ...
 
     def stats(self) -> dict[str, Any]: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """What a run may choose without changing an answer.
-
-    max_errors: the job stops once more rows than this have failed; None never stops for it. flush_s: between two
-    segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
-    silent before others take it for dead. poll_s: between two looks at what other workers have left.
-    """
-
-    max_errors: int | None = None
-    flush_s: float = 2.0
-    partials_s: float = 60.0
-    expiry_s: float = 60.0
-    poll_s: float = 1.0
-
-
-class Keeper:
-    """A thread that flushes the journal and beats the heart; a context manager. What it raises, `check` raises."""
-
-    def __init__(self, journal: Journal, leases: Leases, options: JobOptions) -> None:
-        self._journal, self._leases, self._options = journal, leases, options
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-
-    def __enter__(self) -> Keeper:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        beat_s = self._options.expiry_s / 4
-        beaten_s = time.monotonic()
-        try:
-            while not self._ended.wait(min(self._options.flush_s, beat_s)):
-                if time.monotonic() - beaten_s >= beat_s:
-                    self._leases.beat()
-                    beaten_s = time.monotonic()
-                self._journal.flush()
-        except Exception as error:  # the loop raises it
-            self._error = error
 
 
 class Worker:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from ferrum_jax.batch.formats import BadRow, Row, parse_line
-from ferrum_jax.batch.responses import LINE_PREFIX, JobIdentity, completed_line, embedding_line, failed_line
+from ferrum_jax.batch.responses import JobIdentity, completed_line, embedding_line, failed_line
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from tests.batch.fake_llm import answer
 
@@ -99,7 +99,7 @@ def test_an_error_has_no_response_but_code_and_message():
 def test_every_line_is_ascii_ends_in_one_newline_and_starts_with_the_prefix():
     asked = row(prompt="\u00fc\u2028\n", max_tokens=2)
     line = completed_line(asked, answer(asked.prompt, asked.params), JOB)
-    assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n") and line.startswith(LINE_PREFIX)
+    assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n") and line.startswith(b'{"id": "batch_req_')
 
 
 def test_a_cached_prefix_does_not_change_the_line():
