@@ -17,12 +17,24 @@ from typing import Any, Literal
 import jax
 
 from checkpoints import huggingface, store
-from checkpoints.convert import ConvertSummary, convert
+from checkpoints.convert import CastError, ConvertSummary, convert, to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
+from checkpoints.remote import RemoteFolder, is_url
 from checkpoints.rules import Part, Rule, Stretch
 
-__all__ = ["Checkpoint", "ConvertSummary", "Part", "Rule", "Stretch", "convert", "fingerprint", "open_checkpoint"]
+__all__ = [
+    "CastError",
+    "Checkpoint",
+    "ConvertSummary",
+    "Part",
+    "Rule",
+    "Stretch",
+    "convert",
+    "fingerprint",
+    "open_checkpoint",
+    "to_huggingface",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,11 +42,12 @@ class Checkpoint:
     """A checkpoint folder that was recognised; the weights stay on disk until `load`."""
 
     kind: Literal["huggingface", "orbax"]
-    path: Path
+    path: Path  # of a remote one, local copies of all but the weights
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, {} when there is none
     tokenizer_files: tuple[str, ...]  # names of those that are there
     has_chat_template: bool
+    remote: RemoteFolder | None = None
 
     def load(
         self,
@@ -52,21 +65,23 @@ class Checkpoint:
         Raises one ValueError for everything that does not fit.
         """
         if self.kind == "huggingface":
-            return huggingface.load(self.path, rules=rules, harmless=harmless, targets=targets, stretches=stretches)
+            return huggingface.load(
+                self.remote or self.path, rules=rules, harmless=harmless, targets=targets, stretches=stretches
+            )
         return store.restore(self.path, targets, stretches)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint in the folder. Raises ValueError when there is none, saying what was expected."""
     text = os.fspath(path)
-    if "://" in text:
-        raise ValueError(f"{text}: {text.split('://')[0]}:// paths are not supported yet: copy to a local folder")
-    folder = Path(text)
+    remote = RemoteFolder(text) if is_url(text) else None
+    folder = Path(text) if remote is None else remote.path
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name a Hugging Face folder or one that `ferrum-jax convert` wrote")
     return Checkpoint(
-        kind=_kind(folder),
+        kind=_kind(folder, remote),
         path=folder,
+        remote=remote,
         config=read_json(folder / "config.json"),
         generation_config=read_optional_json(folder / "generation_config.json"),
         tokenizer_files=tokenizer_files(folder),
@@ -74,13 +89,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
-def _kind(folder: Path) -> Literal["huggingface", "orbax"]:
+def _kind(folder: Path, remote: RemoteFolder | None) -> Literal["huggingface", "orbax"]:
     if (folder / store.DESCRIPTION).is_file():
         store.read_description(folder)
         return "orbax"
-    if (folder / huggingface.SINGLE).is_file() or (folder / huggingface.INDEX).is_file():
+    names = (huggingface.SINGLE, huggingface.INDEX)
+    if any((folder / name).is_file() or (remote is not None and name in remote.sizes) for name in names):
         return "huggingface"
     raise ValueError(
-        f"{folder} is no checkpoint: it has neither {store.DESCRIPTION} (ours) nor {huggingface.SINGLE} or "
-        f"{huggingface.INDEX} (Hugging Face); weights in other formats must first be saved as safetensors"
+        f"{folder if remote is None else remote.url} is no checkpoint: it has neither {store.DESCRIPTION} (ours) nor "
+        f"{huggingface.SINGLE} or {huggingface.INDEX} (Hugging Face); weights in other formats must first be saved as "
+        "safetensors"
     )

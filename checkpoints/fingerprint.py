@@ -16,6 +16,7 @@ from types import MappingProxyType
 import jax
 import numpy as np
 
+from checkpoints.remote import RemoteArray
 from checkpoints.rules import Stretch
 
 SAMPLE_BYTES = 65_536
@@ -43,12 +44,14 @@ def fingerprint(
     return digest.hexdigest()
 
 
-def sample(tensor: jax.Array | np.ndarray, stretch: Stretch | None = None) -> np.ndarray:
+def sample(tensor: jax.Array | np.ndarray | RemoteArray, stretch: Stretch | None = None) -> np.ndarray:
     """[at most SAMPLE_BYTES / itemsize], in the tensor's dtype: its elements at the fixed strides, on the host."""
     if stretch is None and tensor.nbytes <= SAMPLE_BYTES:
         return np.asarray(tensor).reshape(-1)
     shape = tensor.shape if stretch is None else stretch.stored_shape(tensor.shape)
     flat = _sample_indices(math.prod(shape), tensor.dtype.itemsize)
+    if isinstance(tensor, RemoteArray):
+        return tensor.take(flat)
     if stretch is None and (isinstance(tensor, np.ndarray) or _is_host_view(tensor)):
         return np.asarray(tensor).reshape(-1)[flat]
     # One index array for each axis: flattening a sharded array would gather all of it.

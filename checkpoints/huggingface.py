@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,12 @@ from checkpoints import mxfp4
 from checkpoints.folder import read_json
 from checkpoints.mxfp4 import Mxfp4
 from checkpoints.placement import place, stored_targets
-from checkpoints.rules import Rule, Source, Stretch, match
+from checkpoints.remote import RemoteArray, RemoteFolder
+from checkpoints.rules import Rule, Shape, Source, Stretch, match
 
 INDEX = "model.safetensors.index.json"
+LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that the model does not need
+SHARD_BYTES = 5 * 10**9  # of a file that is written
 SINGLE = "model.safetensors"
 
 # Source: the safetensors format's dtype names. Whole numbers are here because leftovers may have them.
@@ -49,7 +53,7 @@ _DTYPES = {
 
 
 def load(
-    folder: Path,
+    folder: Path | RemoteFolder,
     *,
     rules: Sequence[Rule],
     harmless: Iterable[str],
@@ -87,32 +91,38 @@ def match_tensors(
     return plan
 
 
-def map_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """{tensor name: view of the mapped file} of all the folder's safetensors files.
+def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
+    """{tensor name: view of the mapped file, or RemoteArray} of all the folder's safetensors files.
 
     Raises ValueError naming the file that is missing, truncated, or that differs from the index.
     """
-    if not (folder / INDEX).is_file():
-        if not (folder / SINGLE).is_file():
-            raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; save the model's weights as safetensors")
-        return _map_file(folder / SINGLE)
-    index = read_json(folder / INDEX).get("weight_map")
+    local = folder if isinstance(folder, Path) else folder.path
+
+    def open_file(name: str) -> dict[str, Any]:
+        return map_file(folder / name) if isinstance(folder, Path) else _remote(folder, name)
+
+    if not (local / INDEX).is_file():
+        if not ((folder / SINGLE).is_file() if isinstance(folder, Path) else SINGLE in folder.sizes):
+            raise ValueError(f"{local} has neither {SINGLE} nor {INDEX}; save the model's weights as safetensors")
+        return open_file(SINGLE)
+    index = read_json(local / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(file, str) for file in index.values()):
-        raise ValueError(f"{folder / INDEX} has no weight_map from tensor to file; copy the checkpoint again")
-    tensors: dict[str, np.ndarray] = {}
+        raise ValueError(f"{local / INDEX} has no weight_map from tensor to file; copy the checkpoint again")
+    tensors: dict[str, Any] = {}
     for file in sorted(set(index.values())):
-        found = _map_file(folder / file)
+        found = open_file(file)
         listed = {name for name, holder in index.items() if holder == file}
         if listed != found.keys():
             raise ValueError(
-                f"{folder / file} differs from {INDEX}: missing {sorted(listed - found.keys())}, "
+                f"{file} differs from {local / INDEX}: missing {sorted(listed - found.keys())}, "
                 f"not listed {sorted(found.keys() - listed)}; copy the checkpoint again"
             )
         tensors |= found
     return tensors
 
 
-def _map_file(path: Path) -> dict[str, np.ndarray]:
+def map_file(path: Path) -> dict[str, np.ndarray]:
+    """{tensor name: view} of one file. Raises ValueError naming it when it is missing, truncated or damaged."""
     try:
         with safetensors.safe_open(path, framework="numpy"):  # checks header, offsets and length
             pass
@@ -122,15 +132,91 @@ def _map_file(path: Path) -> dict[str, np.ndarray]:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start - 8))
         pages = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
-    header.pop("__metadata__", None)
-    unknown = sorted(f"{name} {entry['dtype']}" for name, entry in header.items() if entry["dtype"] not in _DTYPES)
-    if unknown:
-        raise ValueError(f"{path} holds tensors of dtypes that are not supported: {', '.join(unknown)}")
+    entries = _entries(header, path)
     return {
         name: pages[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
         .view(_DTYPES[entry["dtype"]])
         .reshape(entry["shape"])
-        for name, entry in header.items()
+        for name, entry in entries.items()
+    }
+
+
+def _entries(header: dict[str, Any], file: Path | str) -> dict[str, dict[str, Any]]:
+    """Dtype, shape and place of each tensor. Raises ValueError for dtypes that are not supported."""
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    unknown = sorted(f"{name} {entry['dtype']}" for name, entry in entries.items() if entry["dtype"] not in _DTYPES)
+    if unknown:
+        raise ValueError(f"{file} holds tensors of dtypes that are not supported: {', '.join(unknown)}")
+    return entries
+
+
+def _remote(folder: RemoteFolder, name: str) -> dict[str, RemoteArray]:
+    """The tensors of a remote file, of which the header alone is read."""
+    file = f"{folder.url}/{name}"
+    if name not in folder.sizes:
+        raise ValueError(f"{file} is missing; copy the checkpoint again")
+    try:
+        start = 8 + int.from_bytes(folder.read(name, 0, 8), "little")
+        if start > folder.sizes[name]:
+            raise ValueError("its header ends beyond it")
+        entries = _entries(json.loads(folder.read(name, 8, start)), file)
+    except ValueError as error:
+        raise ValueError(f"{file} is truncated or damaged ({error}); copy the checkpoint again") from error
+    if start + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != folder.sizes[name]:
+        raise ValueError(f"{file} is truncated: its length is not what its header says; copy the checkpoint again")
+    read = folder.reader(name)
+    return {
+        tensor: RemoteArray(read, start + entry["data_offsets"][0], _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        for tensor, entry in entries.items()
+    }
+
+
+def write_folder(folder: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:
+    """{name: view of a mapped file}, zeros to be filled, of new safetensors files in the folder, with their index."""
+    shards: list[dict[str, tuple[Shape, np.dtype]]] = [{}]
+    filled = 0
+    for name, (shape, dtype) in sorted(tensors.items()):
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if filled and filled + size > SHARD_BYTES:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = (shape, dtype)
+        filled += size
+    if len(shards) == 1:
+        return write_tensors(folder / SINGLE, shards[0])
+    views: dict[str, np.ndarray] = {}
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    for file, shard in zip(names, shards, strict=True):
+        views |= write_tensors(folder / file, shard)
+    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+    index = {"metadata": {"total_size": sum(view.nbytes for view in views.values())}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return views
+
+
+def write_tensors(file: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:
+    """The same for one file. Source: the safetensors format: length of the header, header, data."""
+    spelled = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (shape, dtype) in tensors.items():
+        end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        header[name] = {"dtype": spelled[np.dtype(dtype)], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8
+    start = 8 + len(text)
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        opened.truncate(start + offset)
+    if not offset:
+        return {name: np.empty(shape, dtype) for name, (shape, dtype) in tensors.items()}
+    pages = np.memmap(file, np.uint8, mode="r+", offset=0)
+    return {
+        name: pages[start + header[name]["data_offsets"][0] : start + header[name]["data_offsets"][1]]
+        .view(dtype)
+        .reshape(shape)
+        for name, (shape, dtype) in tensors.items()
     }
 
 

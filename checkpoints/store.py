@@ -1,21 +1,20 @@
 """Our own checkpoint folder: Orbax arrays, the files beside them, and one description.
 
     config.json, generation_config.json, tokenizer files    as in the source, byte for byte
-    ferrum_jax.json    format version, dtype, digest of the source, every parameter's shape and dtype,
-                       and the length of every file of params/
-    params/            Orbax (OCDBT, zstd), one entry per parameter, keyed by its dotted path
+    ferrum_jax.json          format version, dtype, digest of the source, every parameter's shape and dtype, the groups
+                             of parameters, and the length of every file of params/
+    params/00000 ..          Orbax (OCDBT, zstd), one folder a group, one entry a parameter, keyed by its dotted path;
+                             of format 1 params/ itself has all of them
+    leftovers.safetensors    tensors of the source that the model does not need, kept for the way back
 
-A folder appears whole or not at all: it is written beside its place and renamed. The only module that
-knows Orbax; it is imported when first used, because a start from a Hugging Face folder does without it.
+`writer.py` writes it. The only module that knows Orbax; it is imported when first used, because a start from a
+Hugging Face folder does without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,43 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.folder import copy_companions, read_json
+from checkpoints.folder import read_json
 from checkpoints.placement import place, stored_targets
 from checkpoints.rules import Stretch
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = "ferrum_jax.json"
 PARAMS = "params"
 _CHUNK_BYTES = 1 << 25  # what is compressed and read as one
-_GROUPS = 100  # restored in about so many parts; what is in flight is two to three times one of them
-
-
-def save(
-    path: Path, params: Mapping[str, jax.Array | np.ndarray], *, companions: Path, source_digest: str = ""
-) -> None:
-    """Writes the checkpoint folder `path`, atomically.
-
-    params: by dotted path. companions: the folder whose config.json, generation_config.json and tokenizer
-    files are copied. source_digest: what the weights were made from, for the record.
-    Raises ValueError when `path` is there and not empty, or when `companions` has no config.json.
-    """
-    check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    temporary.mkdir()
-    try:
-        copy_companions(companions, temporary)
-        with _checkpointer(max(array.nbytes for array in params.values())) as (checkpointer, ocp):
-            how = dict.fromkeys(params, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
-            checkpointer.save(temporary.absolute() / PARAMS, args=ocp.args.PyTreeSave(dict(params), save_args=how))
-        _forget_place(temporary / PARAMS)
-        description = _description(params, source_digest) | {"files": _file_sizes(temporary / PARAMS)}
-        text = json.dumps(description, indent=1)
-        (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
+_PARTS = 100  # restored in about so many parts; what is in flight is two to three times one of them
 
 
 def check_free(path: Path) -> None:
@@ -83,33 +54,70 @@ def restore(
     _check_parameters(path, stored_targets(targets, stretches))
     _check_files(path)
     nbytes = {name: int(np.prod(t.shape, dtype=np.int64)) * np.dtype(t.dtype).itemsize for name, t in targets.items()}
+    limit = max(sum(nbytes.values()) // _PARTS, 1)
     default = jnp.zeros(()).sharding
+
+    def how(ocp: Any, name: str) -> Any:
+        if name in stretches:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
+        return ocp.ArrayRestoreArgs(sharding=targets[name].sharding or default, dtype=targets[name].dtype)
+
     params: dict[str, jax.Array] = {}
-    try:
-        with _checkpointer(max(nbytes.values())) as (checkpointer, ocp):
-            for names in _groups(nbytes):
-                item = {n: jax.ShapeDtypeStruct(targets[n].shape, targets[n].dtype) for n in names}
-                how = {
-                    n: ocp.RestoreArgs(restore_type=np.ndarray)
-                    if n in stretches
-                    else ocp.ArrayRestoreArgs(sharding=targets[n].sharding or default, dtype=targets[n].dtype)
-                    for n in names
-                }
-                part = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
-                params |= checkpointer.restore(path.absolute() / PARAMS, args=part)
-                for n in stretches.keys() & set(names):
-                    params[n] = place([np.asarray(params[n])], targets[n], stretches[n])
-                jax.block_until_ready([params[n] for n in names])
-    except Exception as error:  # what Orbax raises for damaged data is a bare Exception
-        raise ValueError(f"{path / PARAMS} cannot be read ({error}); copy or convert the checkpoint again") from error
+    for folder, members in _folders(path):
+        for names in grouped({name: nbytes[name] for name in members}, limit):
+            part = _restore(folder, names, how, max(nbytes[name] for name in names))
+            for n in stretches.keys() & set(names):
+                part[n] = place([np.asarray(part[n])], targets[n], stretches[n])
+            params |= part
+            jax.block_until_ready([params[n] for n in names])
     return {name: params[name] for name in targets}
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def read_params(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, array on the host) of every parameter as it is stored, one group in memory at a time.
+
+    Raises ValueError naming the folder when its data is damaged.
+    """
+    _check_files(path)
+    stored = read_description(path)["parameters"]
+    nbytes = sizes(stored)
+    for folder, members in _folders(path):
+        for names in grouped({name: nbytes[name] for name in members}, 1):
+            arrays = _restore(folder, names, _on_host, max(nbytes[name] for name in names))
+            yield from ((name, np.asarray(arrays[name])) for name in names)
+
+
+def _on_host(ocp: Any, name: str) -> Any:
+    return ocp.RestoreArgs(restore_type=np.ndarray)
+
+
+def _folders(path: Path) -> Iterator[tuple[Path, Sequence[str]]]:
+    """(Orbax folder, parameters in it); format 1 has one for all."""
+    description = read_description(path)
+    if description["format"] == 1:
+        yield path / PARAMS, list(description["parameters"])
+        return
+    for group, names in enumerate(description["groups"]):
+        yield path / PARAMS / group_folder(group), names
+
+
+def _restore(folder: Path, names: Sequence[str], how: Callable[[Any, str], Any], largest_bytes: int) -> dict[str, Any]:
+    """These parameters of an Orbax folder; how(orbax, name): its restore arguments."""
+    try:
+        with _checkpointer(largest_bytes) as (checkpointer, ocp):
+            item = dict.fromkeys(names, 0)
+            args = ocp.args.PyTreeRestore(item, restore_args={n: how(ocp, n) for n in names}, partial_restore=True)
+            return dict(checkpointer.restore(folder.absolute(), args=args))
+    except Exception as error:  # what Orbax raises for damaged data is a bare Exception
+        raise ValueError(f"{folder} cannot be read ({error}); copy or convert the checkpoint again") from error
+
+
+def save_arrays(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
     """Writes the arrays as a new Orbax folder; names may hold slashes."""
     with _checkpointer(max(array.nbytes for array in arrays.values())) as (checkpointer, ocp):
         how = dict.fromkeys(arrays, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(dict(arrays), save_args=how))
+    _forget_place(path)
 
 
 def restore_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -124,8 +132,8 @@ def restore_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 def read_description(path: Path) -> dict[str, Any]:
     """ferrum_jax.json, checked: format, dtype, source_digest, parameters {name: {shape, dtype}}, files {name: size}."""
     description = read_json(path / DESCRIPTION)
-    if description.get("format") != FORMAT:
-        raise ValueError(f"{path} has checkpoint format {description.get('format')!r}, this version reads {FORMAT}")
+    if description.get("format") not in (1, FORMAT):
+        raise ValueError(f"{path} has checkpoint format {description.get('format')!r}, this one reads 1 and {FORMAT}")
     for field, kind in (("dtype", str), ("parameters", dict), ("files", dict)):
         if not isinstance(description.get(field), kind):
             raise ValueError(f"{path / DESCRIPTION} lacks `{field}`; copy or convert the checkpoint again")
@@ -149,7 +157,7 @@ def _check_parameters(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -
 
 def _check_files(path: Path) -> None:
     """Raises ValueError naming files that are missing or of another length (a copy that was cut short)."""
-    wanted, found = read_description(path)["files"], _file_sizes(path / PARAMS)
+    wanted, found = read_description(path)["files"], file_sizes(path / PARAMS)
     damaged = sorted(name for name, size in wanted.items() if found.get(name) != size)
     if damaged:
         raise ValueError(f"{path / PARAMS} is damaged, missing or truncated are {damaged}; copy the checkpoint again")
@@ -162,26 +170,29 @@ def _forget_place(params: Path) -> None:
         marker.write_text("Checkpoint commit was successful", encoding="utf-8")
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
+def file_sizes(folder: Path) -> dict[str, int]:
     return {f.relative_to(folder).as_posix(): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-def _description(params: Mapping[str, jax.Array | np.ndarray], source_digest: str) -> dict[str, Any]:
-    dtypes = [str(array.dtype) for array in params.values()]
+def sizes(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes of each parameter, as a description has them."""
     return {
-        "format": FORMAT,
-        "dtype": max(sorted(set(dtypes)), key=dtypes.count),
-        "source_digest": source_digest,
-        "parameters": {n: {"shape": list(a.shape), "dtype": str(a.dtype)} for n, a in sorted(params.items())},
+        name: int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+        for name, entry in parameters.items()
     }
 
 
-def _groups(nbytes: Mapping[str, int]) -> Iterator[list[str]]:
-    """All names, largest first, in groups of at most the largest parameter or 1/_GROUPS of all bytes.
+def group_folder(group: int) -> str:
+    """The name of a group's folder in params/."""
+    return f"{group:05d}"
+
+
+def grouped(nbytes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """All names, largest first, in groups of at most the largest parameter or `limit` bytes.
 
     Largest first: the buffers in flight are a few times the group, and then little else is there yet.
     """
-    limit = max(max(nbytes.values()), sum(nbytes.values()) // _GROUPS)
+    limit = max(max(nbytes.values()), limit)
     group: list[str] = []
     for name, size in sorted(nbytes.items(), key=lambda entry: -entry[1]):
         if group and sum(nbytes[n] for n in group) + size > limit:

@@ -120,7 +120,7 @@ MAY_IMPORT = {
 MAY_USE = {
     **dict.fromkeys(NOUN_MODULES, ("numpy",)),
     "pallas_kernels": ("jax", "numpy"),
-    "checkpoints": ("jax", "numpy", "orbax", "safetensors"),
+    "checkpoints": ("jax", "numpy", "orbax", "safetensors", "fsspec"),
     "ferrum_jax.scheduling": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2"),
     "ferrum_jax.flags": (),

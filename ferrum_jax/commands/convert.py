@@ -1,51 +1,80 @@
-"""`ferrum-jax convert`: a Hugging Face folder as an Orbax checkpoint."""
+"""`ferrum-jax convert`: a Hugging Face folder as a checkpoint of ours, and back."""
 
 from __future__ import annotations
 
 import argparse
-import collections
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.parsers import new_command
+
+if TYPE_CHECKING:
+    from checkpoints import CastError
 
 
 def add(commands: Any) -> None:
     convert = new_command(
-        commands, "convert", _run, "write a Hugging Face folder as an Orbax checkpoint", "--hf DIR --out DIR"
+        commands,
+        "convert",
+        _run,
+        "write a Hugging Face folder as an Orbax checkpoint, or one back; started again, it continues where it stopped",
+        "(--hf DIR --out DIR | --orbax DIR --to-hf DIR)",
     )
-    convert.add_argument(
-        "--hf", type=Path, required=True, metavar="DIR", help="folder with config.json and safetensors"
-    )
-    convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, new or empty")
+    source = convert.add_mutually_exclusive_group(required=True)
+    source.add_argument("--hf", metavar="DIR", help="folder, or its URL (gs://), with config.json and safetensors")
+    source.add_argument("--orbax", type=Path, metavar="DIR", help="folder that convert wrote")
+    convert.add_argument("--out", type=Path, metavar="DIR", help="with --hf, the folder to write, new or empty")
+    convert.add_argument("--to-hf", type=Path, metavar="DIR", help="with --orbax, the folder to write, new or empty")
     convert.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="dtype of the weights (default: the checkpoint's own)",
+        help="dtype of the weights (default: of each its own); the error that this makes is printed",
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    from checkpoints.convert import convert
-    from checkpoints.folder import read_json
+    if args.hf is not None:
+        if args.out is None or args.to_hf is not None:
+            raise ValueError("--hf wants --out, the folder to write")
+        return _from_hf(args.hf, args.out, args.dtype)
+    if args.to_hf is None or args.out is not None or args.dtype is not None:
+        raise ValueError("--orbax wants --to-hf, the folder to write, and nothing else")
+    return _to_hf(args.orbax, args.to_hf)
+
+
+def _from_hf(hf: str, out: Path, dtype: str | None) -> int:
+    from checkpoints import convert, open_checkpoint
     from ferrum_jax.models import registry
 
-    config = read_json(args.hf / "config.json")
-    dtype = args.dtype or _main_dtype(args.hf)
-    weights = registry.weights_of(config, dtype)
-    summary = convert(args.hf, args.out, **weights._asdict(), dtype=dtype)
+    weights = registry.weights_of(open_checkpoint(hf).config)
+    summary = convert(hf, out, **weights._asdict(), dtype=dtype)
     print(
-        f"{args.out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
+        f"{out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
         f"largest rounding {summary.max_cast_error:.3g}"
     )
+    if summary.num_resumed:
+        print(f"{summary.num_resumed} groups of parameters were there already")
+    if summary.cast_errors:
+        _print_errors(summary.cast_errors)
     return 0
 
 
-def _main_dtype(folder: Path) -> str:
-    """The dtype of most of a folder's weights, which config.json need not tell right."""
-    from checkpoints.huggingface import map_tensors
+def _print_errors(errors: tuple[CastError, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
 
-    sizes = collections.Counter()
-    for tensor in map_tensors(folder).values():
-        sizes[tensor.dtype.name] += tensor.size
-    return sizes.most_common(1)[0][0] if sizes else "float32"
+    table = Table("parameters", "largest error", "relative RMS", title="what the cast changed")
+    for error in errors:
+        table.add_row(error.parameters, f"{error.largest:.3g}", f"{error.relative_rms:.3g}")
+    Console().print(table)
+
+
+def _to_hf(source: Path, out: Path) -> int:
+    from checkpoints import to_huggingface
+    from checkpoints.folder import read_json
+    from ferrum_jax.models import registry
+
+    weights = registry.weights_of(read_json(source / "config.json"))
+    count = to_huggingface(source, out, rules=weights.rules)
+    print(f"{out}: {count} tensors")
+    return 0

@@ -41,12 +41,6 @@ def test_a_folder_of_neither_kind_says_what_is_expected(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3", "https"])
-def test_a_url_is_refused_by_its_scheme(scheme):
-    with pytest.raises(ValueError, match=f"{scheme}:// paths are not supported yet: copy to a local folder"):
-        open_checkpoint(f"{scheme}://bucket/model")
-
-
 def test_a_folder_without_a_readable_config_names_the_file(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json cannot be read as JSON"):

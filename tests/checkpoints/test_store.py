@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints import open_checkpoint, store
+from checkpoints import open_checkpoint, store, writer
 from tests.checkpoints.folders import CONFIG, parameters, targets, tensors, write_single
+from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def saved(tmp_path_factory):
     source = write_single(root / "hf", tensors())
     (source / "tokenizer.json").write_text("{}")
     (source / "chat_template.jinja").write_text("{{ messages }}")
-    store.save(root / "out", params, companions=source, source_digest="abc")
+    writer.save(root / "out", params, companions=source, source_digest="abc")
     return root / "out", params
 
 
@@ -49,7 +50,7 @@ def test_the_folder_carries_its_companions_and_describes_itself(saved):
         "tokenizer.json",
     ]
     description = store.read_description(folder)
-    assert (description["format"], description["dtype"], description["source_digest"]) == (1, "bfloat16", "abc")
+    assert (description["format"], description["dtype"], description["source_digest"]) == (2, "bfloat16", "abc")
     assert description["parameters"]["layers.1.mlp.up"] == {"shape": [3, 5, 64], "dtype": "bfloat16"}
     assert description["parameters"].keys() == params.keys()
     assert not any(str(folder.parent).encode() in file.read_bytes() for file in folder.rglob("*") if file.is_file())
@@ -64,31 +65,38 @@ def test_ten_megabytes_of_weights_take_at_most_five_percent_more_on_disk(tmp_pat
         f"layers.{i}.w": jnp.asarray(random.integers(0, 2**16, (512, 512), np.uint16)).view(jnp.bfloat16)
         for i in range(20)
     }
-    store.save(tmp_path / "out", params, companions=write_single(tmp_path / "hf", tensors()))
+    writer.save(tmp_path / "out", params, companions=write_single(tmp_path / "hf", tensors()))
     files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
     raw = sum(array.nbytes for array in params.values())
     assert sum(file.stat().st_size for file in files) <= 1.05 * raw
     assert len(files) <= 20
 
 
+def test_the_demo_checkpoint_of_format_1_still_opens():
+    description = store.read_description(ROOT / "checkpoints" / "demo")
+    assert description["format"] == 1
+    names = [name for name, _ in store.read_params(ROOT / "checkpoints" / "demo")]
+    assert sorted(names) == sorted(description["parameters"])
+
+
 def test_an_output_that_is_not_empty_is_refused_and_untouched(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
-        store.save(tmp_path / "out", parameters(tensors()), companions=write_single(tmp_path / "hf", tensors()))
+        writer.save(tmp_path / "out", parameters(tensors()), companions=write_single(tmp_path / "hf", tensors()))
     assert (tmp_path / "out" / "mine").read_text() == "x"
 
 
 def test_an_empty_folder_is_taken_as_the_output(tmp_path):
     (tmp_path / "out").mkdir()
-    store.save(tmp_path / "out", parameters(tensors()), companions=write_single(tmp_path / "hf", tensors()))
+    writer.save(tmp_path / "out", parameters(tensors()), companions=write_single(tmp_path / "hf", tensors()))
     assert open_checkpoint(tmp_path / "out").kind == "orbax"
 
 
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
     (tmp_path / "no_config").mkdir()
     with pytest.raises(ValueError, match=r"has no config\.json"):
-        store.save(tmp_path / "out", parameters(tensors()), companions=tmp_path / "no_config")
+        writer.save(tmp_path / "out", parameters(tensors()), companions=tmp_path / "no_config")
     assert [file.name for file in tmp_path.iterdir()] == ["no_config"]
 
 
@@ -118,16 +126,16 @@ def test_every_file_of_the_weights_that_is_missing_or_truncated_is_named(saved, 
 
 def test_damage_inside_a_file_that_orbax_sees_is_an_error_that_names_the_folder(saved, tmp_path):
     shutil.copytree(saved[0], tmp_path / "bad")
-    manifest = tmp_path / "bad" / "params" / "manifest.ocdbt"
+    manifest = tmp_path / "bad" / "params" / "00000" / "manifest.ocdbt"
     manifest.write_bytes(bytes(255 - byte for byte in manifest.read_bytes()))
-    with pytest.raises(ValueError, match="params cannot be read"):
+    with pytest.raises(ValueError, match="params/00000 cannot be read"):
         load(tmp_path / "bad", targets())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "checkpoint format 2, this version reads 1"),
+        ({"format": 3}, "checkpoint format 3, this one reads 1 and 2"),
         ({"dtype": None}, "lacks `dtype`"),
         ({"parameters": None}, "lacks `parameters`"),
         ({"files": None}, "lacks `files`"),

@@ -1,0 +1,119 @@
+"""Checkpoints behind a URL (gs://, s3://, memory://, ..): fsspec reads ranges of the weights' files where they lie.
+
+The small files are copied to a temporary folder, which the RemoteFolder owns; a checkpoint of ours is copied there
+whole, for Orbax reads local files. A `RemoteArray` stands for a tensor: what is asked of it is fetched then, rows of
+its first axis as one range, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WEIGHTS = ".safetensors"  # files of which ranges are read
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+class RemoteFolder:
+    """A folder behind a URL. path: the local folder with copies of all its files but the safetensors.
+
+    Raises ValueError, with what to install or to change, for a URL that cannot be opened or holds nothing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            import fsspec
+
+            self._system, self._root = fsspec.core.url_to_fs(url)
+            found = self._system.find(self._root, detail=True)
+        except ImportError as error:
+            raise ValueError(
+                f"{url} needs a package that is missing: {error}; pip install 'ferrum-jax[store]'"
+            ) from error
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{url} cannot be opened: {error}; name a folder that can be read") from error
+        root = self._root.rstrip("/") + "/"
+        self.sizes = {name.removeprefix(root): int(entry["size"]) for name, entry in found.items()}
+        if not self.sizes:
+            raise ValueError(f"{url} holds no files; name the folder of a checkpoint")
+        self.path = Path(tempfile.mkdtemp(prefix="ferrum_jax-"))
+        weakref.finalize(self, shutil.rmtree, self.path)
+        for name in self.sizes:
+            if not name.endswith(WEIGHTS):
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                self._system.get_file(root + name, str(self.path / name))
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file. Raises ValueError when there are fewer."""
+        data = self._system.cat_file(f"{self._root.rstrip('/')}/{name}", start=start, end=end)
+        if len(data) != end - start:
+            raise ValueError(f"{self.url}/{name} is truncated: {len(data)} of {end - start} bytes; copy it again")
+        return data
+
+    def reader(self, name: str) -> Callable[[int, int], bytes]:
+        return lambda start, end: self.read(name, start, end)
+
+
+class RemoteArray:
+    """A tensor in a remote file; an array when NumPy asks for one, or for rows of its first axis."""
+
+    def __init__(self, read: Callable[[int, int], bytes], start: int, dtype: Any, shape: tuple[int, ...]) -> None:
+        self._read = read
+        self._start = start
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.elements(0, self.size).reshape(self.shape)
+        return array if dtype is None else array.astype(dtype)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """As of an array; a run of rows of the first axis is read alone."""
+        index = index if isinstance(index, tuple) else (index,)
+        if not self.shape or not index or not isinstance(index[0], slice):
+            return np.asarray(self)[index]
+        start, stop, step = index[0].indices(self.shape[0])
+        first, last = (start, max(stop, start)) if step > 0 else (0, self.shape[0])
+        width = math.prod(self.shape[1:])
+        rows = self.elements(first * width, last * width).reshape(last - first, *self.shape[1:])
+        return rows[(slice(None, None, step) if step > 0 else index[0], *index[1:])]
+
+    def swapaxes(self, one: int, other: int) -> np.ndarray:
+        return np.asarray(self).swapaxes(one, other)
+
+    def elements(self, start: int, stop: int) -> np.ndarray:
+        """Elements [start, stop) in the order of the file."""
+        begin = self._start + start * self.dtype.itemsize
+        data = self._read(begin, begin + (stop - start) * self.dtype.itemsize) if stop > start else b""
+        return np.frombuffer(data, self.dtype)
+
+    def take(self, flat: np.ndarray) -> np.ndarray:
+        """The elements at these increasing places, a range for each run of neighbours."""
+        runs = np.split(flat, np.flatnonzero(np.diff(flat) != 1) + 1)
+        return np.concatenate([self.elements(int(run[0]), int(run[-1]) + 1) for run in runs])
