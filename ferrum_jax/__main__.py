@@ -1,4 +1,4 @@
-"""The `ferrum-jax` command: generate, batch, embed, bench, compile, convert, cache.
+"""The `ferrum-jax` command: generate, batch, embed, bench, plan, compile, convert, cache.
 
 Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate
+from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate, plan
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ferrum-jax", description="LLM inference in JAX: paged KV, prefix reuse.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (generate, batch, embed, bench, compile, convert, cache):
+    for command in (generate, batch, embed, bench, plan, compile, convert, cache):
         command.add(commands)
     return parser
 

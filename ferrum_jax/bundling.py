@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
-from checkpoints import open_checkpoint
+from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.bundle import BundleWriter, purpose_of
 from ferrum_jax.runtime.compile import Part, parts_of
-from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.fit import fit
+from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import serialize
 from ferrum_jax.runtime.topology import target_devices
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.spec import ModelSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleOrder:
-    """What to make a bundle of. model: a checkpoint, whose weights are not read. target: see runtime/topology.py."""
+    """What to make a bundle of. model: a folder whose config.json is read and nothing else. target: a name that
+    runtime/topology.py knows."""
 
     model: str
     target: str
@@ -36,9 +41,13 @@ class BundleOrder:
 
     def lay_out(self) -> Layout:
         """The engine's layout. Raises ValueError with every reason why the target cannot run it."""
-        spec = registry.spec_of(open_checkpoint(self.model).config)
         mesh = make_mesh(MeshShape.parse(self.config.mesh), target_devices(self.target))
-        return lay_out(spec, self.config, mesh)
+        return fit(self.spec, self.config, mesh, None)
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """Raises ValueError where there is no config.json, or it is not understood."""
+        return registry.spec_of(read_json(Path(self.model) / "config.json"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import dataclasses
 
 _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
+_ON_RECOMPILE = ("warn", "error")
 _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -61,6 +62,7 @@ class EngineConfig:
     trace: a file to which each request is appended when it ends, for `ferrum-jax cache simulate`; prompts in full.
     check_writes: prove after each step that it wrote nothing that others may read; slow, to find faults.
     compilation_cache_dir: where compiled executables are kept between starts; None keeps none.
+    on_recompile: "warn" or "error", where a step compiles though every executable was made at the start.
     seed: from which a request without a seed gets one, with its content and its index.
 
     Raises ValueError with the field, its value and what is allowed.
@@ -82,6 +84,7 @@ class EngineConfig:
     invariant: bool = False
     implementation: str | None = None
     mesh: str = "tp=1"
+    on_recompile: str = "warn"
     seed: int = 0
     trace: str | None = None
     check_writes: bool = False
@@ -94,6 +97,8 @@ class EngineConfig:
             raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {_KV_DTYPES}")
         if self.implementation not in _IMPLEMENTATIONS:
             raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
+        if self.on_recompile not in _ON_RECOMPILE:
+            raise ValueError(f"on_recompile is {self.on_recompile!r}; it must be one of {_ON_RECOMPILE}")
         if MeshShape.parse(self.mesh).dp > 1:
             raise ValueError(f"mesh is {self.mesh!r}; dp must be 1 so far: run one engine for each shard instead")
         if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput,
 from ferrum_jax.runtime.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.runtime.encoder import POOLINGS
-from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.fit import fit
 from ferrum_jax.runtime.store import ExecutableSource, ExecutableStore
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
@@ -151,7 +152,7 @@ class LLM:
             vocab_size=model.spec.vocab_size,
             max_tokens=self.max_model_len if self._encoder else self.max_model_len - 1,
         )
-        self._compiles_at_start = self._counter.count
+        self._compiles_before_ready, self._compiles_after_ready = self._counter.count, 0
         self.startup_s = time.perf_counter() - started
 
     def _start_engine(
@@ -166,7 +167,7 @@ class LLM:
         source: ExecutableSource | None = self._store(devices)
         if bundled is not None:
             source = self.bundled = bundled(devices, spec=spec_digest(spec), fallback=source)
-        layout = lay_out(spec, self.config, mesh)
+        layout = fit(spec, self.config, mesh, source)
         self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
         self._loaded = load(model, layout, source, on_progress)
         if layout.ledger.num_host_blocks:
@@ -450,9 +451,7 @@ class LLM:
         return self.engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=whole)
 
     def _prefix_cache(self) -> PrefixCache:
-        compiles = self._counter.count
         self.loaded.copies.warm_up()
-        self._compiles_at_start += self._counter.count - compiles  # it is no step that compiles here
         return PrefixCache(
             spec=self.loaded.layout.options.spec,
             fingerprint=self.loaded.fingerprint,
@@ -471,8 +470,8 @@ class LLM:
             "executables": runner.num_executables,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
-            "compiles_before_ready": self._compiles_at_start,
-            "compiles_after_ready": self._counter.count - self._compiles_at_start,
+            "compiles_before_ready": self._compiles_before_ready,
+            "compiles_after_ready": self._compiles_after_ready,
             "weights_bytes": self.ledger.weights_bytes,
             "kv_bytes": self.ledger.kv_bytes,
             "kv_repeated_bytes": self.ledger.repeated_bytes,
@@ -548,9 +547,24 @@ class LLM:
         """One step of the engine; what it gives goes into the inboxes."""
         if not self.engine.has_unfinished:
             raise RuntimeError("the engine was broken off in another call; ask again")
-        for output in self._whole(self.engine.step):
+        for output in self._whole(self._counted_step):
             get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
             get(output.request_id).append(output)
+
+    def _counted_step(self) -> list[RequestOutput]:
+        """A step of the engine, which calls executables and compiles nothing."""
+        before = self._counter.count_here()
+        outputs = self.engine.step()
+        compiled = self._counter.count_here() - before
+        if compiled:
+            self._compiles_after_ready += compiled
+            text = (
+                f"a step compiled {compiled} program(s), though the engine was ready: this is a fault, please report it"
+            )
+            if self.config.on_recompile == "error":
+                raise RuntimeError(f"{text}; on_recompile='warn' goes on all the same")
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return outputs
 
     def _end(self, inbox: deque[RequestOutput]) -> None:
         """Ends what is unfinished of an inbox; waits for the device if nothing else runs."""

@@ -88,6 +88,8 @@ MAY_IMPORT = {
         "ferrum_jax.sharding",
         "checkpoints",
     ),
+    "ferrum_jax.meshes": (*NOUN_MODULES, "ferrum_jax.bundling", "ferrum_jax.runtime", "ferrum_jax.sharding"),
+    "ferrum_jax.forecast": (*NOUN_MODULES, "ferrum_jax.runtime", "ferrum_jax.sharding", "pallas_kernels"),
     "ferrum_jax.llm": (
         *NOUN_MODULES,
         "ferrum_jax.loading",

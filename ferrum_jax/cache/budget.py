@@ -10,7 +10,7 @@ from typing import Any
 from ferrum_jax.ints import ceil_div
 
 CPU_SHARE = 4  # the KV pool takes a quarter of the free host memory
-ACCELERATOR_SHARE = 0.85  # the rest is for a step's temporaries
+RESERVED_BYTES = 512 << 20  # of an accelerator, for its runtime and the programs themselves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Ledger:
 
     head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
     num_host_blocks: usable blocks of the host tier, in the host's memory, of host_block_bytes each.
+    temporaries_bytes: what the largest step needs beside weights and pools; 0 where it was not asked for.
     """
 
     weights_bytes: int
@@ -39,6 +40,7 @@ class Ledger:
     num_host_blocks: int = 0
     state_bytes: int = 0  # of one recurrent state in all layers
     num_states: int = 0  # rows' own and snapshots, with the null one
+    temporaries_bytes: int = 0
 
     @classmethod
     def of_weights(cls, weights_bytes: int) -> Ledger:
@@ -71,6 +73,12 @@ class Ledger:
     @property
     def host_bytes(self) -> int:
         return (self.num_host_blocks + 1) * self.host_block_bytes if self.num_host_blocks else 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Everything on the device but what its runtime takes."""
+        pools = self.kv_bytes + self.slots_bytes + self.prompts_bytes + self.states_bytes
+        return self.weights_bytes + pools + self.temporaries_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -117,17 +125,11 @@ def choose_num_host_blocks(*, host_cache_bytes: int, block_bytes: int, block_siz
 
 
 def free_bytes(devices: Sequence[Any], weights_bytes: int) -> int:
-    """Bytes on each device for its KV pool where the user names none, once its weights are there; a coarse number.
+    """Bytes for the KV pool of each CPU device where the user names none, once its weights are there; a coarse number.
 
-    Devices of the CPU share the host's memory; others are taken to be alike.
+    Devices of the CPU share the host's memory. Of an accelerator the compiler must be asked first: see runtime/fit.py.
     """
-    device = devices[0]
-    if device.platform == "cpu":
-        return _coarse(max(_free_host_bytes() // len(devices) - weights_bytes, 0) // CPU_SHARE)
-    stats = device.memory_stats()
-    if not stats:
-        raise ValueError(f"{device} does not say how much memory it has; set kv_memory_bytes")
-    return _coarse(int((stats["bytes_limit"] - stats["bytes_in_use"] - weights_bytes) * ACCELERATOR_SHARE))
+    return _coarse(max(_free_host_bytes() // len(devices) - weights_bytes, 0) // CPU_SHARE)
 
 
 def _free_host_bytes() -> int:

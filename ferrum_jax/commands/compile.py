@@ -27,10 +27,7 @@ def add(commands: Any) -> None:
         "make the executables of an engine, for a device that need not be here",
         "--model DIR --target TARGET --out BUNDLE",
     )
-    compile.add_argument("--model", required=True, metavar="DIR", help="its config.json is read, its weights are not")
-    compile.add_argument(
-        "--target", required=True, metavar="TARGET", help="what runs them: cpu, tpu:v6e:2x2, gpu:h200 and the like"
-    )
+    add_target(compile)
     compile.add_argument(
         "--out", type=Path, required=True, metavar="BUNDLE", help="folder to write; one that was begun is continued"
     )
@@ -44,9 +41,24 @@ def add(commands: Any) -> None:
     add_engine_flags(compile)
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.target != "cpu":
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The model and what it would run on."""
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="a folder with a config.json; weights are not read"
+    )
+    parser.add_argument(
+        "--target", required=True, metavar="TARGET", help="what runs it: cpu, tpu:v6e:2x2, gpu:h200 and the like"
+    )
+
+
+def without_device(target: str) -> None:
+    """Tells the plugins of a target, which are yet to be loaded, that its devices are not here."""
+    if target != "cpu":
         os.environ |= _WITHOUT_DEVICE
+
+
+def _run(args: argparse.Namespace) -> int:
+    without_device(args.target)
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -32,7 +32,7 @@ from ferrum_jax.spec import ModelSpec
 
 FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "parts"
-_NOT_COMPILED = ("seed", "trace", "compilation_cache_dir")  # of the config, what is for each run to say
+_NOT_COMPILED = ("seed", "trace", "compilation_cache_dir", "on_recompile")  # of the config, what is for each run to say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,12 @@ nothing else; whatever still compiles then is a fault, and `CompileCounter` sees
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,15 +33,23 @@ Executable = Callable[..., Any]
 
 
 class CompileCounter:
-    """Counts every compile of the process from its creation on; `count` never falls."""
+    """Counts compiles from its creation on: `count` those of the process, `count_here` those of the calling thread.
+
+    No count ever falls.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._of_threads: collections.Counter[int] = collections.Counter()
         jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def count_here(self) -> int:
+        return self._of_threads[threading.get_ident()]
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILE_EVENT:
             self.count += 1
+            self._of_threads[threading.get_ident()] += 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

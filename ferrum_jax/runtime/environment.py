@@ -83,10 +83,10 @@ class Environment:
         return cls(**fields)
 
     def differences(self, other: Environment) -> list[str]:
-        """A phrase for each field in which `other` is not this one, such as "jax is 0.12.0, here 0.10.2"."""
+        """A phrase for each field in which `other` is not this one: "made with jax '0.12.0', here '0.10.2'"."""
         own, others = dataclasses.asdict(self), dataclasses.asdict(other)
         return [
-            f"its {name.replace('_', ' ')} is {_short(others[name])!r}, here {_short(own[name])!r}"
+            f"made with {name.replace('_', ' ')} {_short(others[name])!r}, here {_short(own[name])!r}"
             for name in own
             if own[name] != others[name]
         ]

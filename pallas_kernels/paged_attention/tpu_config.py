@@ -207,7 +207,6 @@ class TpuConfig:
         shape = DecodeShape.of(num_heads=num_heads, num_kv_heads=pool.num_kv_heads, dtype=dtype, pool=pool)
         decode = DecodeConfig.choose(shape, target)
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
-        scalars = decode.smem_bytes(num_rows, max_blocks, pool.block_size)
         prefill = None
         if shape.is_unloadable or not decode_only:
             prefill = PrefillConfig.choose(
@@ -216,7 +215,8 @@ class TpuConfig:
                 max_context=max_blocks * pool.block_size,
                 vmem_bytes=target.vmem_bytes,
             )
-            scalars = max(scalars, prefill.smem_bytes(num_tokens, num_rows, max_blocks))
+        config = cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
+        scalars = config.scalar_bytes(num_tokens, num_rows, max_blocks, pool.block_size)
         if scalars > target.smem_bytes * _SMEM_SHARE:
             raise ValueError(
                 f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
@@ -230,4 +230,9 @@ class TpuConfig:
                 f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "
                 f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
             )
-        return cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
+        return config
+
+    def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int, block_size: int) -> int:
+        """Scalar memory that tables and schedules of such a step take, of the kernel that takes most."""
+        decode = self.decode.smem_bytes(num_rows, max_blocks, block_size)
+        return max(decode, 0 if self.prefill is None else self.prefill.smem_bytes(num_tokens, num_rows, max_blocks))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,7 +32,6 @@ KINDS = (
 
 def test_a_ragged_workload_of_all_kinds_compiles_nothing():
     llm = small_llm("qwen3")
-    before = llm.stats()["compiles_after_ready"]  # counts what the process compiles: other tests of it do
     rng = np.random.default_rng(8)
     lengths = (1, 2, 15, 16, 17, 33, 100, 7, 200)
     prompts = [rng.integers(6, 250, n).tolist() for n in lengths]
@@ -39,7 +42,46 @@ def test_a_ragged_workload_of_all_kinds_compiles_nothing():
     llm.generate(prompts[::-1], params, progress=False)
     stats = llm.stats()
     assert stats["steps"] > steps + 30
-    assert stats["compiles_after_ready"] == before
+    assert stats["compiles_after_ready"] == 0
+
+
+@pytest.mark.parametrize("on_recompile", ["warn", "error"])
+def test_a_step_that_compiles_is_said_or_refused_and_counted(monkeypatch, on_recompile):
+    llm = small_llm("qwen3")
+    monkeypatch.setattr(llm, "config", dataclasses.replace(llm.config, on_recompile=on_recompile))
+    step = llm.engine.step
+
+    def step_that_compiles():
+        jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", step_that_compiles)
+    monkeypatch.setattr(llm, "_compiles_after_ready", 0)  # other tests use this LLM
+    expected = pytest.warns(RuntimeWarning, match=r"a step compiled 1 program")
+    if on_recompile == "error":
+        expected = pytest.raises(RuntimeError, match=r"a step compiled 1 program.*on_recompile='warn'")
+    with expected:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1), progress=False)
+    assert llm.stats()["compiles_after_ready"] > 0
+
+
+@pytest.mark.parametrize("who", ["another thread", "the user"])
+def test_what_others_compile_meanwhile_is_not_the_steps(who):
+    llm = small_llm("qwen3")
+
+    def compile():
+        jax.jit(lambda x: x - 1).lower(jax.ShapeDtypeStruct((5,), jnp.float32)).compile()
+
+    outputs = llm.stream([5, 6, 7], SamplingParams(max_tokens=3, temperature=0.0))
+    next(outputs)
+    if who == "the user":
+        compile()
+    else:
+        thread = threading.Thread(target=compile)
+        thread.start()
+        thread.join()
+    list(outputs)
+    assert llm.stats()["compiles_after_ready"] == 0
 
 
 @pytest.mark.parametrize("invariant", [False, True])

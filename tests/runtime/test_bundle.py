@@ -115,10 +115,10 @@ def test_a_damaged_part_is_said_and_compiled_instead(folder, damage, message):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("jax", "0.1.0", "its jax is '0.1.0', here '"),
-        ("platform", "tpu", "its platform is 'tpu', here 'cpu'"),
-        ("device_kind", "TPU v6 lite", "its device kind is 'TPU v6 lite', here 'cpu'"),
-        ("instruction_set", "flags: none", "its instruction set is 'flags: none', here "),
+        ("jax", "0.1.0", "made with jax '0.1.0', here '"),
+        ("platform", "tpu", "made with platform 'tpu', here 'cpu'"),
+        ("device_kind", "TPU v6 lite", "made with device kind 'TPU v6 lite', here 'cpu'"),
+        ("instruction_set", "flags: none", "made with instruction set 'flags: none', here "),
     ],
 )
 def test_a_bundle_of_another_version_or_target_says_what_differs_and_nothing_of_it_is_loaded(

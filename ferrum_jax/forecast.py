@@ -1,0 +1,104 @@
+"""Forecast: what an engine would hold and how long its steps would take, from shapes and a target's data sheet.
+
+    decode step  = max(bytes read / bandwidth, operations / peak)
+    prefill rate = peak / operations of a token
+
+Bytes are those of the weights once and of the keys and values of R rows.
+It is a bound that no engine passes, not a measurement: collectives, launches and what kernels do not overlap are not
+in it. Of experts a step of R rows reads those that are likely to be chosen, E (1 - (1 - X/E)^R).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.sharding import local_bytes
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Of requests of `tokens_in` and `tokens_out`: how many run at once, and the least that their steps take."""
+
+    tokens_in: int
+    tokens_out: int
+    num_rows: int  # that the pool holds at their full length, up to max_num_seqs
+    decode_step_s: float  # of that many rows, half way through their output
+    decode_bound_by: str  # "memory" or "arithmetic"
+    prefill_tokens_per_s: float
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Of all rows, prefill and decode together."""
+        seconds = self.tokens_out * self.decode_step_s + self.num_rows * self.tokens_in / self.prefill_tokens_per_s
+        return self.num_rows * self.tokens_out / seconds if self.num_rows else 0.0
+
+
+def forecast(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int) -> Forecast:
+    """Raises ValueError where such a request is longer than max_model_len."""
+    length = tokens_in + tokens_out
+    if length > layout.max_model_len:
+        raise ValueError(
+            f"{tokens_in} tokens in and {tokens_out} out are {length}, more than max_model_len, {layout.max_model_len}"
+        )
+    spec, ledger = layout.options.spec, layout.ledger
+    blocks = math.ceil(length / ledger.block_size)
+    rows = min(ledger.num_blocks // blocks, layout.pools.slots.shape[0] - 1)
+    context = tokens_in + tokens_out // 2
+    read = _weight_bytes(layout, rows) + rows * _context_bytes(layout, context)
+    operations = rows * (2 * _active_weights(layout) + _attention_operations(spec, layout.options.num_heads, context))
+    memory_s, arithmetic_s = read / target.bandwidth_bytes_per_s, operations / target.flops_per_s
+    of_token = 2 * _active_weights(layout) + _attention_operations(spec, layout.options.num_heads, tokens_in // 2)
+    return Forecast(
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        num_rows=rows,
+        decode_step_s=max(memory_s, arithmetic_s),
+        decode_bound_by="memory" if memory_s >= arithmetic_s else "arithmetic",
+        prefill_tokens_per_s=target.flops_per_s / of_token,
+    )
+
+
+def _context_bytes(layout: Layout, context: int) -> float:
+    """Keys and values that a token of such a context reads on one device; of layers with a window, no more than it."""
+    ledger, spec = layout.ledger, layout.options.spec
+    groups = zip(spec.kv_groups, ledger.groups, strict=True)
+    return (
+        sum(min(context, group.window or context) * blocks.block_bytes for group, blocks in groups) / ledger.block_size
+    )
+
+
+def _weight_bytes(layout: Layout, rows: int) -> float:
+    """What a step of so many rows reads of the weights on one device."""
+    spec = layout.options.spec
+    chosen = 1 - (1 - spec.num_experts_per_tok / spec.num_experts) ** rows if spec.num_experts else 1.0
+    return sum(
+        local_bytes(weight) * (chosen if ".experts." in name else 1.0)
+        for name, weight in layout.targets.items()
+        if not _only_looked_up(name, spec)
+    )
+
+
+def _active_weights(layout: Layout) -> float:
+    """Weights on one device that a token is multiplied with."""
+    spec = layout.options.spec
+    share = spec.num_experts_per_tok / spec.num_experts if spec.num_experts else 1.0
+    return sum(
+        local_bytes(weight) / weight.dtype.itemsize * (share if ".experts." in name else 1.0)
+        for name, weight in layout.targets.items()
+        if not _only_looked_up(name, spec)
+    )
+
+
+def _only_looked_up(name: str, spec: ModelSpec) -> bool:
+    """Whether a step reads some rows of a weight, and not all of it."""
+    return name == "embed.weight" and not spec.tie_word_embeddings
+
+
+def _attention_operations(spec: ModelSpec, num_heads: int, context: int) -> float:
+    """Of one token on one device, over a context of so many tokens."""
+    seen = sum(min(context, group.window or context) * len(group.layers) for group in spec.kv_groups)
+    return 4.0 * seen * num_heads * spec.head_dim

@@ -1,0 +1,95 @@
+"""Fit: the layout of an engine whose KV pool takes what everything else leaves of a device.
+
+What a step needs beside weights and pools is asked of the compiler, by compiling the largest bucket once over a pool
+of few blocks: XLA's temporaries do not depend on how many there are. So a device that is not here is fitted as one
+that is, and no share of the memory is guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from ferrum_jax.cache.budget import RESERVED_BYTES
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.runtime.compile import parts_of
+from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.step import attention_config
+from ferrum_jax.runtime.store import ExecutableSource
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.paged_attention import TpuConfig
+from pallas_kernels.target import Target
+
+PROBE_BLOCKS = 16
+_GRAIN_BYTES = 256 << 20  # free memory differs a little at each start, and every pool size wants executables of its own
+
+
+def fit(spec: ModelSpec, config: EngineConfig, mesh: Mesh, source: ExecutableSource | None) -> Layout:
+    """The layout of an engine: with the blocks or bytes that the config names, else as many as fit.
+
+    source: where the executable of the largest bucket may come from. Raises ValueError with every reason why the
+    engine cannot run on the mesh, among them by how much its memory is too small.
+    """
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu" or config.num_blocks is not None or config.kv_memory_bytes is not None:
+        return lay_out(spec, config, mesh)
+    probe = lay_out(spec, dataclasses.replace(config, num_blocks=PROBE_BLOCKS), mesh)
+    temporaries = temporaries_bytes(probe, source)
+    left = kv_bytes_left(probe, available_bytes(device), temporaries)
+    left = left // _GRAIN_BYTES * _GRAIN_BYTES or left
+    layout = lay_out(spec, dataclasses.replace(config, kv_memory_bytes=left), mesh)
+    return with_temporaries(layout, temporaries)
+
+
+def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
+    """What a device of so much memory has left for its KV pool beside everything else of a layout.
+
+    Raises ValueError saying by how much it is too small, if not even one block fits beside the null block.
+    """
+    ledger = layout.ledger
+    left = memory - (ledger.used_bytes - ledger.kv_bytes - ledger.temporaries_bytes) - temporaries
+    short = 2 * ledger.block_bytes - left
+    if short > 0:
+        raise ValueError(
+            f"{short / 2**30:.2f} GiB too small: {memory / 2**30:.2f} GiB for weights of "
+            f"{ledger.weights_bytes / 2**30:.2f}, a step of {temporaries / 2**30:.2f}, slots and a KV block; take more "
+            "devices along tp, or lower max_num_batched_tokens or max_num_seqs"
+        )
+    return left
+
+
+def with_temporaries(layout: Layout, temporaries: int) -> Layout:
+    return dataclasses.replace(layout, ledger=dataclasses.replace(layout.ledger, temporaries_bytes=temporaries))
+
+
+def temporaries_bytes(layout: Layout, source: ExecutableSource | None) -> int:
+    """What the largest bucket's step needs on a device beside its arguments, by the compiler's own analysis."""
+    steps, _ = parts_of(layout)
+    memory = steps[layout.ladder.buckets[-1]].get(source).memory_analysis()
+    results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
+    return memory.temp_size_in_bytes + results
+
+
+def available_bytes(device: Any) -> int:
+    """What weights, pools and steps may take of a device: of one that is here what is free, else all but a reserve."""
+    try:
+        stats = device.memory_stats()
+    except jax.errors.JaxRuntimeError:  # it is known by description only
+        return Target.of_device(device).memory_bytes - RESERVED_BYTES
+    if not stats:
+        raise ValueError(f"{device} does not say how much memory it has; set kv_memory_bytes")
+    return stats["bytes_limit"] - stats["bytes_in_use"] - RESERVED_BYTES
+
+
+def scalar_bytes(layout: Layout) -> tuple[int, int] | None:
+    """(taken, there) of a TPU's scalar memory, of the largest bucket; None where attention needs none."""
+    bucket, pool, options = layout.ladder.buckets[-1], layout.pools.kv[0], layout.options
+    config = attention_config(bucket, options, pool)
+    if not isinstance(config, TpuConfig):
+        return None
+    assert options.target.smem_bytes is not None, "a TPU target has it"
+    taken = config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width, options.block_size)
+    return taken, options.target.smem_bytes
