@@ -223,8 +223,6 @@ def _refuse(
     reasons = mesh_refusals(spec, MeshShape(**mesh.shape)) + kernel_refusals(
         implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
     )
-    if spec.state_layers and mesh.size > 1:
-        reasons.append(f"the model has recurrent layers, which run on one device so far; mesh has {mesh.size}")
     if max_model_len > spec.max_position_embeddings:
         reasons.append(
             f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
