@@ -235,8 +235,11 @@ class BundleWriter:
         """Adds a part; it is there for good when this returns."""
         part = _Part(what=_what(description), sha256=hashlib.sha256(payload).hexdigest(), bytes=len(payload))
         write_beside(_file(self._path, part), payload, mode=0o644)
+        replaced = self._parts.get(digest(description))
         self._parts[digest(description)] = part
         self._write_manifest()
+        if replaced is not None and replaced.sha256 not in {part.sha256 for part in self._parts.values()}:
+            _file(self._path, replaced).unlink(missing_ok=True)
 
     def _write_manifest(self) -> None:
         purpose = dataclasses.asdict(self._purpose)
