@@ -13,7 +13,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.gpu_config import LANES, Form, GpuConfig
+from pallas_kernels.paged_attention.gpu_config import Form, GpuConfig
 from pallas_kernels.paged_attention.schedule import RaggedBatch, write_places
 from pallas_kernels.ragged import static
 
@@ -189,8 +189,3 @@ def _tokens(batch: RaggedBatch, counts: jax.Array, num_tokens: int) -> tuple[jax
     rows = jnp.minimum(jnp.searchsorted(ends, t, side="right", method="compare_all"), len(ends) - 1).astype(jnp.int32)
     done = t - batch.query_offsets[rows]
     return rows, jnp.maximum(done, 0), (done >= 0) & (done < counts[rows])
-
-
-def num_lanes(form: Form) -> int:
-    """Lanes of a tile."""
-    return form.consumers * LANES
