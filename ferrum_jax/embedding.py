@@ -6,15 +6,17 @@ settles that into `EmbeddingParams` and refuses what the model cannot do, before
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.prompt import MediaSpan, Prompt, take_apart
-from ferrum_jax.request import EmbeddingOutput
+from ferrum_jax.request import EmbeddingOutput, SamplingParams
 from ferrum_jax.text.tokenizer import Tokenizer
 
 Key = TypeVar("Key")
@@ -146,3 +148,55 @@ def finish(vector: np.ndarray, params: EmbeddingParams) -> np.ndarray:
         return vector
     norm = np.linalg.norm(vector.astype(np.float64))
     return (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
+
+
+Run = Callable[[Iterable[Text[Any]], str], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
+Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
+
+
+def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], params: EmbeddingParams, run: Run) -> Vectors:
+    """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
+
+    run(texts, pooling): (text, its vector, tokens of it that were cached) of each, in any order.
+    """
+    refused: deque[tuple[Key, ValueError]] = deque()
+
+    def texts() -> Iterator[Text[Key]]:
+        for key, prompt in requests:
+            try:
+                yield embedder.text(key, prompt, params)
+            except ValueError as error:
+                refused.append((key, error))
+
+    for text, vector, num_cached in run(texts(), params.pooling):
+        while refused:
+            yield refused.popleft()
+        if isinstance(vector, ValueError):
+            yield text.key, vector
+        else:
+            yield text.key, text.output(finish(vector, params), num_cached)
+    yield from refused
+
+
+def by_steps(as_completed: Callable[..., Generator[Any, None, None]]) -> Run:
+    """Through the steps of a model that generates: the final hidden state of each text's last token.
+
+    as_completed: of the LLM.
+    """
+
+    def requests(texts: Iterable[Text[Any]], running: dict[int, Text[Any]]) -> Iterator[Any]:
+        for index, text in enumerate(texts):
+            running[index] = text
+            prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
+            yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
+
+    def run(texts: Iterable[Text[Any]], pooling: str) -> Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]:
+        running: dict[int, Text[Any]] = {}
+        with contextlib.closing(as_completed(requests(texts, running), embeds=True)) as outputs:
+            for index, output in outputs:
+                if isinstance(output, ValueError):
+                    yield running.pop(index), output, 0
+                else:
+                    yield running.pop(index), output.embedding, output.num_cached_tokens
+
+    return run

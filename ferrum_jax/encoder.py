@@ -14,6 +14,7 @@ import numpy as np
 from checkpoints.fingerprint import fingerprint
 from checkpoints.memory import take
 from checkpoints.sentence import SentenceLayout
+from ferrum_jax.cache.budget import Ledger
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embedding import Text
 from ferrum_jax.models.bert import BertSpec
@@ -34,8 +35,8 @@ class Encoder:
     fingerprint: bytes
 
     @property
-    def weights_bytes(self) -> int:
-        return sum(t.size * t.dtype.itemsize for t in self.layout.targets.values())
+    def ledger(self) -> Ledger:
+        return Ledger.of_weights(sum(t.size * t.dtype.itemsize for t in self.layout.targets.values()))
 
     def run(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""

@@ -9,48 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
 from flax import nnx
 
-from checkpoints import open_checkpoint
-from checkpoints.sentence import SentenceLayout, read_sentence_layout
-from ferrum_jax.cache.budget import Ledger
 from ferrum_jax.calls import Calls, Inbox
-from ferrum_jax.config import EngineConfig, MeshShape, Reach
-from ferrum_jax.embedding import Embedder, Text, finish
-from ferrum_jax.encoder import Encoder, load_encoder
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.embedding import Vectors, by_steps, embed_all
+from ferrum_jax.encoder import Encoder
 from ferrum_jax.engine import Engine
 from ferrum_jax.loading import Loaded, ModelSource, build_engine, with_weights
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.opening import Measure, Opening, tell_processes
 from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar, texts_bar
-from ferrum_jax.prompt import Content, Message, Prompt, single, take_apart
+from ferrum_jax.prompt import Message, Prompt, single, take_apart
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
-from ferrum_jax.runtime.bundle import Bundle, BundledExecutables, config_for, spec_digest
-from ferrum_jax.runtime.compile import CompileCounter
-from ferrum_jax.runtime.encoder import POOLINGS
-from ferrum_jax.runtime.processes import current, require_all_processes, smallest, told
-from ferrum_jax.runtime.store import ExecutableSource, ExecutableStore
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import ModelSpec
-from ferrum_jax.starting import Start
-from ferrum_jax.text.chat import ChatTemplate
-from ferrum_jax.text.prompts import PromptEncoder
-from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.runtime.processes import refuse_several_processes
 
 Key = TypeVar("Key", bound=Hashable)
-
-Measure = Callable[[Callable[[Content], Sequence[int]], int], Reach | None]  # see `LLM`
 
 MOST_WAITING = 2  # as_completed holds so many times the rows of all shards, so that a million stay where they are
 
@@ -81,17 +62,18 @@ class LLM:
         on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
         on_problem: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._tell_processes(
-            model=model, config=config, tokenizer=tokenizer, bundle=bundle, require_bundle=require_bundle
+        tell_processes(model=model, config=config, tokenizer=tokenizer, bundle=bundle, require_bundle=require_bundle)
+        opening = Opening.of_checkpoint(
+            model,
+            config,
+            tokenizer=tokenizer,
+            bundle=bundle,
+            require_bundle=require_bundle,
+            reach=reach,
+            on_progress=on_progress,
+            on_problem=on_problem,
         )
-        opened = None if bundle is None else Bundle.open(Path(bundle))
-        if require_bundle and opened is None:
-            raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
-        bundled = None
-        if opened is not None:
-            bundled = functools.partial(BundledExecutables, opened, required=require_bundle, on_problem=on_problem)
-        source = ModelSource.of_checkpoint(open_checkpoint(model))
-        self._start(source, config_for(config, opened), tokenizer, bundled, on_progress, reach)
+        self._take(opening)
 
     @classmethod
     def from_model(
@@ -106,9 +88,10 @@ class LLM:
 
         tokenizer: a folder or tokenizer.json; without it prompts are token ids. Raises ValueError as `LLM` does.
         """
-        _refuse_several_processes("LLM.from_model")
+        refuse_several_processes("LLM.from_model")
+        source = ModelSource.of_model(model)
         llm = cls.__new__(cls)
-        llm._start(ModelSource.of_model(model), config or EngineConfig(), tokenizer, None, on_progress)
+        llm._take(Opening(source=source, config=config or EngineConfig(), tokenizer=tokenizer, on_progress=on_progress))
         return llm
 
     def update_weights(self, state: nnx.Module | nnx.State | Mapping[Any, Any]) -> None:
@@ -118,129 +101,42 @@ class LLM:
         are there together for a moment. Raises ValueError, with nothing changed, for what does not fit (all in one
         error) and while requests run.
         """
-        _refuse_several_processes("update_weights")
+        refuse_several_processes("update_weights")
         if self._calls is not None and self._calls.busy:
             raise ValueError("requests are running; let them end before the weights change")
         arrays = registry.parameters_of(state)
-        if self._encoder is not None:
-            self._encoder = self._encoder.with_weights(arrays)
-            return
-        self._loaded = with_weights(self.loaded, arrays)
-        self.calls.drop()
+        old = self._opened.model
+        new = old.with_weights(arrays) if isinstance(old, Encoder) else with_weights(old, arrays)
+        self._opened = dataclasses.replace(self._opened, model=new)
+        if self._calls is not None:
+            self._calls.drop()
 
-    def _start(
-        self,
-        model: ModelSource,
-        config: EngineConfig,
-        tokenizer: str | None,
-        bundled: Callable[..., BundledExecutables] | None,
-        on_progress: Callable[[str, int, int], None],
-        reach: Measure | None = None,
-    ) -> None:
-        started = time.perf_counter()
-        self.spec, self.config, self._headless = model.spec, config, model.headless
-        self.bundled: BundledExecutables | None = None
-        self.tokenizer = None if model.folder is None else Tokenizer.load(model.folder)
-        if tokenizer is not None:
-            self.tokenizer = require_tokenizer(Tokenizer.load(tokenizer), tokenizer)
-        texts = tokenizer or model.folder
-        chat = None if texts is None else ChatTemplate.load(texts)
-        self._prompts = PromptEncoder(tokenizer=self.tokenizer, chat=chat)
-        counter = CompileCounter()
-        self._loaded: Loaded | None = None
+    def _take(self, opening: Opening) -> None:
+        self._opened, engine = opening.run()
+        opened = self._opened
+        self.spec, self.config, self.tokenizer = opening.source.spec, opened.config, opened.prompts.tokenizer
+        self.ledger, self.max_model_len = opened.model.ledger, opened.model.layout.max_model_len
+        self.bundled, self.startup_s = opened.bundled, opened.startup_s
         self._calls: Calls | None = None
-        self._encoder: Encoder | None = None
-        sentence = SentenceLayout() if model.folder is None else read_sentence_layout(model.folder)
-        if isinstance(model.spec, BertSpec):
-            if bundled is not None:
-                raise ValueError(f"{model.spec.architecture} is an encoder, and bundles are of models that generate")
-            self._start_encoder(model, model.spec, sentence, on_progress)
-        else:
-            engine = self._start_engine(model, model.spec, bundled, on_progress, reach)
-            self._calls = Calls(engine, self._make_engine, counter=counter, on_recompile=self.config.on_recompile)
-            smallest(0)  # no process steps before all are ready
-        self._embedder = Embedder(
-            sentence,
-            self.tokenizer,
-            poolings=POOLINGS if self._encoder else ("last",),
-            vocab_size=model.spec.vocab_size,
-            max_tokens=self.max_model_len if self._encoder else self.max_model_len - 1,
-        )
-        self._compiles_before_ready = counter.count
-        self.startup_s = time.perf_counter() - started
-
-    def _start_engine(
-        self,
-        model: ModelSource,
-        spec: ModelSpec,
-        bundled: Callable[..., BundledExecutables] | None,
-        on_progress: Callable[[str, int, int], None],
-        reach: Measure | None,
-    ) -> Engine:
-        mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
-        require_all_processes(mesh)
-        devices = mesh.devices.flatten().tolist()
-        source: ExecutableSource | None = self._store(devices)
-        if bundled is not None:
-            source = self.bundled = bundled(devices, spec=spec_digest(spec), fallback=source)
-        start = Start(
-            model=model,
-            config=self.config,
-            mesh=mesh,
-            source=source,
-            tokenizer=self.tokenizer,
-            on_progress=on_progress,
-        )
-        self._loaded, engine = start.run(self._reach(spec, reach))
-        layout = self._loaded.layout
-        self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
-        if layout.ledger.num_host_blocks:
-            self._loaded.copies.warm_up(self._loaded.copies.of_blocks)
-        if self.config.check_writes:
-            self._loaded.copies.warm_up()
-        return engine
+        if engine is not None:
+            recompile = self.config.on_recompile
+            self._calls = Calls(engine, self._make_engine, counter=opened.counter, on_recompile=recompile)
 
     def _make_engine(self) -> Engine:
-        _refuse_several_processes("an engine after one that was broken off")
+        refuse_several_processes("an engine after one that was broken off")
         return build_engine(self.loaded, self.config, self.tokenizer)
-
-    def _reach(self, spec: ModelSpec, measure: Measure | None) -> Reach | None:
-        """Of the requests that will come; None if they are not known."""
-        reach = measure and measure(self._prompts.token_ids, self.config.max_model_len or spec.max_position_embeddings)
-        reach = told(reach)
-        if reach is None or self.bundled is None:
-            return reach
-        return dataclasses.replace(reach, request_tokens=None)  # a bundle's executables know one width of tables
-
-    def _start_encoder(
-        self,
-        model: ModelSource,
-        spec: BertSpec,
-        sentence: SentenceLayout,
-        on_progress: Callable[[str, int, int], None],
-    ) -> None:
-        _refuse_several_processes(spec.architecture)
-        self._encoder = load_encoder(spec, model.read, self.config, sentence, self._store(None), on_progress)
-        self.ledger = Ledger.of_weights(self._encoder.weights_bytes)
-        self.max_model_len = self._encoder.layout.max_model_len
-
-    def _tell_processes(self, **arguments: Any) -> None:
-        """Of process 0: the others open the same, but for what it alone writes."""
-        processes, config = current(), arguments["config"]
-        if processes is not None and processes.leads:
-            quiet = None if config is None else dataclasses.replace(config, trace=None)
-            processes.open(arguments | {"config": quiet})
-
-    def _store(self, devices: Sequence[Any] | None) -> ExecutableStore | None:
-        folder = self.config.compilation_cache_dir
-        return None if folder is None else ExecutableStore(folder, devices)
 
     @property
     def loaded(self) -> Loaded:
         """Weights and executables of a model that generates. Raises ValueError for an encoder."""
-        if self._loaded is None:
+        model = self._opened.model
+        if isinstance(model, Encoder):
             raise ValueError(f"{self.spec.architecture} is an encoder and generates nothing; use LLM.embed")
-        return self._loaded
+        return model
+
+    @property
+    def _encoder(self) -> Encoder | None:
+        return self._opened.model if isinstance(self._opened.model, Encoder) else None
 
     @property
     def calls(self) -> Calls:
@@ -297,7 +193,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answer to each conversation, through the checkpoint's own chat template."""
         conversations: Sequence[Any] = [messages] if single(messages) else messages
-        prompts = [self._prompts.chat_ids(c, **template_arguments) for c in conversations]
+        prompts = [self._opened.prompts.chat_ids(c, **template_arguments) for c in conversations]
         return self.generate(prompts, sampling_params, progress=progress)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -399,58 +295,21 @@ class LLM:
         pooling: str | None = None,
         normalize: bool | None = None,
         truncate: bool = False,
-    ) -> Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]:
+    ) -> Vectors[Key]:
         """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
 
         `requests` is read as there is room, so it may be endless. The rest is as in `embed`.
         """
-        params = self._embedder.params(prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate)
-        refused: deque[tuple[Key, ValueError]] = deque()
-
-        def texts() -> Iterator[Text[Key]]:
-            for key, prompt in requests:
-                try:
-                    yield self._embedder.text(key, prompt, params)
-                except ValueError as error:
-                    refused.append((key, error))
-
-        run = self._embed_by_steps if self._encoder is None else self._encoder.run
-        for text, vector, num_cached in run(texts(), params.pooling):
-            while refused:
-                yield refused.popleft()
-            if isinstance(vector, ValueError):
-                yield text.key, vector
-            else:
-                yield text.key, text.output(finish(vector, params), num_cached)
-        yield from refused
-
-    def _embed_by_steps(
-        self, texts: Iterable[Text[Key]], pooling: str
-    ) -> Iterator[tuple[Text[Key], np.ndarray | ValueError, int]]:
-        """(text, final hidden state of its last token, tokens that were cached) of each, through the engine's steps."""
-        running: dict[int, Text[Key]] = {}
-
-        def requests() -> Iterator[tuple[int, Prompt, SamplingParams]]:
-            for index, text in enumerate(texts):
-                running[index] = text
-                prompt = {
-                    "prompt_token_ids": text.token_ids,
-                    "cache_salt": text.cache_salt or None,
-                    "media": text.media,
-                }
-                yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
-
-        with contextlib.closing(self.as_completed(requests(), embeds=True)) as outputs:
-            for index, output in outputs:
-                if isinstance(output, ValueError):
-                    yield running.pop(index), output, 0
-                else:
-                    assert output.embedding is not None
-                    yield running.pop(index), output.embedding, output.num_cached_tokens
+        params = self._opened.embedder.params(
+            prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
+        )
+        encoder = self._encoder
+        run = by_steps(self.as_completed) if encoder is None else encoder.run
+        return embed_all(self._opened.embedder, requests, params, run)
 
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
         """The text that the checkpoint's chat template makes of messages."""
-        return self._prompts.render_chat(messages, **arguments)
+        return self._opened.prompts.render_chat(messages, **arguments)
 
     # -- cached prefixes -------------------------------------------------------------------------------
 
@@ -460,7 +319,7 @@ class LLM:
         pin: they stay until `unpin_prefixes`, whatever else runs. Raises ValueError if too little would be left.
         """
         if pin:
-            _refuse_several_processes("pin=True")
+            refuse_several_processes("pin=True")
         self.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0), progress=False)
         keys = self._prompt_keys(prompt)
         if pin:
@@ -499,11 +358,11 @@ class LLM:
 
     def _prompt_keys(self, prompt: Prompt, *, whole: bool = False) -> list[bytes]:
         parts = take_apart(prompt)
-        ids = self._prompts.token_ids(parts.content)
+        ids = self._opened.prompts.token_ids(parts.content)
         return self.engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=whole)
 
     def _prefix_cache(self) -> PrefixCache:
-        _refuse_several_processes("a saved prefix cache")
+        refuse_several_processes("a saved prefix cache")
         self.loaded.copies.warm_up()
         return PrefixCache(
             spec=self.loaded.layout.options.spec,
@@ -517,16 +376,17 @@ class LLM:
 
         Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
         """
-        runner = self.engine.runner if self._encoder is None else self._encoder.runner
+        encoder = self._encoder
+        runner = self.engine.runner if encoder is None else encoder.runner
         return {
-            **({} if self._encoder else self.engine.scheduler.metrics().snapshot()),
+            **({} if encoder else self.engine.scheduler.metrics().snapshot()),
             "steps": runner.num_steps,
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
             "executables": runner.num_executables,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
-            "compiles_before_ready": self._compiles_before_ready,
+            "compiles_before_ready": self._opened.num_compiles,
             "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
             "weights_bytes": self.ledger.weights_bytes,
             "kv_bytes": self.ledger.kv_bytes,
@@ -570,7 +430,7 @@ class LLM:
         embeds: bool = False,
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id."""
-        if self._headless and not embeds:
+        if self._opened.headless and not embeds:
             raise ValueError(
                 f"{self.spec.architecture} has no head here: tie_word_embeddings is false in config.json, and there "
                 "is no lm_head.weight. It makes embeddings and generates nothing; use LLM.embed"
@@ -578,7 +438,7 @@ class LLM:
         parts = take_apart(prompt)
         return self.calls.add(
             inbox,
-            self._prompts.token_ids(parts.content),
+            self._opened.prompts.token_ids(parts.content),
             sampling,
             prompt=parts.content if isinstance(parts.content, str) else None,
             key=key,
@@ -598,11 +458,6 @@ class LLM:
         if len(params) != len(prompts):
             raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
         return params
-
-
-def _refuse_several_processes(what: str) -> None:
-    if current() is not None:
-        raise ValueError(f"{what} is for one process, and this engine has several; run it on one host")
 
 
 def _priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:

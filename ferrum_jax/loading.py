@@ -21,7 +21,7 @@ from flax import nnx
 from checkpoints import Checkpoint, Stretch
 from checkpoints.fingerprint import fingerprint
 from checkpoints.memory import take
-from ferrum_jax.cache.budget import choose_num_host_blocks
+from ferrum_jax.cache.budget import Ledger, choose_num_host_blocks
 from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import pools_of
 from ferrum_jax.config import EngineConfig
@@ -110,6 +110,10 @@ class Loaded:
     end_ids: frozenset[int]
     weights_s: float = 0.0
     executables_s: float = 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.layout.ledger
 
 
 def load(

@@ -227,6 +227,12 @@ def own_device(mesh: Mesh) -> Any:
     return next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
 
 
+def refuse_several_processes(what: str) -> None:
+    """Raises ValueError where this process is one of several."""
+    if _current is not None:
+        raise ValueError(f"{what} is for one process, and this engine has several; run it on one host")
+
+
 def require_all_processes(mesh: Mesh) -> None:
     """Raises ValueError where a process has no device of the mesh: it could not fetch what a step gives."""
     taking = {device.process_index for device in mesh.devices.flat}
