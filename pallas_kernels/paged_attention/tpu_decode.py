@@ -251,19 +251,21 @@ def _kernel(
             start()
         return 0
 
-    jax.lax.fori_loop(0, config.ahead, ahead, 0)
-
     @pl.when(sizes[1] < T)
     def _():
         x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
 
-    number_columns(x.columns, shape)
-    steps = sizes[0]
-    jax.lax.fori_loop(0, steps, step, 0)
-    merge(steps - 2)
-    softmax(steps - 1)
-    weigh(steps - 1)
-    merge(steps - 1)
+    @pl.when(sizes[0] > 0)
+    def _():
+        steps = sizes[0]
+        jax.lax.fori_loop(0, config.ahead, ahead, 0)
+        number_columns(x.columns, shape)
+        jax.lax.fori_loop(0, steps, step, 0)
+        merge(steps - 2)
+        softmax(steps - 1)
+        weigh(steps - 1)
+        merge(steps - 1)
+
     result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
     result.start()
 
