@@ -18,6 +18,7 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 128
 class Target:
     """One device. flops: dense bfloat16 multiply-adds counted as two, per second (float32 on the CPU).
 
+    memory_bytes: what programs and their arguments may take of it, less than the data sheet's figure.
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
     lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. num_cores: a Hopper GPU's
     multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere float8 is only a format to store in.
@@ -70,7 +71,7 @@ class Target:
 def _target(
     platform: str,
     generation: str,
-    memory_gib: int,
+    memory_gib: float,
     gb_per_s: float,
     tflops: float,
     *,
@@ -82,7 +83,7 @@ def _target(
     return Target(
         platform=platform,
         generation=generation,
-        memory_bytes=memory_gib * 2**30,
+        memory_bytes=int(memory_gib * 2**30),
         bandwidth_bytes_per_s=gb_per_s * 1e9,
         flops_per_s=tflops * 1e12,
         vmem_bytes=None if vmem_mib is None else vmem_mib * 2**20,
@@ -94,20 +95,21 @@ def _target(
 
 
 # Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
+# Memory of TPUs: what libtpu's compiler says is there when a program takes more; of GPUs: what CUDA leaves free.
 # VMEM, SMEM and float8 of TPUs: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes.
 # No vendor states a TPU's clock: it is the peak over the power of two of flops a cycle that gives a round figure.
 _SMEM_BYTES = 2**20
 _SHARED_BYTES = 227 * 2**10  # of a Hopper program
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
-    "tpu:v5e": _target("tpu", "v5e", 16, 819, 197, vmem_mib=128, flops_per_cycle=2**17),
-    "tpu:v5p": _target("tpu", "v5p", 95, 2765, 459, vmem_mib=64, flops_per_cycle=2**18),  # two cores as one
-    "tpu:v6e": _target("tpu", "v6e", 32, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, has_fp8=True),
+    "tpu:v5e": _target("tpu", "v5e", 15.75, 819, 197, vmem_mib=128, flops_per_cycle=2**17),
+    "tpu:v5p": _target("tpu", "v5p", 95.7, 2765, 459, vmem_mib=64, flops_per_cycle=2**18),  # two cores as one
+    "tpu:v6e": _target("tpu", "v6e", 31.25, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, has_fp8=True),
     # one of a chip's two cores
-    "tpu:v7x": _target("tpu", "v7x", 96, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, has_fp8=True),
-    "gpu:a100": _target("gpu", "a100", 80, 2039, 312),
-    "gpu:h100": _target("gpu", "h100", 80, 3350, 989, has_fp8=True, num_cores=132),
-    "gpu:h200": _target("gpu", "h200", 141, 4800, 989, has_fp8=True, num_cores=132),
+    "tpu:v7x": _target("tpu", "v7x", 94.75, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, has_fp8=True),
+    "gpu:a100": _target("gpu", "a100", 78, 2039, 312),
+    "gpu:h100": _target("gpu", "h100", 78, 3350, 989, has_fp8=True, num_cores=132),
+    "gpu:h200": _target("gpu", "h200", 139, 4800, 989, has_fp8=True, num_cores=132),
 }
 _KINDS = (
     ("v5 lite", "tpu:v5e"),

@@ -1,0 +1,47 @@
+"""Whether TPUs that are not here have the memory that their targets state.
+
+python -m tests.aot.memory_program v6e:2x2...   prints JSON: of each topology, which of two sizes its compiler takes
+
+A process of its own, because the TPU's compiler wants its environment before jax.
+"""
+
+from __future__ import annotations
+
+import tests.aot.step_program  # isort: skip  # noqa: F401  sets the environment
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from ferrum_jax.cache.budget import RESERVED_BYTES
+from pallas_kernels.target import Target
+
+
+def fits(device, num_bytes: int) -> bool:
+    """Whether a program of a device may have so many bytes as its argument, which is donated."""
+    sharding = SingleDeviceSharding(device)
+    argument = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.float32, sharding=sharding)
+    try:
+        jax.jit(lambda x: x + 1, donate_argnums=0, out_shardings=sharding).lower(argument).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return False
+    return True
+
+
+def main(names: list[str]) -> None:
+    found = {}
+    for name in names:
+        device = topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]
+        memory = Target.of_device(device).memory_bytes
+        found[name] = [fits(device, memory - RESERVED_BYTES), fits(device, memory + RESERVED_BYTES)]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

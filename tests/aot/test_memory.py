@@ -1,0 +1,27 @@
+"""The memory that targets state, asked of the compiler: a ledger that counts on more makes programs that do not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.aot
+TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "TPU7x:2x2x1")
+
+
+def test_a_target_has_the_memory_that_its_compiler_allows_and_not_much_more():
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.aot.memory_program", *TOPOLOGIES],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout.splitlines()[-1]) == {name: [True, False] for name in TOPOLOGIES}
