@@ -16,6 +16,8 @@ from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import jax
+
 from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
@@ -86,7 +88,7 @@ def make_bundle(
     try:
         jobs = {processes.submit(_compile, number): parts[number] for number in missing}
         for done, job in enumerate(concurrent.futures.as_completed(jobs), num_kept + 1):
-            writer.put(jobs[job].description, job.result())
+            writer.put(jobs[job].description, _executable(jobs[job], job, order.target))
             on_done(done, len(parts))
     except BrokenProcessPool as error:
         raise ValueError(
@@ -96,6 +98,14 @@ def make_bundle(
     finally:
         processes.shutdown(cancel_futures=True)
     return BundleSummary(num_compiled=len(missing), num_kept=num_kept, num_bytes=writer.num_bytes)
+
+
+def _executable(part: Part, job: concurrent.futures.Future[bytes], target: str) -> bytes:
+    """Raises ValueError with what the compiler says against a part."""
+    try:
+        return job.result()
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"the compiler for {target} refuses the {part.what}: {error}") from error
 
 
 def _parts(layout: Layout) -> list[Part]:
