@@ -18,7 +18,8 @@ from ferrum_jax.config import EngineConfig, MeshShape, Reach
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
 from ferrum_jax.runtime.processes import smallest
-from ferrum_jax.runtime.step import StepOptions, attention_config
+from ferrum_jax.runtime.refusals import Limits, refuse_buckets
+from ferrum_jax.runtime.step import StepOptions
 from ferrum_jax.sharding import DATA, ShardedModel, expert_shards_of, local_bytes, shard_model, shards_of
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
@@ -89,14 +90,6 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
     )
     kv = kv_shapes(local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
     pools, ledger = _shape_pools(spec, config, mesh, kv, dtype, max_model_len, model, groups, block_size)
-    ladder = make_ladder(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        table_width=choose_table_width(max_model_len, block_size, reach),
-        invariant=config.invariant,
-        accelerator=target.platform != "cpu",
-        reach=reach,
-    )
     options = StepOptions(
         spec=spec,
         dtype=dtype,
@@ -108,7 +101,24 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         implementation=implementation,
         invariant=config.invariant,
     )
-    _refuse_buckets(ladder, options, kv[spec.kv_groups[0].layers[0]])
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
+
+    def ladder_of(limits: Limits) -> Ladder:
+        return make_ladder(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
+            invariant=config.invariant,
+            accelerator=target.platform != "cpu",
+            reach=reach,
+        )
+
+    refuse_buckets(limits, options, ladder_of, lambda o: _one_block(local, o.block_size, kv_dtype, implementation))
     return Layout(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -117,7 +127,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         mesh=mesh,
         model=model,
         pools=pools,
-        ladder=ladder,
+        ladder=ladder_of(limits),
         options=options,
         ledger=ledger,
     )
@@ -213,24 +223,20 @@ def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int) -> in
 
 def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Target) -> int:
     """Tokens of a block where the user names no number; spec: with the heads of one device."""
-    token = pool_shape(
+    token = _one_block(spec, 1, kv_dtype, implementation)
+    return target.block_size(token.values.size * token.dtype.itemsize)
+
+
+def _one_block(spec: ModelSpec, block_size: int, kv_dtype: str, implementation: str) -> KVPool:
+    """The shapes of a layer's pool of one block on one device; spec: with the heads of that."""
+    return pool_shape(
         num_blocks=1,
-        block_size=1,
+        block_size=block_size,
         num_kv_heads=spec.num_key_value_heads,
         head_dim=spec.head_dim,
         dtype=KV_DTYPES[kv_dtype],
         implementation=implementation,
     )
-    return target.block_size(token.values.size * token.dtype.itemsize)
-
-
-def _refuse_buckets(ladder: Ladder, options: StepOptions, pool: KVPool) -> None:
-    """Raises ValueError with the reason why attention of a bucket does not fit the target, of the largest such."""
-    for bucket in reversed(ladder.buckets):
-        try:
-            attention_config(bucket, options, pool)
-        except ValueError as error:
-            raise ValueError(f"the bucket {bucket} cannot run with {options.implementation!r}: {error}") from error
 
 
 def _refuse(

@@ -1,6 +1,7 @@
 """What follows from spec, config and device: implementation, KV dtype and block size, or every reason against them."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -39,7 +40,7 @@ def spec_of(**fields) -> ModelSpec:
 
 
 def layout_of(device, spec: ModelSpec | None = None, **config):
-    engine = EngineConfig(num_blocks=9, kv_memory_bytes=1, max_num_seqs=2, **config)
+    engine = EngineConfig(**{"num_blocks": 9, "kv_memory_bytes": 1, "max_num_seqs": 2, **config})
     return lay_out(spec or spec_of(), engine, make_mesh(MeshShape(), [device]))
 
 
@@ -93,6 +94,19 @@ def test_what_cannot_run_is_refused_with_every_reason():
 def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
     with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
         layout_of(V6E, spec_of(max_position_embeddings=2**21))
+
+
+def test_the_changes_that_a_refusal_names_are_the_smallest_that_fit():
+    spec, config = spec_of(max_position_embeddings=2**15), {"max_num_seqs": 256}
+    with pytest.raises(ValueError, match="Any one of these would do") as refusal:
+        layout_of(V6E, spec, **config)
+    named = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", str(refusal.value).split("would do")[1])}
+    assert set(named) == {"max_num_seqs", "max_model_len", "block_size"}
+    for name, value in named.items():
+        layout_of(V6E, spec, **config | {name: value})
+        less = value // 2 if name == "block_size" else value + 1
+        with pytest.raises(ValueError, match="scalar memory"):
+            layout_of(V6E, spec, **config | {name: less})
 
 
 def test_a_gpu_takes_xla_unless_the_kernels_are_named():
