@@ -8,6 +8,7 @@ asked for; it has one Request for each of its n choices.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -148,7 +149,7 @@ class Engine:
         """The keys of a prompt's full blocks; with `whole`, also the one under which the prompt's end is kept."""
         request = Request(
             id=0,
-            token_ids=[int(t) for t in prompt_token_ids],
+            token_ids=array("i", prompt_token_ids),
             num_prompt_tokens=len(prompt_token_ids),
             max_total_tokens=len(prompt_token_ids) + 1,
             cache_salt=cache_salt.encode(),

@@ -91,7 +91,7 @@ def traced(submission: Submission) -> TracedRequest:
 
 def _traced_choice(request: Request) -> TracedChoice:
     return TracedChoice(
-        token_ids=request.token_ids[request.num_prompt_tokens :],
+        token_ids=request.token_ids[request.num_prompt_tokens :].tolist(),
         finish_reason=request.finish_reason or "abort",
         stop_reason=request.stop_reason,
     )

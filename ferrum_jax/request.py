@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -221,7 +222,7 @@ class Request:
     """
 
     id: int  # unique in an engine, by arrival
-    token_ids: list[int]
+    token_ids: array[int]  # int32, its own
     num_prompt_tokens: int
     max_total_tokens: int  # prompt + most generated tokens, within max_model_len
     min_tokens: int = 0

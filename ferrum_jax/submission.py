@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import struct
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,7 +91,7 @@ class Intake:
 
         Raises ValueError for a prompt or parameters that cannot be served.
         """
-        token_ids = self._check(list(prompt_token_ids), sampling)
+        token_ids = self._check(prompt_token_ids, sampling)
         spans = _check_media(media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
         submission = Submission(
             id=next(self._ids),
@@ -112,13 +113,13 @@ class Intake:
         return submission
 
     def _make_choice(
-        self, submission: Submission, token_ids: list[int], choice: int, seed: int, priority: int
+        self, submission: Submission, token_ids: array[int], choice: int, seed: int, priority: int
     ) -> Choice:
         sampling = submission.sampling
         room = self._max_model_len - len(token_ids)
         request = Request(
             id=next(self._ids),
-            token_ids=list(token_ids),
+            token_ids=token_ids[:],
             num_prompt_tokens=len(token_ids),
             max_total_tokens=len(token_ids) + (room if sampling.max_tokens is None else sampling.max_tokens),
             min_tokens=sampling.min_tokens,
@@ -138,23 +139,24 @@ class Intake:
             logprobs=None if sampling.logprobs is None else [],
         )
 
-    def _check(self, token_ids: list[int], sampling: SamplingParams) -> list[int]:
+    def _check(self, token_ids: Sequence[int], sampling: SamplingParams) -> array[int]:
         """The prompt as it will run. Raises ValueError with the value and the repair."""
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
-        if not token_ids:
+        if not len(token_ids):
             raise ValueError("the prompt is empty (0 tokens); give at least one token")
-        bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
-        if bad is not None:
-            raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
+        if set(map(type, token_ids)) != {int}:
+            bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
+            if bad is not None:
+                raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
         named = (
             ("the prompt", token_ids),
             ("logit_bias", sampling.logit_bias or ()),
             ("stop_token_ids", sampling.stop_token_ids),
         )
         for what, ids in named:
-            wrong = next((t for t in ids if not 0 <= t < self._vocab_size), None)
-            if wrong is not None:
+            if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                wrong = next(t for t in ids if not 0 <= t < self._vocab_size)
                 raise ValueError(f"{what} holds token id {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
         total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens)
         if total > self._max_model_len:
@@ -178,17 +180,17 @@ class Intake:
             raise ValueError(
                 f"stop is {sampling.stop!r}, and there is no tokenizer; use stop_token_ids, or give LLM(tokenizer=...)"
             )
-        return [int(t) for t in token_ids]
+        return array("i", token_ids)
 
     def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         ends = frozenset() if sampling.ignore_eos else self._end_ids
         return ends | frozenset(sampling.stop_token_ids)
 
-    def _derive_seed(self, token_ids: list[int], key: str) -> int:
+    def _derive_seed(self, token_ids: array[int], key: str) -> int:
         """64 bits from the engine's seed, the prompt and the key; the same in every process."""
         state = hashlib.blake2b(digest_size=8)
         state.update(struct.pack("<q", self._seed))
-        state.update(np.asarray(token_ids, "<i4").tobytes())
+        state.update(token_ids.tobytes())
         state.update(key.encode())
         return int.from_bytes(state.digest(), "little")
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ class HostLLM:
         if not self._schedules:
             for key, prompt, _ in source:
                 resume(key)
-                ids = [*prompt, *[1] * TOKENS_OUT]  # type: ignore[misc]
+                ids = array("i", [*prompt, *[1] * TOKENS_OUT])  # type: ignore[misc]
                 yield key, _output(Request(id=key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
             return
         in_flight: deque[StepPlan] = deque()
@@ -73,7 +74,7 @@ class HostLLM:
         while True:
             for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - len(running)):
                 resume(key)
-                running[key] = self._add(key, list(prompt), params)  # type: ignore[arg-type]
+                running[key] = self._add(key, array("i", prompt), params)  # type: ignore[arg-type]
             if not running:
                 return
             if wants_partials():
@@ -88,7 +89,7 @@ class HostLLM:
                     if request.finish_reason is not None:
                         yield request.id, _output(running.pop(request.id))
 
-    def _add(self, key: int, token_ids: list[int], params: SamplingParams) -> Request:
+    def _add(self, key: int, token_ids: array[int], params: SamplingParams) -> Request:
         most = len(token_ids) + (params.max_tokens or 1)
         request = Request(id=key, token_ids=token_ids, num_prompt_tokens=len(token_ids), max_total_tokens=most)
         self._scheduler.add(request)

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 
 import numpy as np
 
@@ -58,7 +59,11 @@ def time_decode_steps(num_blocks: int, num_rows: int, seed: int) -> dict[str, li
         prompt = [rng.randrange(50_000) for _ in range(rng.randrange(longest // 4, longest // 4 + _BLOCK_SIZE))]
         requests.append(
             Request(
-                id=id, token_ids=prompt, num_prompt_tokens=len(prompt), max_total_tokens=longest, stop_ids=_STOP_IDS
+                id=id,
+                token_ids=array("i", prompt),
+                num_prompt_tokens=len(prompt),
+                max_total_tokens=longest,
+                stop_ids=_STOP_IDS,
             )
         )
         scheduler.add(requests[-1])
@@ -107,7 +112,9 @@ def time_long_prompt(seed: int) -> tuple[float, float]:
     prompt = [rng.randrange(50_000) for _ in range(_LONG_PROMPT + 1)]
     seconds = []
     for expected in (0, _LONG_PROMPT):
-        request = Request(id=0, token_ids=list(prompt), num_prompt_tokens=len(prompt), max_total_tokens=len(prompt) + 1)
+        request = Request(
+            id=0, token_ids=array("i", prompt), num_prompt_tokens=len(prompt), max_total_tokens=len(prompt) + 1
+        )
         t0 = time.perf_counter()
         hit = cache.admit(request, 1)
         seconds.append(time.perf_counter() - t0)

@@ -195,21 +195,22 @@ class CacheManager:
             return np.zeros(0, np.int64)
         return np.flatnonzero((self.blocks.num_published[slots] + 1) * self.block_size <= num_tokens)
 
-    def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> list[bytes]:
+    def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> set[bytes]:
         """The keys that a step which computes up to `num_tokens` will add to the cache."""
         if not self.enabled:
-            return []
+            return set()
         end = num_tokens // self.block_size
         keys = self._keys.of_blocks(request, end)[int(self.blocks.num_published[slot]) : end]
         pools = self.pools
         if self.states is not None:  # without a snapshot at their end, blocks are no hit
             pools = (*pools, self.states.pool)
             keys = keys[-1:] if num_tokens % self.block_size == 0 else []
-        keys = [key for key in keys if not all(pool.find(key) for pool in pools)]
+        missing = set().union(*(pool.missing(keys) for pool in pools))
         if self._ends_prompt(request, num_tokens):
             whole = self._keys.of_whole(request)
-            keys += [whole] if self.prompts.would_store(request, whole) else []
-        return keys
+            if self.prompts.would_store(request, whole):
+                missing.add(whole)
+        return missing
 
     def shares(self, request: Request, filling: Set[bytes]) -> bool:
         """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
@@ -257,8 +258,7 @@ class CacheManager:
     def _publish_blocks(self, request: Request, slot: int, first: int, end: int) -> None:
         keys = self._keys.of_blocks(request, end)
         for pool, table in zip(self.pools, self.blocks.tables, strict=True):
-            for index in range(first, end):
-                id = int(table[slot, index])
+            for index, id in enumerate(table[slot, first:end].tolist(), first):
                 canonical = pool.publish(id, keys[index])
                 if canonical != id:
                     pool.retain(canonical)
@@ -279,16 +279,18 @@ class CacheManager:
 
     def num_usable(self, request: Request) -> list[int]:
         """Per group the blocks that the request can have when nothing else runs: not pinned, or pinned for it."""
-        usable = []
-        for group, pool in enumerate(self.pools):
-            pinned = len(self.pins.ids(group))
-            own = self.pins.num_among(group, self.keys_of(request)) if pinned and request.takes_hits else 0
-            usable.append(pool.num_ids - 1 - pinned + own)
+        usable = [pool.num_ids - 1 for pool in self.pools]
+        if self.pins.num_pinned:
+            for group in range(len(self.pools)):
+                own = self.pins.num_among(group, self.keys_of(request)) if request.takes_hits else 0
+                usable[group] += own - len(self.pins.ids(group))
         return usable
 
     def num_needed(self, request: Request, max_chunk: int) -> list[int]:
         """Per group the most blocks that the request holds at once, if it computes up to `max_chunk` tokens a step."""
         total = ceil_div(request.max_total_tokens - 1, self.block_size)  # the last token is never computed
+        if not self.blocks.has_windows:
+            return [total] * len(self.pools)
         return [
             total if window is None else min(total, most_held(window, max_chunk, self.block_size))
             for window in self.windows

@@ -8,8 +8,8 @@ which every group resumes. A block that the host tier holds counts as there: it 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.host_tier import HostTier
@@ -20,17 +20,16 @@ from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.windows import first_needed
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """What of a request's tokens the pools and the host tier hold."""
 
     num_tokens: int  # whose KV is there
     num_blocks: int  # full ones
     blocks: list[list[int]]  # per group their ids, 0 where they lie behind the window or in host memory
-    tails: list[int] = dataclasses.field(default_factory=list)  # per group the block to copy for the partial tail
+    tails: Sequence[int] = ()  # per group the block to copy for the partial tail
     source: int = 0  # slot of the last token's hidden state
     snapshot: int = 0  # slot of the recurrent state after num_tokens
-    loads: list[dict[int, int]] = dataclasses.field(default_factory=list)  # per group: block index -> host id, if any
+    loads: Sequence[dict[int, int]] = ()  # per group: block index -> host id, if any
 
     def held(self, group: int) -> list[int]:
         """The ids of the group's blocks that the pool has, the tail's too."""
@@ -61,6 +60,7 @@ class Lookup:
         states: of a model that has recurrent layers.
         """
         self._groups = tuple(zip(pools, windows, strict=True))
+        self._has_windows = any(windows)
         self._keys = keys
         self._prompts = prompts
         self._block_size = block_size
@@ -128,15 +128,15 @@ class Lookup:
     def _in_host(self, group: int, key: bytes) -> bool:
         return self._tier is not None and self._tier.find(group, key) != 0
 
-    def _loads(self, blocks: list[list[int]], keys: Sequence[bytes], position: int) -> list[dict[int, int]]:
+    def _loads(self, blocks: list[list[int]], keys: Sequence[bytes], position: int) -> Sequence[dict[int, int]]:
         """Of the blocks of these keys, those that a row needs which goes on at `position` and host memory has."""
         if self._tier is None:
-            return []
+            return ()
         loads = []
         for group, (ids, (_, window)) in enumerate(zip(blocks, self._groups, strict=True)):
             first = first_needed(window, position, self._block_size)
             loads.append({i: self._tier.find(group, keys[i]) for i in range(first, len(ids)) if not ids[i]})
-        return loads if any(loads) else []
+        return loads if any(loads) else ()
 
     def _find_blocks(self, keys: Sequence[bytes], states: StateSlots | None = None) -> list[list[int]]:
         """Per group the ids of the longest run of leading blocks at whose end every group resumes, and `states` too."""
@@ -145,6 +145,8 @@ class Lookup:
             if window is None:
                 runs[group] = self._find_run(group, pool, keys)
                 keys = keys[: len(runs[group])]
+        if not self._has_windows and states is None:
+            return [run[: len(keys)] for run in runs.values()]
         windowed = [(group, window) for group, (_, window) in enumerate(self._groups) if window is not None]
         end, longest = len(keys), -1
         while end != longest:  # what one of them lacks shortens the others' prefix too

@@ -7,16 +7,16 @@ import functools
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.prefix import extend_keys, root_key, whole_key
 
-_root_key = functools.lru_cache(maxsize=1024)(root_key)  # most requests have no adapter and no salt
-
 
 class RequestKeys:
     """The keys of one model, KV dtype and block size; a request remembers those of its full blocks."""
 
     def __init__(self, *, fingerprint: bytes, kv_dtype: str, block_size: int) -> None:
-        self._fingerprint = fingerprint
-        self._kv_dtype = kv_dtype
         self._block_size = block_size
+        # most requests have no adapter and no salt
+        self._root_key = functools.lru_cache(maxsize=1024)(
+            functools.partial(root_key, fingerprint, kv_dtype, block_size)
+        )
 
     def of_blocks(self, request: Request, num_blocks: int) -> list[bytes]:
         """The keys of at least the first `num_blocks` blocks, which must be full."""
@@ -39,10 +39,4 @@ class RequestKeys:
         return whole_key(parent, request.token_ids, num_full, self._block_size, request.media)
 
     def _root(self, request: Request) -> bytes:
-        return _root_key(
-            fingerprint=self._fingerprint,
-            kv_dtype=self._kv_dtype,
-            block_size=self._block_size,
-            adapter=request.adapter,
-            salt=request.cache_salt,
-        )
+        return self._root_key(request.adapter, request.cache_salt)

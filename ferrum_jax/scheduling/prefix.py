@@ -12,6 +12,7 @@ the block its kind, its digest, its start relative to the block and its length.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -20,7 +21,7 @@ from ferrum_jax.prompt import MediaSpan
 KEY_BYTES = 16
 
 
-def root_key(*, fingerprint: bytes, kv_dtype: str, block_size: int, adapter: str = "", salt: bytes = b"") -> bytes:
+def root_key(fingerprint: bytes, kv_dtype: str, block_size: int, adapter: str = "", salt: bytes = b"") -> bytes:
     """The key before the first block: requests share blocks only where all of these are equal."""
     return blake2b(
         _joined((fingerprint, adapter.encode(), kv_dtype.encode(), str(block_size).encode(), salt)),
@@ -31,14 +32,14 @@ def root_key(*, fingerprint: bytes, kv_dtype: str, block_size: int, adapter: str
 def extend_keys(
     keys: list[bytes],
     root: bytes,
-    token_ids: Sequence[int],
+    token_ids: array[int],
     num_blocks: int,
     block_size: int,
     media: Sequence[MediaSpan] = (),
 ) -> None:
     """Append to `keys`, the chain so far, those of the following blocks until there are `num_blocks`.
 
-    token_ids: of the whole sequence, each an int32; block i holds [i * block_size, (i + 1) * block_size).
+    token_ids: int32, of the whole sequence; block i holds [i * block_size, (i + 1) * block_size).
     media: spans of the same sequence; their order does not matter.
     """
     first = len(keys)
@@ -46,8 +47,7 @@ def extend_keys(
         return
     start, end = first * block_size, num_blocks * block_size
     assert end <= len(token_ids), f"{num_blocks} blocks of {block_size} exceed {len(token_ids)} tokens"
-    # a Struct's own pack, for struct.pack would copy the arguments once more
-    blocks = struct.iter_unpack(f"{4 * block_size}s", struct.Struct(f"<{end - start}i").pack(*token_ids[start:end]))
+    blocks = struct.iter_unpack(f"{4 * block_size}s", token_ids[start:end].tobytes())
     key = keys[-1] if keys else root
     media = [span for span in media if span.end > start]
     if not media:
@@ -62,14 +62,14 @@ def extend_keys(
 
 
 def whole_key(
-    parent: bytes, token_ids: Sequence[int], num_full: int, block_size: int, media: Sequence[MediaSpan] = ()
+    parent: bytes, token_ids: array[int], num_full: int, block_size: int, media: Sequence[MediaSpan] = ()
 ) -> bytes:
     """The key of a whole sequence: of the `num_full` full blocks under `parent` and what follows them, if anything.
 
     No block has this key, however many tokens follow.
     """
-    tail = token_ids[num_full * block_size :]
-    content = struct.pack(f"<{len(tail)}i", *tail) + _extra_keys(media, num_full * block_size, block_size)
+    tail = token_ids[num_full * block_size :].tobytes()
+    content = tail + _extra_keys(media, num_full * block_size, block_size)
     return blake2b(content, digest_size=KEY_BYTES, salt=parent, person=b"whole").digest()
 
 

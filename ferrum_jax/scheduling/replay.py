@@ -8,6 +8,7 @@ preempted and hit as they would there; arrivals do not wait for answers.
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -155,7 +156,7 @@ class _Replay:
         by_token = isinstance(choice.stop_reason, int)
         return Request(
             id=next(self._ids),
-            token_ids=list(prompt),
+            token_ids=array("i", prompt),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + traced.max_tokens,
             min_tokens=len(choice.token_ids) - 1 if by_token else 0,
@@ -228,7 +229,7 @@ def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
     for request in segment.requests:
         root = root_key(fingerprint=b"", kv_dtype="", block_size=size, salt=request.cache_salt.encode())
         for choice in request.choices:
-            ids = request.prompt_token_ids + choice.token_ids[:-1]  # the last token is never computed
+            ids = array("i", request.prompt_token_ids + choice.token_ids[:-1])  # the last token is never computed
             keys: list[bytes] = []
             extend_keys(keys, root, ids, len(ids) // size, size, request.media)
             limit = (len(request.prompt_token_ids) - 1) // size

@@ -8,13 +8,18 @@ from ferrum_jax.request import Request
 
 
 def append_tokens(
-    requests: list[Request], samples: np.ndarray, current: np.ndarray, token_ids: np.ndarray, awaited: set[int]
+    requests: list[Request],
+    samples: np.ndarray,
+    current: np.ndarray,
+    token_ids: np.ndarray,
+    awaited: set[int],
+    first: int = 0,
 ) -> list[tuple[Request, int]]:
     """Append the rows' tokens to the requests that still want them, and mark those that end by theirs.
 
     samples, current, token_ids: [rows]; whether a row drew a token, whether its request still runs as the admission
     that the step was planned for, and the token. awaited: ids of preempted requests whose token this may be.
-    Returns the requests that got a token, each with its row.
+    Returns the requests that got a token, each with its row, counted from `first` on.
     """
     got, tokens, is_current = [], token_ids.tolist(), current.tolist()
     for row in np.flatnonzero(samples).tolist():
@@ -29,5 +34,5 @@ def append_tokens(
             request.finish_reason, request.stop_reason = "stop", token
         elif len(ids) >= request.max_total_tokens:
             request.finish_reason = "length"
-        got.append((request, row))
+        got.append((request, first + row))
     return got

@@ -173,6 +173,8 @@ class Scheduler:
 
     def _place(self, request: Request) -> bool:
         """Make it a row where its longest prefix is cached, then where the load is least; elsewhere if blocks lack."""
+        if len(self._shards) == 1:  # it takes rows, and `add` and `pin` saw to it that it holds this one
+            return self._shards[0].admit(request)
         able = [shard for shard in self._shards if shard.takes_rows and shard.holds(request)]
         if len(able) > 1:
             able.sort(key=lambda shard: (-shard.cache.num_hit_tokens(request), shard.load, shard.index))
@@ -192,7 +194,7 @@ class Scheduler:
         first = 0
         for shard, part in zip(self._shards, planned, strict=True):
             end = first + part.plan.num_rows
-            got += [(request, first + row) for request, row in shard.commit(part, token_ids[first:end])]
+            got += shard.commit(part, token_ids[first:end], first)
             first = end
         for request, _ in got:
             if request.finish_reason is not None:

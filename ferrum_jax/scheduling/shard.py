@@ -97,7 +97,7 @@ class Shard:
                 draft.filling.update(self._keys_to_publish(request, count))
         return draft.filling
 
-    def _keys_to_publish(self, request: Request, count: int) -> list[bytes]:
+    def _keys_to_publish(self, request: Request, count: int) -> set[bytes]:
         return self.cache.keys_to_publish(request, request.slot, request.num_computed + count)
 
     def reserve(self) -> None:
@@ -220,11 +220,11 @@ class Shard:
 
     # -- its results -----------------------------------------------------------------------------------
 
-    def commit(self, planned: PlannedRows, token_ids: np.ndarray) -> list[tuple[Request, int]]:
-        """Take the sampled tokens [rows]; the requests that got one, with their rows of this shard."""
+    def commit(self, planned: PlannedRows, token_ids: np.ndarray, first: int) -> list[tuple[Request, int]]:
+        """Take the sampled tokens [rows]; the requests that got one, with their rows, counted from `first` on."""
         plan = planned.plan
         current = self.rows.epochs[plan.slots] == planned.epochs
-        got = append_tokens(planned.requests, plan.samples, current, token_ids, self._queue.awaited)
+        got = append_tokens(planned.requests, plan.samples, current, token_ids, self._queue.awaited, first)
         done = plan.starts + plan.counts
         for row in self.cache.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
             request = planned.requests[row]

@@ -47,13 +47,12 @@ class BlockTables:
 
         blocks: per group, equally many, published; null where they are behind the window. totals: per group.
         """
-        assert not self.num_blocks[:, slot].any(), f"slot {slot} is filled twice"
         given = len(blocks[0])
-        for group, (pool, table, ids) in enumerate(zip(self._pools, self.tables, blocks, strict=True)):
-            table[slot, :given] = ids
-            table[slot, given : totals[group]] = pool.take(totals[group] - given)
+        for group, (pool, table, ids, total) in enumerate(zip(self._pools, self.tables, blocks, totals, strict=True)):
+            assert not self.num_blocks[group, slot], f"slot {slot} is filled twice"
+            table[slot, :total] = [*ids, *pool.take(total - given)]
+            self.num_blocks[group, slot] = total
             self.num_behind[group, slot] = ids.count(0)
-        self.num_blocks[:, slot] = totals
         self.num_published[slot] = given
 
     def grow(self, slot: int, total: int) -> bool:
@@ -73,9 +72,9 @@ class BlockTables:
         for group, (pool, table) in enumerate(zip(self._pools, self.tables, strict=True)):
             have = int(self.num_blocks[group, slot])
             if have > keep:
-                first = max(keep, int(self.num_behind[group, slot]))
-                pool.release(table[slot, first:have][::-1].tolist())
-                table[slot, first:have] = 0
+                given_back = table[slot, max(keep, int(self.num_behind[group, slot])) : have]
+                pool.release(reversed(given_back.tolist()))
+                given_back.fill(0)
                 self.num_blocks[group, slot] = keep
 
     def clear(self, slot: int) -> None:

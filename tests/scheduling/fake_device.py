@@ -8,6 +8,7 @@ block that is shared, given away or written wrongly shows at once.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -223,7 +224,7 @@ class Engine:
     ) -> Request:
         request = Request(
             id=len(self.requests),
-            token_ids=list(prompt),
+            token_ids=array("i", prompt),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
             min_tokens=min_tokens,
@@ -307,6 +308,6 @@ class Engine:
         prompt = request.token_ids[: request.num_prompt_tokens]
         expected = expected_tokens(prompt, request.max_total_tokens, request.stop_ids, request.min_tokens)
         if request.finish_reason in ("stop", "length") and not isinstance(request.stop_reason, str):
-            assert request.token_ids == expected, f"request {request.id} has other tokens than alone"
+            assert request.token_ids.tolist() == expected, f"request {request.id} has other tokens than alone"
         else:
-            assert request.token_ids == expected[: len(request.token_ids)], f"request {request.id} went astray"
+            assert request.token_ids.tolist() == expected[: len(request.token_ids)], f"request {request.id} went astray"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -30,7 +31,7 @@ def _manager(*pool_sizes: int, max_num_seqs: int = 4, max_model_len: int = 40, *
 
 
 def _request(tokens: list[int] | int, **wishes) -> Request:
-    ids = list(range(tokens)) if isinstance(tokens, int) else tokens
+    ids = array("i", range(tokens) if isinstance(tokens, int) else tokens)
     return Request(id=next(_ids), token_ids=ids, num_prompt_tokens=len(ids), max_total_tokens=40, **wishes)
 
 
@@ -400,7 +401,7 @@ class CacheManagerMachine(RuleBasedStateMachine):
             length = min(len(request.token_ids) + tokens, 24)
             before = _books(self.manager)
             if self.manager.grow(slot, length):
-                request.token_ids += [1] * (length - len(request.token_ids))
+                request.token_ids += array("i", [1]) * (length - len(request.token_ids))
             else:
                 assert _books(self.manager) == before
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,12 +13,12 @@ from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.scheduling.prefix import extend_keys, root_key
 
 _ROOT = {"fingerprint": b"model", "kv_dtype": "float32", "block_size": 4}
-_TOKENS = [5, 3, 70000, 1, 0, 2, 9, 4, 8, 8, 8, 8, 1]
+_TOKENS = array("i", [5, 3, 70000, 1, 0, 2, 9, 4, 8, 8, 8, 8, 1])
 
 
-def _keys(tokens: list[int], num_blocks: int = 3, media=(), **root) -> list[bytes]:
+def _keys(tokens: Iterable[int], num_blocks: int = 3, media=(), **root) -> list[bytes]:
     keys: list[bytes] = []
-    extend_keys(keys, root_key(**(_ROOT | root)), tokens, num_blocks, 4, media)
+    extend_keys(keys, root_key(**(_ROOT | root)), array("i", tokens), num_blocks, 4, media)
     return keys
 
 

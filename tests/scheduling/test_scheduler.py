@@ -48,7 +48,7 @@ def test_a_stop_id_ends_a_request_and_drops_what_is_in_flight_for_it() -> None:
     request = engine.add(_prompt(6), 34, stop_ids=[2])
     engine.drain()
     assert (request.finish_reason, request.stop_reason) == ("stop", 2)
-    assert request.token_ids == expected
+    assert request.token_ids.tolist() == expected
     assert len(engine.plans) == len(expected) - 6 + 1, "one step was in flight for nothing"
 
 
@@ -183,7 +183,7 @@ def test_a_preempted_request_that_is_aborted_drops_its_token_in_flight() -> None
         engine.step()
     engine.dispatch()
     assert second.num_preemptions == 1, "position 12 needs a seventh block"
-    known = list(second.token_ids)
+    known = second.token_ids[:]
     engine.scheduler.abort(second.id)
     assert second not in [request for request, _ in engine.commit()]
     assert second.token_ids == known
@@ -274,7 +274,7 @@ def test_what_ended_is_dropped_even_when_its_slot_has_a_new_owner() -> None:
     first = engine.add(_prompt(5), 20)
     engine.step()
     engine.step()
-    known = list(first.token_ids)
+    known = first.token_ids[:]
     engine.scheduler.abort(first.id)
     second = engine.add(_prompt(7, 1), 4)
     engine.step()
