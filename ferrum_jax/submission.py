@@ -143,12 +143,7 @@ class Intake:
         """The prompt as it will run. Raises ValueError with the value and the repair."""
         if sampling.truncate_prompt_tokens is not None:
             token_ids = token_ids[-sampling.truncate_prompt_tokens :]
-        if not len(token_ids):
-            raise ValueError("the prompt is empty (0 tokens); give at least one token")
-        if set(map(type, token_ids)) != {int}:
-            bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
-            if bad is not None:
-                raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
+        _check_types(token_ids)
         named = (
             ("the prompt", token_ids),
             ("logit_bias", sampling.logit_bias or ()),
@@ -233,6 +228,16 @@ def _resume(choice: Choice, before: CompletionOutput) -> None:
     if choice.text is not None:
         for token in before.token_ids:
             choice.text.push(token)
+
+
+def _check_types(token_ids: Sequence[int]) -> None:
+    """Raises ValueError for a prompt that is not token ids."""
+    if not len(token_ids):
+        raise ValueError("the prompt is empty (0 tokens); give at least one token")
+    if set(map(type, token_ids)) != {int}:
+        bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
+        if bad is not None:
+            raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
 
 
 def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:

@@ -20,6 +20,7 @@ from ferrum_jax.batch.parameters import (
     LABELS,
     flag,
     messages_of,
+    packed_ids,
     prompt_of,
     refuse_unknown_for_embedding,
     sampling_values,
@@ -78,12 +79,16 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | Non
     """The row of one line that is not blank. line_number counts from 1. Never raises for what a line holds.
 
     A row without a seed gets one from `seed` (the job's) and its own digest, so that neither its
-    neighbours nor a restart change what is drawn. digest: of the line's content, where it is known already.
+    neighbours nor a restart change what is drawn. digest: of a line that was a good row before, so that not all of
+    it is checked again.
     """
+    is_checked = digest is not None  # its token ids
     try:
         line = load_line(raw)
         custom_id = custom_id_of(line)
-        digest = digest or _digest(canonical(line))
+        if digest is None:
+            packed = packed_ids(line.get("prompt_token_ids"))
+            is_checked, digest = packed is not None, _digest(canonical(line, packed))
     except LineError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=line_digest(raw, line_number), custom_id=None, code=error.code, message=message)
@@ -91,7 +96,7 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | Non
         key, given, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
         url = _URL_OF[key]
         asked = _asked(url, rest)
-        content = _CONTENTS[key](key, given)
+        content: Any = given if is_checked and key == "prompt_token_ids" else _CONTENTS[key](key, given)
         params, own_seed = asked.params, rest.get("seed")
         if url != EMBEDDINGS_URL:
             params = params.with_seed(_row_seed(seed, digest) if own_seed is None else own_seed)
@@ -173,8 +178,7 @@ def _short_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
     """The field with the content, the content, and the other fields."""
     rest = dict(line)
     del rest["custom_id"]
-    given = [(key, rest.pop(key)) for key in _URL_OF if key in rest]
-    given = [(key, value) for key, value in given if value is not None]
+    given = [(key, value) for key in _URL_OF if (value := rest.pop(key, None)) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(key for key, _ in given)}" if given else "has no prompt"
         raise ValueError(f"{what}; give exactly one of {', '.join(_URL_OF)}")

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -69,12 +68,11 @@ def run_batch(
     130 interrupted by the user, 75 by the system. After 3, 130 and 75 the same command goes on.
 
     make_llm: loads the model for the rows; called only if there is one to run. input_path, output_path: local paths
-    or URLs.
-    model: the name that answers carry. seed: from which rows without a seed get one. settings: what else changes
-    answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the job to
-    stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all rows
-    are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: where an HTML report goes.
-    Writes OUTPUT.report.json: what depends on the run.
+    or URLs. model: the name that answers carry. seed: from which rows without a seed get one. settings: what else
+    changes answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the
+    job to stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all
+    rows are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: where an HTML report
+    goes. Writes OUTPUT.report.json: what depends on the run.
     Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
     source, target = os.fspath(input_path), os.fspath(output_path)
@@ -87,9 +85,7 @@ def run_batch(
             job = place.identity({"model": model, "seed": seed, **(settings or {})}, model, now)
             run = _Run(place, rows, job, options or JobOptions(), notice, console)
             code = run.to_the_end(functools.partial(make_llm, rows), at_notice)
-            found = run.report()
-            if page_path is not None:
-                Path(page_path).write_text(page(found), encoding="utf-8")
+            run.report(page_path)
             return code
         except KeyboardInterrupt:
             console.print("Finished rows are kept; the same command goes on with the rest.")
@@ -188,8 +184,8 @@ class _Run:
             else:
                 time.sleep(self._options.poll_s)
 
-    def report(self) -> dict[str, Any]:
-        """Writes report.json beside the output; what it holds."""
+    def report(self, page_path: str | os.PathLike[str] | None) -> None:
+        """Writes report.json beside the output, and the page of it if that has a path."""
         store = self._place.journal
         contents = [store.read(f"runs/{name}") for name in store.names("runs")]
         runs = [json.loads(content) for content in contents if content is not None]
@@ -202,7 +198,8 @@ class _Run:
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
         )
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
-        return found
+        if page_path is not None:
+            Path(page_path).write_text(page(found), encoding="utf-8")
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))

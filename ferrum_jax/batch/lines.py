@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.batch.parameters import packed_ids
-
 
 class LineError(ValueError):
     """A line without a usable custom_id; carries the error code."""
@@ -34,17 +32,16 @@ def load_line(raw: bytes) -> dict[str, Any]:
     return line
 
 
-def canonical(line: Mapping[str, Any]) -> bytes:
+def canonical(line: Mapping[str, Any], packed: bytes | None) -> bytes:
     """The line's bytes, whatever its spacing and key order. Raises LineError for what has none.
 
-    Token ids stand packed behind the JSON and a newline, which is in no JSON that is encoded here: that is faster.
+    packed: its prompt_token_ids, where they can be packed; they stand behind the JSON and a newline, which is in no
+    JSON that is encoded here: that is faster.
     """
-    tokens = b""
-    packed = packed_ids(line.get("prompt_token_ids"))
-    if packed is not None:
-        line, tokens = {**line, "prompt_token_ids": None}, b"\n" + packed
     try:
-        return _ENCODER.encode(line).encode() + tokens
+        if packed is None:
+            return _ENCODER.encode(line).encode()
+        return _ENCODER.encode({**line, "prompt_token_ids": None}).encode() + b"\n" + packed
     except UnicodeEncodeError as error:
         raise LineError("invalid_json", "holds half of a surrogate pair; write both halves") from error
     except RecursionError as error:

@@ -9,9 +9,9 @@ come last, since an engine does one or the other.
 
 from __future__ import annotations
 
-import array
 import hashlib
-import struct
+from array import array
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Features:
     """What the order is made of, row by row."""
 
     def __init__(self) -> None:
-        self._keys = array.array("I")  # [rows, depths]; keys that are equal by chance cost a neighbour, no more
-        self._lengths = array.array("I")
+        self._keys = array("I")  # [rows, depths]; keys that are equal by chance cost a neighbour, no more
+        self._lengths = array("I")
         self._embeds = bytearray()
 
     def add(self, row: Row | BadRow) -> None:
@@ -42,6 +42,12 @@ class Features:
         max_tokens = _UNLIMITED_TOKENS if row.params.max_tokens is None else row.params.max_tokens
         self._lengths.append(min(len(content) // 4 + max_tokens, _MOST_LENGTH))
         self._embeds.append(row.is_embedding)
+
+    def extend(self, other: Features) -> None:
+        """Append those of the following rows."""
+        self._keys.extend(other._keys)
+        self._lengths.extend(other._lengths)
+        self._embeds.extend(other._embeds)
 
     @property
     def embeds(self) -> np.ndarray:
@@ -61,12 +67,14 @@ class Features:
 
 def _content(row: Row) -> tuple[bytes, bytes]:
     """The prompt's salt, and its content as bytes that begin alike where token ids begin alike."""
-    parts = take_apart(row.prompt)
-    salt, content = parts.cache_salt.encode(), parts.content
+    salt, content = b"", row.prompt
+    if isinstance(content, Mapping):
+        parts = take_apart(content)
+        salt, content = parts.cache_salt.encode(), parts.content
     if isinstance(content, str):
         return salt, content.encode()
     if content and isinstance(content[0], int):
-        return salt, struct.pack(f"<{len(content)}I", *content)
+        return salt, array("I", content).tobytes()  # type: ignore[arg-type]
     return salt, b"".join(f"{m['role']}\0{m['content']}\0".encode() for m in content)  # type: ignore[index]
 
 

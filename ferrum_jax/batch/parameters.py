@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import struct
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -163,8 +163,8 @@ def packed_ids(token_ids: object) -> bytes | None:
     if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int}:
         return None
     try:
-        return struct.pack(f"<{len(token_ids)}I", *token_ids)
-    except struct.error:  # out of its range
+        return array("I", token_ids).tobytes()
+    except OverflowError:  # out of its range
         return None
 
 

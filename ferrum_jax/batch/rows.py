@@ -6,7 +6,6 @@ million rows take well under 200 MB with their books. A row is parsed again when
 
 from __future__ import annotations
 
-import array
 import hashlib
 import zlib
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
-from ferrum_jax.batch.ordering import Features
+from ferrum_jax.batch.parsing import parse_file
 
 _MOST_ROWS_IN_SHARD, _LEAST_ROWS_IN_SHARD, _SHARDS = 1024, 8, 64
 
@@ -29,37 +28,20 @@ class Rows:
     def __init__(self, file: BinaryIO, seed: int = 0) -> None:
         self._file, self._seed = file, seed
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
-        offsets, numbers, bad = array.array("Q"), array.array("I"), bytearray()
-        digests, names, checksums, features = bytearray(), bytearray(), array.array("I"), Features()
-        offset = 0
-        file.seek(0)
-        for number, raw in enumerate(file, start=1):
-            place, offset = offset, offset + len(raw)
-            if not raw.strip():
-                continue
-            row = parse_line(raw, number, seed=seed)
-            offsets.append(place)
-            numbers.append(number)
-            bad.append(isinstance(row, BadRow))
-            checksums.append(zlib.crc32(raw))
-            digests += bytes.fromhex(row.id)
-            names += (
-                bytes(8) if row.custom_id is None else hashlib.blake2b(row.custom_id.encode(), digest_size=8).digest()
-            )
-            features.add(row)
-        self._offsets, self._numbers = np.frombuffer(offsets, np.uint64), np.array(numbers, np.uint32)
-        self._checksums = checksums  # of the lines as they are, to see that they stay so
-        self.is_bad = np.array(bad, np.bool_)
-        self._digests = digests
-        self._refuse_duplicates(np.frombuffer(names, np.uint64))
+        columns = parse_file(file, seed)
+        self._offsets, self._numbers = columns.offsets, columns.numbers
+        self._checksums = columns.checksums  # to see that the lines stay as they are
+        self.is_bad = np.frombuffer(columns.is_bad, np.bool_)
+        self._digests = columns.digests
+        self._refuse_duplicates(np.frombuffer(columns.names, np.uint64))
         self.num_bad = int(self.is_bad.sum())
-        heads = np.frombuffer(digests, ">u8")[::2].astype(np.uint64)
+        heads = np.frombuffer(self._digests, ">u8")[::2].astype(np.uint64)
         self._by_digest = np.argsort(heads, kind="stable").astype(np.uint32)
         self._heads = heads[self._by_digest]  # sorted
-        self.embeds = features.embeds
-        order = features.order()
+        self.embeds = columns.features.embeds
+        order = columns.features.order()
         self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
-        self.layout = hashlib.blake2b(digests, digest_size=8).hexdigest()
+        self.layout = hashlib.blake2b(self._digests, digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -76,7 +58,8 @@ class Rows:
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
         first_line = self._first_lines.get(index)
         if first_line is None:
-            return parse_line(raw, number, seed=self._seed, digest=self.digest(index))
+            digest = None if self.is_bad[index] else self.digest(index)
+            return parse_line(raw, number, seed=self._seed, digest=digest)
         custom_id = parse_line(raw, number, seed=self._seed).custom_id
         assert custom_id is not None, "a duplicate has a name"
         return duplicate_row(raw, number, custom_id, first_line)
@@ -102,8 +85,8 @@ class Rows:
             yield index, row
 
     def _line(self, index: int) -> tuple[bytes, int]:
-        self._file.seek(int(self._offsets[index]))
-        return self._file.readline(), int(self._numbers[index])
+        self._file.seek(self._offsets[index])
+        return self._file.readline(), self._numbers[index]
 
     def _refuse_duplicates(self, names: np.ndarray) -> None:
         """Of rows with one custom_id the first stays; the others become bad rows, with digests of their own."""

@@ -47,6 +47,21 @@ def add(commands: Any) -> None:
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
     )
     batch.add_argument(
+        "--plan",
+        action="store_true",
+        help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
+    )
+    batch.add_argument(
+        "--report", metavar="FILE.html", help="write a page with plots over time; FILE.report.json is written anyway"
+    )
+    _add_leaving(batch)
+    add_model(batch)
+    add_load(batch)
+
+
+def _add_leaving(batch: argparse.ArgumentParser) -> None:
+    """What is done when a worker goes or has gone."""
+    batch.add_argument(
         "--lease-expiry",
         type=_seconds,
         default=60.0,
@@ -66,31 +81,10 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="write cached prefixes to this new folder before ending for a notice, for --load-prefix-cache",
     )
-    batch.add_argument(
-        "--plan",
-        action="store_true",
-        help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
-    )
-    batch.add_argument(
-        "--report", metavar="FILE.html", help="write a page with plots over time; FILE.report.json is written anyway"
-    )
-    add_model(batch)
-    add_load(batch)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from ferrum_jax.batch.job import JobOptions, run_batch
-    from ferrum_jax.batch.reach import reach_of
-
     config = chosen_config(args)
-    settings = {
-        "dtype": config.dtype,
-        "kv_dtype": config.kv_dtype,
-        "max_model_len": config.max_model_len,
-        "tokenizer": args.tokenizer,
-    }
     if args.plan:
         return show_plan(args, _batch_config(config, given="invariant" in args))
     kept = args.save_prefixes_at_notice
@@ -100,31 +94,43 @@ def _run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_in_time(notice))
         stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
+        return _run_job(args, config, notice, stack)
 
-        def save_prefixes(llm: Any) -> None:
-            if kept is not None and llm.stats()["entries"]:
-                llm.save_prefix_cache(kept)
 
-        console = Console(stderr=True)
+def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, stack: contextlib.ExitStack) -> int:
+    """stack: what must end after the job."""
+    from rich.console import Console
 
-        def make_llm(rows: Rows) -> LLM:
-            chosen = _batch_config(config, given="invariant" in args or args.bundle is not None)
-            return open_llm(args, chosen, stack, functools.partial(reach_of, rows))
+    from ferrum_jax.batch.job import JobOptions, run_batch
+    from ferrum_jax.batch.reach import reach_of
 
-        model = os.path.basename(os.path.abspath(args.model))
-        return run_batch(
-            make_llm,
-            args.input,
-            args.output,
-            model=model,
-            seed=config.seed,
-            settings=settings,
-            options=JobOptions(max_errors=args.max_errors, expiry_s=args.lease_expiry),
-            console=console,
-            notice=notice,
-            at_notice=save_prefixes,
-            page_path=args.report,
-        )
+    def make_llm(rows: Rows) -> LLM:
+        chosen = _batch_config(config, given="invariant" in args or args.bundle is not None)
+        return open_llm(args, chosen, stack, functools.partial(reach_of, rows))
+
+    return run_batch(
+        make_llm,
+        args.input,
+        args.output,
+        model=os.path.basename(os.path.abspath(args.model)),
+        seed=config.seed,
+        settings={
+            "dtype": config.dtype,
+            "kv_dtype": config.kv_dtype,
+            "max_model_len": config.max_model_len,
+            "tokenizer": args.tokenizer,
+        },
+        options=JobOptions(max_errors=args.max_errors, expiry_s=args.lease_expiry),
+        console=Console(stderr=True),
+        notice=notice,
+        at_notice=functools.partial(_save_prefixes, args.save_prefixes_at_notice),
+        page_path=args.report,
+    )
+
+
+def _save_prefixes(folder: Path | None, llm: Any) -> None:
+    if folder is not None and llm.stats()["entries"]:
+        llm.save_prefix_cache(folder)
 
 
 def _count(text: str) -> int:

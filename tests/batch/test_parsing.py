@@ -1,0 +1,48 @@
+"""Parsing in several processes: the same columns, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import pickle
+
+import pytest
+
+from ferrum_jax.batch import parsing
+
+LINES = [
+    *(
+        json.dumps({"custom_id": f"row-{i}", "prompt_token_ids": [i, 7, 9], "max_tokens": 4}).encode()
+        for i in range(40)
+    ),
+    b"",
+    b"{",
+    json.dumps({"custom_id": "text", "prompt": "x" * 300, "cache_salt": "tenant"}).encode(),
+    json.dumps({"custom_id": "vector", "input": "x", "model": "m"}).encode(),
+]
+
+
+def columns() -> list[bytes]:
+    found = parsing.parse_file(io.BytesIO(b"\n".join(LINES)), seed=3)
+    assert len(found.offsets) == len(LINES) - 1  # one is blank
+    return [pickle.dumps(getattr(found, field.name)) for field in dataclasses.fields(found)]
+
+
+@pytest.fixture
+def many_processes(monkeypatch):
+    monkeypatch.setattr(parsing, "_CHUNK_BYTES", 300)
+    monkeypatch.setattr(parsing, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(parsing.os, "cpu_count", lambda: 2)
+
+
+def test_a_large_input_parsed_in_two_processes_gives_the_columns_of_one(many_processes, monkeypatch):
+    elsewhere = columns()
+    monkeypatch.undo()
+    assert elsewhere == columns()
+
+
+def test_a_process_that_ends_before_its_time_is_an_error_that_says_what_to_do(many_processes, monkeypatch):
+    monkeypatch.setattr(parsing, "_PROGRAM", "pass")
+    with pytest.raises(OSError, match="ended before its time; start the job again"):
+        columns()
