@@ -10,16 +10,15 @@ import numpy as np
 from ferrum_jax.config import MeshShape
 from tests.support import GOLDENS, ROOT
 
+# Four devices; and LLVM does not optimise, which changes no program but halves the time of compiling it.
+FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 
-def run_on(family: str, *meshes: str) -> list[dict]:
-    """What `mesh_run.py` prints of each mesh."""
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-    }
+
+def run_on(name: str, *meshes: str, program: str = "mesh_run.py") -> list[dict]:
+    """What a program of this folder prints of a golden folder's model on each mesh."""
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
     run = subprocess.run(
-        [sys.executable, "tests/sharding/mesh_run.py", family, *meshes],
+        [sys.executable, f"tests/sharding/{program}", name, *meshes],
         env=os.environ | environment,
         cwd=ROOT,
         check=True,
