@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from checkpoints.fingerprint import fingerprint
 from checkpoints.memory import take
@@ -36,7 +37,7 @@ class Encoder:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger.of_weights(sum(t.size * t.dtype.itemsize for t in self.layout.targets.values()))
+        return Ledger.of_weights(self.layout.model.weights_bytes)
 
     def run(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
@@ -48,7 +49,8 @@ class Encoder:
 
     def with_weights(self, arrays: Mapping[str, Any]) -> Encoder:
         """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
-        return _encoder(self.layout, take(arrays, self.layout.targets), self.runner.executables)
+        model = self.layout.model
+        return _encoder(self.layout, take(arrays, model.targets, model.stretches), self.runner.executables)
 
 
 def _encoder(
@@ -56,8 +58,9 @@ def _encoder(
     tensors: Mapping[str, jax.Array],
     executables: Mapping[EncoderBucket, Callable[..., jax.Array]],
 ) -> Encoder:
-    digest = fingerprint(layout.spec.digest_text(), layout.dtype.name, tensors)
-    runner = EncoderRunner(tuple(tensors[name] for name in layout.targets), executables)
+    digest = fingerprint(layout.spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
+    weights = tuple(tensors[name] for name in layout.model.targets)
+    runner = EncoderRunner(weights, executables, layout.num_shards)
     return Encoder(layout=layout, runner=runner, fingerprint=bytes.fromhex(digest))
 
 
@@ -65,12 +68,13 @@ def load_encoder(
     spec: BertSpec,
     read: Callable[..., dict[str, jax.Array]],
     config: EngineConfig,
+    mesh: Mesh,
     sentence: SentenceLayout,
     store: ExecutableSource | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Encoder:
-    """Compiles every bucket while the weights load. read(targets) gives the weights."""
-    layout = lay_out_encoder(spec, config, jax.devices()[0].platform, sentence.max_seq_length)
+    """Compiles every bucket while the weights load, which read(targets, stretches) gives. mesh: of config.mesh."""
+    layout = lay_out_encoder(spec, config, mesh, sentence.max_seq_length)
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         compiling = thread.submit(
             compile_encoder,
@@ -78,5 +82,5 @@ def load_encoder(
             store=store,
             on_done=lambda done, total: on_progress("executables", done, total),
         )
-        tensors = read(layout.targets)
+        tensors = read(layout.model.targets, layout.model.stretches)
         return _encoder(layout, tensors, compiling.result())

@@ -172,9 +172,11 @@ class Opening:
         refuse_several_processes(spec.architecture)
         if self.bundle is not None:
             raise ValueError(f"{spec.architecture} is an encoder, and bundles are of models that generate")
-        return load_encoder(spec, self.source.read, self.config, sentence, self._store(None), self.on_progress)
+        mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
+        store = self._store(mesh.devices.flatten().tolist())
+        return load_encoder(spec, self.source.read, self.config, mesh, sentence, store, self.on_progress)
 
-    def _store(self, devices: Sequence[Any] | None) -> ExecutableStore | None:
+    def _store(self, devices: Sequence[Any]) -> ExecutableStore | None:
         folder = self.config.compilation_cache_dir
         return None if folder is None else ExecutableStore(folder, devices)
 

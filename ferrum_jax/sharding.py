@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -72,6 +72,19 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.mlp.*.weight", ("hidden", None)),
     ("layers.*.mlp.*.bias", ("hidden",)),
     ("*norm.weight", (None,)),
+    # of encoders
+    ("*norm.bias", (None,)),
+    ("words.weight", ("vocabulary", None)),
+    ("positions.weight", (None, None)),
+    ("types.weight", (None, None)),
+    ("layers.*.[qkv].weight", ("heads", None)),
+    ("layers.*.[qkv].bias", ("heads",)),
+    ("layers.*.o.weight", (None, "heads")),
+    ("layers.*.up.weight", ("hidden", None)),
+    ("layers.*.up.bias", ("hidden",)),
+    ("layers.*.down.weight", (None, "hidden")),
+    ("layers.*.o.bias", (None,)),
+    ("layers.*.down.bias", (None,)),
 )
 
 
@@ -231,6 +244,17 @@ def local_bytes(array: jax.ShapeDtypeStruct) -> int:
 # -- a model on a mesh -------------------------------------------------------------------------------------
 
 
+class HasHeads(Protocol):
+    """What both a decoder's spec and an encoder's say of attention."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardedModel:
     """A model's parameters on a mesh, and what one device holds.
@@ -252,7 +276,7 @@ class ShardedModel:
 
 
 def shard_model(
-    spec: ModelSpec, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, shape: MeshShape
+    spec: HasHeads, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, shape: MeshShape
 ) -> ShardedModel:
     """The parameters of a model as they lie on a mesh of this shape. `refusals` must have nothing against it."""
     tp = shape.tp
@@ -284,7 +308,7 @@ def axes_of(name: str) -> tuple[str | None, ...]:
     raise ValueError(f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding.py")
 
 
-def _stretch(spec: ModelSpec, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Stretch | None:
+def _stretch(spec: HasHeads, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Stretch | None:
     if axes[0] == "vocabulary" and shape[0] % tp:
         return Stretch(rows=shape[0], size=round_up(shape[0], tp))
     if axes[0] == "kv_heads" and spec.num_key_value_heads < tp:
@@ -295,32 +319,45 @@ def _stretch(spec: ModelSpec, axes: tuple[str | None, ...], shape: tuple[int, ..
 
 def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
     """Why a model cannot run on a mesh of this shape, each with the sizes that would work; empty where it can."""
-    reasons = _undivided(spec, shape)
+    return _refusals(lambda mesh: _undivided(spec, mesh), spec.num_attention_heads, shape)
+
+
+def encoder_refusals(num_attention_heads: int, intermediate_size: int, shape: MeshShape) -> list[str]:
+    """The same of an encoder."""
+
+    def undivided(mesh: MeshShape) -> list[str]:
+        return _no_multiples(mesh.tp, num_attention_heads=num_attention_heads, intermediate_size=intermediate_size)
+
+    return _refusals(undivided, num_attention_heads, shape)
+
+
+def _refusals(undivided: Callable[[MeshShape], list[str]], num_heads: int, shape: MeshShape) -> list[str]:
+    reasons = undivided(shape)
     if not reasons:
         return []
     once, on_each = (
-        [MeshShape(dp=shape.dp, tp=tp, has_experts_once=is_once) for tp in range(1, spec.num_attention_heads + 1)]
+        [MeshShape(dp=shape.dp, tp=tp, has_experts_once=is_once) for tp in range(1, num_heads + 1)]
         for is_once in (shape.has_experts_once, False)
     )
-    fits = [str(mesh.tp) for mesh in once if not _undivided(spec, mesh)]
-    fits = fits or [f"{mesh.tp} with ep={mesh.tp}" for mesh in on_each if not _undivided(spec, mesh)]
+    fits = [str(mesh.tp) for mesh in once if not undivided(mesh)]
+    fits = fits or [f"{mesh.tp} with ep={mesh.tp}" for mesh in on_each if not undivided(mesh)]
     return [f"mesh is {str(shape)!r}: {', '.join(reasons)}; tp may be {', '.join(fits)}"]
 
 
+def _no_multiples(tp: int, **sizes: int) -> list[str]:
+    return [f"{name}, {size}, is no multiple of tp, {tp}" for name, size in sizes.items() if size % tp]
+
+
 def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
-    N, K, tp = spec.num_attention_heads, spec.num_key_value_heads, shape.tp
-    reasons = []
-    if N % tp:
-        reasons.append(f"num_attention_heads, {N}, is no multiple of tp, {tp}")
+    K, tp = spec.num_key_value_heads, shape.tp
+    reasons = _no_multiples(tp, num_attention_heads=spec.num_attention_heads)
     if K % tp and tp % K:
         reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
-    if len(spec.moe_layers) < spec.num_hidden_layers and spec.intermediate_size % tp:
-        reasons.append(f"intermediate_size, {spec.intermediate_size}, is no multiple of tp, {tp}")
-    if spec.moe_layers and spec.shared_expert_intermediate_size % tp:
-        width = spec.shared_expert_intermediate_size
-        reasons.append(f"shared_expert_intermediate_size, {width}, is no multiple of tp, {tp}")
-    if spec.linear_num_key_heads % tp:
-        reasons.append(f"linear_num_key_heads, {spec.linear_num_key_heads}, is no multiple of tp, {tp}")
+    if len(spec.moe_layers) < spec.num_hidden_layers:
+        reasons += _no_multiples(tp, intermediate_size=spec.intermediate_size)
+    if spec.moe_layers:
+        reasons += _no_multiples(tp, shared_expert_intermediate_size=spec.shared_expert_intermediate_size)
+    reasons += _no_multiples(tp, linear_num_key_heads=spec.linear_num_key_heads)
     if spec.moe_layers and spec.num_experts % shape.ep:
         axes = "tp" if shape.ep == tp else "dp * tp"
         reasons.append(f"num_experts, {spec.num_experts}, is no multiple of {axes}, {shape.ep}")

@@ -22,6 +22,7 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
+from ferrum_jax.sharding import WHOLE, Shards
 
 QUERY_TILE = 512  # scores exist of so many queries at once, so that memory grows with the length and not its square
 _MASKED = -1e30  # finite: a padded row has no real key at all, and its softmax must not be NaN
@@ -67,17 +68,25 @@ class BertSpec:
     prefix: str
     head: str
 
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
     def digest_text(self) -> str:
         """All that decides vectors, as text; equal specs give equal text."""
         return repr(dataclasses.replace(self, dtype="", prefix="", head=""))
 
 
 class BertLayer(nnx.Module):
-    """Attention and MLP, each with a residual and a norm behind it."""
+    """Attention and MLP, each with a residual and a norm behind it. On a mesh a device has some heads and columns."""
 
     def __init__(self, spec: BertSpec, *, dtype: jnp.dtype) -> None:
         D, F = spec.hidden_size, spec.intermediate_size
-        self.num_heads = spec.num_attention_heads
+        self.head_dim = spec.head_dim
         self.activation = ACTIVATIONS[spec.hidden_act]
         self.q = Linear(D, D, bias=True, dtype=dtype, rngs=None)
         self.k = Linear(D, D, bias=True, dtype=dtype, rngs=None)
@@ -88,11 +97,16 @@ class BertLayer(nnx.Module):
         self.down = Linear(F, D, bias=True, dtype=dtype, rngs=None)
         self.mlp_norm = LayerNorm(D, eps=spec.layer_norm_eps, dtype=dtype)
 
-    def __call__(self, x: jax.Array, lengths: jax.Array) -> jax.Array:  # [R * S, D], [R] int32 -> [R * S, D]
-        R, D = lengths.shape[0], x.shape[1]
-        q, k, v = (a.reshape(R, -1, self.num_heads, D // self.num_heads) for a in (self.q(x), self.k(x), self.v(x)))
-        x = self.attention_norm(x + self.o(attend(q, k, v, lengths).reshape(x.shape)))
-        return self.mlp_norm(x + self.down(self.activation(self.up(x))))
+    def __call__(
+        self,
+        x: jax.Array,  # [R * S, D]
+        lengths: jax.Array,  # [R] int32
+        shards: Shards,
+    ) -> jax.Array:  # [R * S, D]
+        R = lengths.shape[0]
+        q, k, v = (a.reshape(R, len(x) // R, -1, self.head_dim) for a in (self.q(x), self.k(x), self.v(x)))
+        x = self.attention_norm(x + self.o(attend(q, k, v, lengths).reshape(len(x), -1), shards))
+        return self.mlp_norm(x + self.down(self.activation(self.up(x)), shards))
 
 
 class Bert(nnx.Module):
@@ -109,14 +123,19 @@ class Bert(nnx.Module):
         self.norm = LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps, dtype=dtype)
         self.layers = nnx.List([BertLayer(spec, dtype=dtype) for _ in range(spec.num_hidden_layers)])
 
-    def __call__(self, token_ids: jax.Array, lengths: jax.Array) -> jax.Array:  # [R, S] int32, [R] int32 -> [R, S, D]
+    def __call__(
+        self,
+        token_ids: jax.Array,  # [R, S] int32
+        lengths: jax.Array,  # [R] int32
+        shards: Shards = WHOLE,
+    ) -> jax.Array:  # [R, S, D]
         R, S = token_ids.shape
         # padding beyond the table reads its last row; nothing attends to it
         places = jnp.broadcast_to(self.first_position + jnp.arange(S, dtype=jnp.int32), (R, S))
-        x = self.words(token_ids.reshape(-1)) + self.positions(places.reshape(-1))
+        x = self.words(token_ids.reshape(-1), shards) + self.positions(places.reshape(-1))
         x = self.norm(x + self.types.weight[...][:1])
         for layer in self.layers:
-            x = layer(x, lengths)
+            x = layer(x, lengths, shards)
         return x.reshape(R, S, -1)
 
 

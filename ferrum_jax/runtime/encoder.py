@@ -2,7 +2,8 @@
 
 A bucket is (R rows, S tokens a row); all are listed by `encoder_buckets` and compiled before the first step. A
 text's bucket length follows from its own length alone, and every bucket has at least FEWEST_TOKENS, so neither the
-texts beside it nor the number of rows change a bit of its vector on the CPU in float32.
+texts beside it nor the number of rows change a bit of its vector on the CPU in float32. On a mesh each data shard has R
+rows of its own, and the devices of a shard some heads each.
 """
 
 from __future__ import annotations
@@ -17,12 +18,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import QUERY_TILE, BertSpec
 from ferrum_jax.runtime.store import ExecutableSource
+from ferrum_jax.sharding import (
+    DATA,
+    ShardedModel,
+    describe,
+    encoder_refusals,
+    on_mesh,
+    partition,
+    partitions,
+    shard_model,
+    shards_of,
+)
 
 POOLINGS = ("mean", "cls", "last")
 SHORTEST = 16  # tokens of the smallest bucket's rows
@@ -30,12 +43,15 @@ SHORTEST = 16  # tokens of the smallest bucket's rows
 # 64 rows of 64 do not), so 128 tokens suffice from a width of 32 on.
 FEWEST_TOKENS = 128
 # What an encoder reads of EngineConfig; it has no KV, no sampling and no requests that run on.
-_USED = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "invariant", "compilation_cache_dir")
+_USED = (
+    *("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+    *("invariant", "mesh", "compilation_cache_dir"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class EncoderBucket:
-    """One compiled shape."""
+    """One compiled shape: of a data shard."""
 
     length: int  # S
     num_rows: int  # R
@@ -43,23 +59,30 @@ class EncoderBucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderLayout:
-    """All that follows from spec, config and device, before any weight is read."""
+    """All that follows from spec, config and devices, before any weight is read."""
 
     spec: BertSpec
     dtype: jnp.dtype
     max_model_len: int
     graph: nnx.GraphDef
-    targets: dict[str, jax.ShapeDtypeStruct]  # in the order of the executables' argument
+    mesh: Mesh
+    model: ShardedModel  # its targets are in the order of the executables' argument
     buckets: tuple[EncoderBucket, ...]
+
+    @property
+    def num_shards(self) -> int:
+        """Data shards: each has a bucket's rows."""
+        return self.mesh.shape[DATA]
 
 
 def lay_out_encoder(
-    spec: BertSpec, config: EngineConfig, platform: str, max_seq_length: int | None = None
+    spec: BertSpec, config: EngineConfig, mesh: Mesh, max_seq_length: int | None = None
 ) -> EncoderLayout:
     """The layout of an encoder. max_seq_length: the checkpoint's own limit, which config.max_model_len may raise.
 
-    Raises ValueError with every reason why it cannot run so.
+    mesh: of config.mesh. Raises ValueError with every reason why it cannot run so.
     """
+    platform, shape = mesh.devices.flat[0].platform, MeshShape.parse(config.mesh)
     auto_dtype = "float32" if platform == "cpu" else spec.dtype
     dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
     most = spec.max_position_embeddings
@@ -73,12 +96,19 @@ def lay_out_encoder(
         reasons.append(f"max_model_len is {max_model_len}, more than the model's positions, {most}")
     if config.invariant and not (platform == "cpu" and dtype == jnp.float32):
         reasons.append(f"invariant=True holds on the CPU in float32 only; this is {platform} in {dtype.name}")
+    reasons += encoder_refusals(spec.num_attention_heads, spec.intermediate_size, shape)
     if reasons:
         raise ValueError("; ".join(reasons))
-    graph, targets = registry.unbind(registry.abstract_encoder(spec, dtype))
+    graph, parameters = registry.unbind(registry.abstract_encoder(spec, dtype))
     buckets = encoder_buckets(max_model_len, config.max_num_seqs, config.max_num_batched_tokens)
     return EncoderLayout(
-        spec=spec, dtype=dtype, max_model_len=max_model_len, graph=graph, targets=targets, buckets=buckets
+        spec=spec,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        graph=graph,
+        mesh=mesh,
+        model=shard_model(spec, parameters, mesh, shape),
+        buckets=buckets,
     )
 
 
@@ -97,16 +127,16 @@ def encoder_buckets(max_model_len: int, max_num_seqs: int, max_num_batched_token
 
 
 def make_step(layout: EncoderLayout) -> Callable[[tuple[jax.Array, ...], jax.Array], jax.Array]:
-    """(weights, batch [1 + R, 1 + S] int32) -> vectors [R, D] float32.
+    """(weights, batch [1 + R, 1 + S] int32) -> vectors [R, D] float32, of each data shard.
 
     batch: row 0 begins with the pooling's index in POOLINGS; each other row is a text's length and its token ids.
     """
-    names = tuple(layout.targets)
+    names, shards = tuple(layout.model.targets), shards_of(layout.mesh)
 
     def step(weights: tuple[jax.Array, ...], batch: jax.Array) -> jax.Array:
         model = registry.bind(layout.graph, dict(zip(names, weights, strict=True)))
         lengths = batch[1:, 0]
-        hidden = model(batch[1:, 1:], lengths).astype(jnp.float32)  # [R, S, D]
+        hidden = model(batch[1:, 1:], lengths, shards).astype(jnp.float32)  # [R, S, D]
         return pool(hidden, lengths, batch[0, 0])
 
     return step
@@ -130,18 +160,21 @@ def compile_encoder(
     layout: EncoderLayout, *, store: ExecutableSource | None, on_done: Callable[[int, int], None]
 ) -> dict[EncoderBucket, Callable[..., jax.Array]]:
     """The executable of every bucket, from the store or compiled from shapes, in a thread pool."""
-    step = jax.jit(make_step(layout))
-    weights = tuple(layout.targets.values())
+    weights, mesh = tuple(layout.model.targets.values()), layout.mesh
+    shapes = f"{dict(mesh.shape)} {layout.spec.digest_text()} {describe(layout.model.targets)}"
+    step = make_step(layout)
+    if mesh.size > 1:
+        rows = partition("rows", None)
+        step = jax.shard_map(step, mesh=mesh, in_specs=(partitions(weights), rows), out_specs=rows, check_vma=False)
+    jitted = jax.jit(step)
 
     def get(bucket: EncoderBucket) -> Callable[..., jax.Array]:
-        batch = jax.ShapeDtypeStruct((1 + bucket.num_rows, 1 + bucket.length), jnp.int32)
+        batch = on_mesh(mesh, (1 + bucket.num_rows, 1 + bucket.length), jnp.int32, "rows", None)
 
         def compile() -> Callable[..., jax.Array]:
-            return step.lower(weights, batch).compile()
+            return jitted.lower(weights, batch).compile()
 
-        if store is None:
-            return compile()
-        return store.get(f"encoder {bucket} {layout.spec.digest_text()} {layout.targets}", compile)
+        return compile() if store is None else store.get(f"encoder {bucket} {shapes}", compile)
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         jobs = {bucket: threads.submit(get, bucket) for bucket in reversed(layout.buckets)}
@@ -152,13 +185,17 @@ def compile_encoder(
 
 
 class EncoderRunner:
-    """Runs texts through an encoder on one device; one step is in flight while the next is packed."""
+    """Runs texts through an encoder; one step is in flight while the next is packed."""
 
     def __init__(
-        self, weights: tuple[jax.Array, ...], executables: Mapping[EncoderBucket, Callable[..., jax.Array]]
+        self,
+        weights: tuple[jax.Array, ...],
+        executables: Mapping[EncoderBucket, Callable[..., jax.Array]],
+        num_shards: int = 1,
     ) -> None:
         self._weights = weights
         self.executables = executables
+        self._num_shards = num_shards
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
@@ -174,17 +211,18 @@ class EncoderRunner:
         """
         in_flight: deque[tuple[Sequence[int], jax.Array]] = deque()
         for bucket, members in self._steps([len(text) for text in texts]):
-            batch = np.zeros((1 + bucket.num_rows, 1 + bucket.length), np.int32)
-            batch[0, 0] = POOLINGS.index(pooling)
-            for row, member in enumerate(members, 1):
-                batch[row, 0] = len(texts[member])
-                batch[row, 1 : 1 + len(texts[member])] = texts[member]
-            vectors = self.executables[bucket](self._weights, batch)
+            batch = np.zeros((self._num_shards, 1 + bucket.num_rows, 1 + bucket.length), np.int32)
+            batch[:, 0, 0] = POOLINGS.index(pooling)
+            for place, member in enumerate(members):
+                row = batch[place // bucket.num_rows, 1 + place % bucket.num_rows]
+                row[0] = len(texts[member])
+                row[1 : 1 + len(texts[member])] = texts[member]
+            vectors = self.executables[bucket](self._weights, batch.reshape(-1, 1 + bucket.length))
             vectors.copy_to_host_async()
             in_flight.append((members, vectors))
             self.num_steps += 1
-            self.num_tokens += int(batch[1:, 0].sum())
-            self.num_padded_tokens += bucket.num_rows * bucket.length
+            self.num_tokens += int(batch[:, 1:, 0].sum())
+            self.num_padded_tokens += self._num_shards * bucket.num_rows * bucket.length
             if len(in_flight) > 1:
                 yield _fetch(*in_flight.popleft())
         while in_flight:
@@ -201,9 +239,10 @@ class EncoderRunner:
             shortest = length
             few, many = min(buckets), max(buckets)
             while members:
-                bucket = many if 4 * len(members) > many.num_rows else few
-                yield bucket, members[: bucket.num_rows]
-                members = members[bucket.num_rows :]
+                bucket = many if 4 * len(members) > self._num_shards * many.num_rows else few
+                count = self._num_shards * bucket.num_rows
+                yield bucket, members[:count]
+                members = members[count:]
 
 
 def _fetch(members: Sequence[int], vectors: jax.Array) -> tuple[Sequence[int], np.ndarray]:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.folder import read_json
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import attend
 from ferrum_jax.runtime.encoder import POOLINGS, EncoderRunner, compile_encoder, encoder_buckets, lay_out_encoder
 from ferrum_jax.runtime.store import ExecutableStore
+from ferrum_jax.sharding import make_mesh
 from tests.support import COMPILED, GOLDENS
 
 ENCODERS = GOLDENS / "encoders"
 NAMES = sorted(path.parent.name for path in ENCODERS.glob("*/golden.npz"))
+
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices())
 
 
 @functools.cache
@@ -27,9 +33,9 @@ def load(name: str, max_num_batched_tokens: int = 512):
     """(a runner of one golden folder, its golden arrays)."""
     checkpoint = open_checkpoint(ENCODERS / name)
     config = EngineConfig(max_model_len=64, max_num_seqs=32, max_num_batched_tokens=max_num_batched_tokens)
-    layout = lay_out_encoder(registry.encoder_spec_of(checkpoint.config), config, "cpu")
+    layout = lay_out_encoder(registry.encoder_spec_of(checkpoint.config), config, one_device())
     weights = registry.weights_of(checkpoint.config)
-    tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.targets)
+    tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.model.targets)
     store = ExecutableStore(str(COMPILED))
     executables = compile_encoder(layout, store=store, on_done=lambda done, total: None)
     golden = dict(np.load(ENCODERS / name / "golden.npz"))
@@ -97,11 +103,11 @@ def test_every_length_has_a_bucket_of_many_rows_and_one_of_few_with_128_tokens_a
 def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
     config = read_json(ENCODERS / "bert" / "config.json")
     spec = registry.encoder_spec_of(config)
-    wrong = EngineConfig(block_size=16, mesh="tp=2", max_model_len=100)
-    with pytest.raises(
-        ValueError, match=r"block_size is 16, which an encoder does not use.*mesh is 'tp=2'.*is 100, mo"
-    ):
-        lay_out_encoder(spec, wrong, "cpu")
+    wrong = EngineConfig(block_size=16, mesh="tp=3", max_model_len=100)
+    with pytest.raises(ValueError, match=r"block_size is 16, which an encoder does not use.*is 100, mo") as refused:
+        lay_out_encoder(spec, wrong, one_device())
+    assert "mesh is 'tp=3': num_attention_heads, 4, is no multiple of tp, 3, inter" in str(refused.value)
+    assert str(refused.value).endswith("tp may be 1, 2, 4")
     for change, message in (
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),

@@ -1,6 +1,7 @@
 """The table of logical axes, and what does not divide: repeated, padded or refused by name."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -12,9 +13,10 @@ from checkpoints.fingerprint import fingerprint
 from checkpoints.placement import place
 from checkpoints.rules import Stretch
 from ferrum_jax.config import EngineConfig, MeshShape
-from ferrum_jax.models.registry import abstract_model, spec_of, unbind
+from ferrum_jax.models.registry import abstract_encoder, abstract_model, encoder_spec_of, spec_of, unbind
 from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
 from tests.models.published import KINDS, LLAMA3_8B, PUBLISHED, QWEN3_30B_A3B
+from tests.support import GOLDENS
 
 KV_HEADS = Stretch(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
 VOCABULARY = Stretch(rows=6, size=8)
@@ -25,6 +27,15 @@ def test_every_parameter_of_a_published_model_has_an_axis_for_each_dimension(nam
     _, parameters = unbind(abstract_model(spec_of(PUBLISHED[name][0]), "bfloat16"))
     for path, parameter in parameters.items():
         assert len(axes_of(path)) == len(parameter.shape), path
+
+
+def test_every_parameter_of_an_encoder_has_an_axis_for_each_dimension():
+    config = json.loads((GOLDENS / "encoders" / "bert" / "config.json").read_text())
+    _, parameters = unbind(abstract_encoder(encoder_spec_of(config)))
+    for path, parameter in parameters.items():
+        assert len(axes_of(path)) == len(parameter.shape), path
+    assert partition(*axes_of("layers.1.q.weight")) == PartitionSpec("tp", None)
+    assert partition(*axes_of("layers.1.down.weight")) == PartitionSpec(None, "tp")
 
 
 def test_an_unknown_parameter_is_an_error_that_names_the_table():
