@@ -43,7 +43,7 @@ def _serve(processes: Processes) -> None:
     while True:
         message = processes.receive()
         if isinstance(message, list):
-            follow(llm.engine, message)
+            follow(llm.calls, message)
             continue
         try:
             llm = LLM(**message)

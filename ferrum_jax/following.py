@@ -1,7 +1,8 @@
 """Engines in lockstep: that of process 0, which says what it is told, and those of others, which are told the same.
 
 What goes over the wire are the calls that change an engine: `add`, `abort`, `step`, `drain`. All else follows from
-them. Each engine digests its plans, and process 0 compares the digests every few steps.
+them. Each engine digests its plans, and process 0 compares the digests every few steps. A step that fails in all of
+them, for the host did it to a row, breaks all engines, and fresh ones go on; one that fails in some ends all processes.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from ferrum_jax.calls import Calls
 from ferrum_jax.engine import Engine
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import RequestOutput
 from ferrum_jax.runtime.processes import CHECK_STEPS, Processes
 
 
+class StepFailed(RuntimeError):
+    """An engine broke in a step, and those of all processes with it."""
+
+
 class LockstepEngine(Engine):
-    """An engine that does what those of other processes do. After an error it cannot go on: they are elsewhere."""
+    """An engine that does what those of other processes do."""
 
     def __init__(self, processes: Processes, **parts: Any) -> None:
         super().__init__(**parts)
@@ -28,16 +35,22 @@ class LockstepEngine(Engine):
         self._digest = hashlib.blake2b(digest_size=16)
 
     def step(self) -> list[RequestOutput]:
-        try:
+        with self._together():
             return super().step()
-        except Exception as error:
-            raise self._processes.lose(f"a step failed: {type(error).__name__}: {error}") from error
 
     def drain(self) -> None:
-        try:
+        with self._together():
             super().drain()
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Raises StepFailed for an error that all processes have, and ProcessLost for one that others do not have."""
+        try:
+            yield
         except Exception as error:
-            raise self._processes.lose(f"a step failed: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error}"
+            self._processes.break_together(self._num_calls, f"a step failed: {what}")
+            raise StepFailed(what) from error
 
     def _schedule(self) -> StepPlan | None:
         plan = super()._schedule()
@@ -83,11 +96,17 @@ def make_engine(processes: Processes | None, **parts: Any) -> Engine:
     return (LeadingEngine if processes.leads else LockstepEngine)(processes, **parts)
 
 
-def follow(engine: Engine, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
+def follow(calls: Calls, made: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
     """Makes the calls that process 0 has made."""
-    for name, arguments, named in calls:
-        with contextlib.suppress(ValueError):  # a request that is refused, there as here
-            getattr(engine, name)(*arguments, **named)
+    for name, arguments, named in made:
+        if name == "add":
+            with contextlib.suppress(ValueError):  # a request that is refused, there as here
+                calls.engine.add(*arguments, **named)
+        elif name == "abort":
+            calls.engine.abort(*arguments)
+        else:
+            with contextlib.suppress(StepFailed):  # process 0 handles it; here as there the engine is dropped
+                calls.whole(getattr(calls.engine, name))
 
 
 def plan_bytes(plan: Any) -> bytes:

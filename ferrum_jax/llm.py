@@ -29,7 +29,7 @@ from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, single, take_apart
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
-from ferrum_jax.runtime.processes import refuse_several_processes
+from ferrum_jax.runtime.processes import current, refuse_several_processes
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -123,7 +123,9 @@ class LLM:
             self._calls = Calls(engine, self._make_engine, counter=opened.counter, on_recompile=recompile)
 
     def _make_engine(self) -> Engine:
-        refuse_several_processes("an engine after one that was broken off")
+        processes = current()
+        if processes is not None:
+            processes.renew()
         return build_engine(self.loaded, self.config, self.tokenizer)
 
     @property

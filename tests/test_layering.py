@@ -83,7 +83,7 @@ MAY_IMPORT = {
         "ferrum_jax.models",
         "checkpoints",
     ),
-    "ferrum_jax.following": (*NOUN_MODULES, "ferrum_jax.engine", "ferrum_jax.runtime"),
+    "ferrum_jax.following": (*NOUN_MODULES, "ferrum_jax.calls", "ferrum_jax.engine", "ferrum_jax.runtime"),
     "ferrum_jax.distributed": ("ferrum_jax.following", "ferrum_jax.llm", "ferrum_jax.runtime"),
     "ferrum_jax.loading": (
         *NOUN_MODULES,

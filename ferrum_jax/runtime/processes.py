@@ -4,8 +4,9 @@ Process 0 leads. It alone reads requests, keeps journals and speaks; each call t
 others, which make the same call on engines of their own (`ferrum_jax/following.py`). So all keep the same books and
 make the same plans, and each dispatches its own devices' part of a step.
 
-A process that ends closes its connection, and the others end at once. A host that vanishes closes nothing: jax's
-heartbeats miss it after HEARTBEAT_S and end the others. Either way the same command on all hosts goes on.
+A process that ends closes its connection, and the others end at once. A host that vanishes, or a process that is
+stopped, closes nothing: all say every few seconds that they are there, and who says nothing for SILENCE_S is lost.
+Either way the same command on all hosts goes on.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from jax._src import distributed  # the store of keys that jax's processes share
 from jax.sharding import Mesh
 
 EXIT_LOST = 75  # as after a preemption (EX_TEMPFAIL): the same command goes on
-HEARTBEAT_S = 20
+SILENCE_S = 20.0
+HEARTBEAT_S = 45  # of jax, which ends a program in its own words: it comes first only where processes are not connected
 START_S = 300  # how long processes wait for one another when they start
 CHECK_STEPS = 64
+_BEATS = 4  # in SILENCE_S
 _ORDERLY_S = 5.0  # how long this process has to end in order once another is lost
 _MOST_DIGESTS = 16
 _KEY = "ferrum_jax/leader"
@@ -52,6 +55,16 @@ class _End(NamedTuple):
     code: int
 
 
+class _Broken(NamedTuple):
+    """Says that an engine broke in this call of its `step`."""
+
+    call: int
+
+
+class _Beat(NamedTuple):
+    """Says that a process is there."""
+
+
 class Processes:
     """The processes of an engine, as one of them sees them; `connect` makes it."""
 
@@ -62,13 +75,16 @@ class Processes:
         self._received: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in connections]
         self._digests: dict[int, tuple[int, bytes]] = {}  # by step: of the process that was first, its digest
         self._lock = threading.Lock()
-        self._opened = self._ended = False
+        self._sending = threading.Lock()  # a message at a time
+        self._opened = self._ended = self._may_renew = False
         self._lost: tuple[str, int] | None = None  # why, and the exit code
+        self._quiet = threading.Event()  # once nobody needs to know that this process is there
         self._threads = [
             threading.Thread(target=self._receive, args=(number,), name="process", daemon=True)
             for number in range(len(connections))
         ]
-        for thread in self._threads:
+        self._beating = threading.Thread(target=self._beat, name="beats", daemon=True)
+        for thread in (*self._threads, self._beating):
             thread.start()
 
     @property
@@ -79,12 +95,13 @@ class Processes:
         """To all that this one is connected to. Raises ProcessLost where one of them is lost."""
         self.check()
         content = pickle.dumps(what)
-        for connection, thread in zip(self._connections, self._threads, strict=True):
-            try:
-                connection.send_bytes(content)
-            except OSError as error:
-                thread.join(_ORDERLY_S)  # it reads the other's last words, and then what this is about
-                raise ProcessLost(EXIT_LOST) from error
+        with self._sending:
+            for connection, thread in zip(self._connections, self._threads, strict=True):
+                try:
+                    connection.send_bytes(content)
+                except OSError as error:
+                    thread.join(_ORDERLY_S)  # it reads the other's last words, and then what this is about
+                    raise ProcessLost(EXIT_LOST) from error
 
     def open(self, arguments: dict[str, Any]) -> None:
         """Of process 0: lets the others open an LLM with these arguments. Raises ValueError for a second one."""
@@ -113,6 +130,32 @@ class Processes:
             self.check()
         else:
             self.send(_Digest(step, digest))
+
+    def break_together(self, call: int, reason: str) -> None:
+        """Returns once all processes have said that their engines broke in the same call, so that all may renew them.
+
+        Raises ProcessLost, with the reason, where one does not: it waits for a device, or is elsewhere.
+        """
+        self.send(_Broken(call))
+        for received in self._received:
+            try:
+                found = received.get(timeout=_ORDERLY_S)
+            except queue.Empty:
+                found = None
+            if found != _Broken(call):
+                raise self.lose(reason)
+        with self._lock:
+            self._digests.clear()  # steps are counted anew
+        self._may_renew = True
+
+    def renew(self) -> None:
+        """Lets an engine follow one that broke in all processes. Raises ValueError for one that broke in this alone."""
+        if not self._may_renew:
+            raise ValueError(
+                "a call was broken off in this process and not in the others, so their engines differ; start the "
+                "program again on all of them"
+            )
+        self._may_renew = False
 
     def check(self) -> None:
         """Raises ProcessLost once another process is lost."""
@@ -143,6 +186,7 @@ class Processes:
             self._ended = True
             with contextlib.suppress(ProcessLost):
                 self.send(_End(code))
+            self._quiet.set()
             for thread in self._threads:  # the others' last words
                 thread.join(_ORDERLY_S)
         if self._lost is not None:
@@ -158,11 +202,16 @@ class Processes:
         return found
 
     def _receive(self, number: int) -> None:
-        """Runs in a thread: puts messages where they are awaited, until the connection ends."""
-        peer = number + 1 if self.leads else 0
+        """Runs in a thread: puts messages where they are awaited, until the connection ends or is silent."""
+        peer, connection = number + 1 if self.leads else 0, self._connections[number]
         try:
             while True:
-                found = pickle.loads(self._connections[number].recv_bytes())
+                if not connection.poll(SILENCE_S) and not self._ended:
+                    self.lose(f"process {peer} has said nothing for {SILENCE_S:g} s")
+                    return
+                found = pickle.loads(connection.recv_bytes())
+                if isinstance(found, _Beat):
+                    continue
                 if isinstance(found, _Digest):
                     self._compare(peer, found)
                 elif isinstance(found, _Failure):
@@ -171,11 +220,19 @@ class Processes:
                     self._received[number].put(found)
                     if isinstance(found, _End):
                         self._ended = True
-                        self._connections[number].close()
+                        self._quiet.set()
+                        with self._sending:
+                            connection.close()
                         return
         except (EOFError, OSError):
             if not self._ended:
                 self.lose(f"process {peer} has ended")
+
+    def _beat(self) -> None:
+        """Runs in a thread: says that this process is there, until it ends or another does."""
+        with contextlib.suppress(ProcessLost):  # whoever reads from that process says so
+            while not self._quiet.wait(SILENCE_S / _BEATS):
+                self.send(_Beat())
 
     def _compare(self, process: int, found: _Digest) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ from tests.support import COMPILED, ROOT
 
 pytestmark = pytest.mark.slow
 KILLED_AT = 40  # of about 100 steps
+NOTICED_S = 60  # within which a process must have noticed that another is lost
 FLAGS = [
     *("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128", "--num-blocks", "30"),
     *("--block-size", "16", "--no-invariant", "--compilation-cache-dir", str(COMPILED)),
@@ -31,9 +33,17 @@ def folder(tmp_path_factory):
     return folder
 
 
-def start(folder, output, mesh, num_devices, *more, killed_at=None):
+ORDINARY = ("ferrum_jax",)
+CRASHING = ("tests.distributed.crashing", "105")  # row 5
+
+
+def with_signal(name):
+    """The program that gets a signal in the middle of the job."""
+    return ("tests.distributed.killed", str(KILLED_AT), name)
+
+
+def start(folder, output, mesh, num_devices, *more, program=ORDINARY):
     """`ferrum-jax batch` in a process of its own."""
-    program = ["ferrum_jax"] if killed_at is None else ["tests.distributed.killed", str(killed_at)]
     files = ["--model", str(folder / "model"), "--input", str(folder / "in.jsonl"), "--output", str(folder / output)]
     devices = f"--xla_force_host_platform_device_count={num_devices}"
     return subprocess.Popen(
@@ -46,21 +56,30 @@ def start(folder, output, mesh, num_devices, *more, killed_at=None):
     )
 
 
-def run_two(folder, output, mesh, *, killed_at=None):
-    """(exit code, stderr) of two processes that run a job together; the second may be killed."""
+@contextlib.contextmanager
+def two(folder, output, mesh, programs=(ORDINARY, ORDINARY)):
+    """Two processes that run a job together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     together = ["--coordinator", coordinator, "--num-processes", "2", "--process-id"]
-    first = start(folder, output, mesh, 4, *together, "0")
-    second = start(folder, output, mesh, 4, *together, "1", killed_at=killed_at)
+    both = [
+        start(folder, output, mesh, 4, *together, str(number), program=program)
+        for number, program in enumerate(programs)
+    ]
     try:
-        second_said = second.communicate(timeout=300)[1]
-        first_said = first.communicate(timeout=60)[1]  # the bound within which it must have noticed
+        yield both
     finally:
-        for process in (first, second):
-            process.kill()
-            process.wait()
+        for process in both:
+            with process:  # closes its pipes
+                process.kill()
+
+
+def run_two(folder, output, mesh, programs=(ORDINARY, ORDINARY)):
+    """(exit code, stderr) of two processes that run a job together."""
+    with two(folder, output, mesh, programs) as (first, second):
+        second_said = second.communicate(timeout=300)[1]
+        first_said = first.communicate(timeout=NOTICED_S)[1]
     return (first.returncode, first_said), (second.returncode, second_said)
 
 
@@ -82,7 +101,7 @@ def alone(folder):
 
 def test_killed_and_started_again_two_processes_answer_as_one(folder, alone):
     """Process 0 notices, keeps what is done and says so; process 1 writes nothing."""
-    (code, said), _ = run_two(folder, "killed.jsonl", "tp=8", killed_at=KILLED_AT)
+    (code, said), _ = run_two(folder, "killed.jsonl", "tp=8", (ORDINARY, with_signal("SIGKILL")))
     assert code == EXIT_PREEMPTED, said
     assert "process 1 has ended" in said or "a step failed" in said, said
     assert "the same command" in said
@@ -95,6 +114,31 @@ def test_killed_and_started_again_two_processes_answer_as_one(folder, alone):
     tokens, logprobs = answers(folder, "killed.jsonl")
     assert tokens == alone[0]
     assert logprobs == pytest.approx(alone[1], abs=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [0, 1], ids=["the leader", "a follower"])
+def test_a_process_that_is_stopped_and_closes_nothing_ends_the_other_with_a_clear_message(folder, stopped):
+    """As a host whose power fails: 20 s of silence, and 5 s more in which process 0 ends in order."""
+    programs = [with_signal("SIGSTOP") if number == stopped else ORDINARY for number in range(2)]
+    with two(folder, f"stopped-{stopped}.jsonl", "tp=8", programs) as both:
+        assert "SIGSTOP\n" in both[stopped].stdout  # behind what gloo says
+        said = both[1 - stopped].communicate(timeout=NOTICED_S)[1]
+        assert both[1 - stopped].returncode == EXIT_PREEMPTED, said
+        assert f"process {stopped} has said nothing for 20 s" in said
+        assert "the same command" in said
+        assert both[stopped].poll() is None
+
+
+@pytest.mark.long
+def test_a_row_that_breaks_the_engine_of_all_processes_fails_alone(folder, alone):
+    (_, said), (_, other_said) = run_two(folder, "broken.jsonl", "tp=8", (CRASHING, CRASHING))
+    lines = [json.loads(line) for line in (folder / "broken.jsonl").read_text().splitlines()]
+    failed = [line["error"]["code"] if line["error"] else None for line in lines]
+    assert failed == [None] * 5 + ["engine_crash"] + [None] * 2, said + other_said
+    del lines[5]
+    tokens = [line["response"]["body"]["choices"][0]["logprobs"]["tokens"] for line in lines]
+    assert tokens == alone[0][:5] + alone[0][6:]
 
 
 @pytest.mark.long

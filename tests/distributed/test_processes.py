@@ -13,7 +13,7 @@ import pytest
 
 from ferrum_jax.following import plan_bytes
 from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.runtime.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
+from ferrum_jax.runtime.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, _Broken, connect
 
 
 @pytest.fixture
@@ -34,6 +34,8 @@ def pair(monkeypatch):
 def hang_up(processes):
     """What the end of its process does to a connection: to close it while a thread reads it would end nothing."""
     processes._ended = True
+    processes._quiet.set()
+    processes._beating.join()
     for connection in processes._connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
@@ -81,6 +83,54 @@ def test_a_process_that_ends_is_missed_at_once(pair):
     hang_up(other)
     wait_until_lost(leader)
     assert leader._lost[0] == "process 1 has ended"
+
+
+def test_an_engine_that_breaks_in_all_processes_may_be_renewed_once_and_its_steps_count_anew(pair):
+    leader, other, _ = pair
+    for processes in (leader, other):
+        processes.compare(CHECK_STEPS, b"before")
+    thread = Thread(target=other.break_together, args=(5, "a step failed"))
+    thread.start()
+    leader.break_together(5, "a step failed")
+    thread.join()
+    for processes in (leader, other):
+        processes.renew()
+        with pytest.raises(ValueError, match="broken off in this process and not in the others"):
+            processes.renew()
+        processes.compare(CHECK_STEPS, b"after")
+    thread = Thread(target=other.agree, args=(0,))  # comes behind the digest
+    thread.start()
+    leader.agree(0)
+    thread.join()
+
+
+@pytest.mark.parametrize("others", ["nothing", 6])
+def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, monkeypatch, others):
+    """The other has no error, or had one in a step before."""
+    monkeypatch.setattr("ferrum_jax.runtime.processes._ORDERLY_S", 0.1)
+    leader, other, _ = pair
+    if others != "nothing":
+        other.send(_Broken(others))
+    with pytest.raises(ProcessLost):
+        leader.break_together(7, "a step failed: why")
+    assert leader._lost == ("a step failed: why", EXIT_LOST)
+
+
+def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeypatch):
+    """Of the two that process 0 has, one is stopped."""
+    monkeypatch.setattr("ferrum_jax.runtime.processes.SILENCE_S", 0.5)
+    monkeypatch.setattr(Processes, "_exit", lambda self: None)
+    pipes = [Pipe(), Pipe()]
+    waits = Processes(1, [pipes[0][1]])
+    leader = Processes(0, [near for near, _ in pipes])
+    with pytest.raises(ProcessLost):
+        leader._take(1)
+    assert leader._lost == ("process 2 has said nothing for 0.5 s", EXIT_LOST)
+    assert waits._lost is None
+    for processes in (leader, waits):
+        hang_up(processes)
+    for connection in (end for pipe in pipes for end in pipe):
+        connection.close()
 
 
 def test_a_process_that_cannot_start_says_why(pair, monkeypatch):
