@@ -153,8 +153,9 @@ class _Timed:
         self.cache_s = 0.0
         self._depth = 0
         (cache,) = engine.scheduler.caches
-        for name in (n for n, member in vars(type(cache)).items() if callable(member) and not n.startswith("_")):
-            setattr(cache, name, self._timed(getattr(cache, name)))
+        for book in (cache, cache.sharing):
+            for name in (n for n, member in vars(type(book)).items() if callable(member) and not n.startswith("_")):
+                setattr(book, name, self._timed(getattr(book, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:

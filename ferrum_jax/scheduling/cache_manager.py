@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.keys import RequestKeys
 from ferrum_jax.scheduling.pins import Pins
 from ferrum_jax.scheduling.prompts import CachedPrompts
+from ferrum_jax.scheduling.sharing import Sharing
 from ferrum_jax.scheduling.states import StateSlots
 from ferrum_jax.scheduling.tables import BlockTables
 from ferrum_jax.scheduling.transfers import Transfers
-from ferrum_jax.windows import most_held
 
 
 class CacheManager:
@@ -105,6 +105,16 @@ class CacheManager:
         self._transfers = Transfers()
         self._block_bytes = tuple(block_bytes or [0] * len(pool_sizes))
         self.counters = ReuseMetrics(enabled=enabled, block_size=block_size, kv_dtype=kv_dtype)
+        self.sharing = Sharing(
+            self.pools,
+            blocks=self.blocks,
+            prompts=self.prompts,
+            states=self.states,
+            keys=self._keys,
+            block_size=block_size,
+            enabled=enabled,
+            counters=self.counters,
+        )
 
     # -- what a row owns -------------------------------------------------------------------------------
 
@@ -187,87 +197,6 @@ class CacheManager:
         boundary = end // self.block_size * self.block_size
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
-    # -- what others may share -------------------------------------------------------------------------
-
-    def rows_to_publish(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """Indices of the slots [rows] that have full unpublished blocks within `num_tokens` [rows]."""
-        if not (self.enabled or self.blocks.has_windows):
-            return np.zeros(0, np.int64)
-        return np.flatnonzero((self.blocks.num_published[slots] + 1) * self.block_size <= num_tokens)
-
-    def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> set[bytes]:
-        """The keys that a step which computes up to `num_tokens` will add to the cache."""
-        if not self.enabled:
-            return set()
-        end = num_tokens // self.block_size
-        keys = self._keys.of_blocks(request, end)[int(self.blocks.num_published[slot]) : end]
-        pools = self.pools
-        if self.states is not None:  # without a snapshot at their end, blocks are no hit
-            pools = (*pools, self.states.pool)
-            keys = keys[-1:] if num_tokens % self.block_size == 0 else []
-        missing = set().union(*(pool.missing(keys) for pool in pools))
-        if self._ends_prompt(request, num_tokens):
-            whole = self._keys.of_whole(request)
-            if self.prompts.would_store(request, whole):
-                missing.add(whole)
-        return missing
-
-    def shares(self, request: Request, filling: Set[bytes]) -> bool:
-        """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
-        if not filling or not request.takes_hits:
-            return False
-        limit = (len(request.token_ids) - 1) // self.block_size
-        keys = self._keys.of_blocks(request, limit)[:limit]
-        return not filling.isdisjoint(keys) or (self.prompts.keeps(request) and self._keys.of_whole(request) in filling)
-
-    def _ends_prompt(self, request: Request, num_tokens: int) -> bool:
-        """Whether a step that computes up to `num_tokens` ends a prompt of which an entry may be kept."""
-        ends = num_tokens == len(request.token_ids) == request.num_prompt_tokens
-        return ends and request.num_computed < num_tokens and self.prompts.keeps(request)
-
-    def keep(self, request: Request, num_tokens: int) -> None:
-        """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`.
-
-        An entry of its prompt if that ends there, and a snapshot of its recurrent state.
-        """
-        if not self.enabled or request.num_computed == num_tokens:
-            return
-        ends_prompt = self._ends_prompt(request, num_tokens)
-        if ends_prompt:
-            last = (num_tokens - 1) // self.block_size
-            tails = [int(table[request.slot, last]) for table in self.blocks.tables]
-            self.prompts.store(request, self._keys.of_whole(request), tails, self._transfers)
-        if self.states is not None and (ends_prompt or num_tokens % self.block_size == 0):
-            self.states.keep(request.slot, self._keys.of_prefix(request, num_tokens), self._transfers)
-
-    def publish(self, request: Request, slot: int, num_tokens: int) -> None:
-        """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.
-
-        A block that another row published first is replaced by that one in the table; the twin is freed. What a
-        window has left behind is given back. The caller has copied the tables of the step that writes the blocks.
-        """
-        first, end = int(self.blocks.num_published[slot]), num_tokens // self.block_size
-        if end <= first or not (self.enabled or self.blocks.has_windows):
-            return
-        if self.enabled:
-            self._publish_blocks(request, slot, first, end)
-        self.blocks.num_published[slot] = end
-        if self.blocks.has_windows:
-            self.counters.left_behind_blocks += self.blocks.leave_behind(slot)
-
-    def _publish_blocks(self, request: Request, slot: int, first: int, end: int) -> None:
-        keys = self._keys.of_blocks(request, end)
-        for pool, table in zip(self.pools, self.blocks.tables, strict=True):
-            for index, id in enumerate(table[slot, first:end].tolist(), first):
-                canonical = pool.publish(id, keys[index])
-                if canonical != id:
-                    pool.retain(canonical)
-                    table[slot, index] = canonical
-                    pool.release((id,))
-                    self.counters.twins_merged += 1
-                else:
-                    self.counters.published_blocks += 1
-
     def keys_of(self, request: Request) -> list[bytes]:
         """The keys of all full blocks of the request's tokens."""
         num_blocks = len(request.token_ids) // self.block_size
@@ -277,24 +206,9 @@ class CacheManager:
         """The key of all of the request's tokens, under which its end is kept if it is cached as a whole prompt."""
         return self._keys.of_whole(request)
 
-    def num_usable(self, request: Request) -> list[int]:
-        """Per group the blocks that the request can have when nothing else runs: not pinned, or pinned for it."""
-        usable = [pool.num_ids - 1 for pool in self.pools]
-        if self.pins.num_pinned:
-            for group in range(len(self.pools)):
-                own = self.pins.num_among(group, self.keys_of(request)) if request.takes_hits else 0
-                usable[group] += own - len(self.pins.ids(group))
-        return usable
-
-    def num_needed(self, request: Request, max_chunk: int) -> list[int]:
-        """Per group the most blocks that the request holds at once, if it computes up to `max_chunk` tokens a step."""
-        total = ceil_div(request.max_total_tokens - 1, self.block_size)  # the last token is never computed
-        if not self.blocks.has_windows:
-            return [total] * len(self.pools)
-        return [
-            total if window is None else min(total, most_held(window, max_chunk, self.block_size))
-            for window in self.windows
-        ]
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`."""
+        self.sharing.keep(request, num_tokens, self._transfers)
 
     # -- what a step and a reader see ------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.limits import holds
 from ferrum_jax.scheduling.results import append_tokens
 from ferrum_jax.scheduling.rows import RunningRows
 from ferrum_jax.scheduling.shard_plans import build_shard
@@ -82,12 +83,11 @@ class Shard:
 
     def holds(self, request: Request) -> bool:
         """Whether the request could run here to its end, with nothing beside it but what is pinned."""
-        needed = self.cache.num_needed(request, self._max_num_batched_tokens)
-        return all(n <= usable for n, usable in zip(needed, self.cache.num_usable(request), strict=True))
+        return holds(request, self.cache, self._max_num_batched_tokens)
 
     def fills(self, request: Request) -> bool:
         """Whether the step that is being planned computes here what the request would compute too."""
-        return self.cache.shares(request, self._filling())
+        return self.cache.sharing.shares(request, self._filling())
 
     def _filling(self) -> set[bytes]:
         draft = self._draft
@@ -98,7 +98,7 @@ class Shard:
         return draft.filling
 
     def _keys_to_publish(self, request: Request, count: int) -> set[bytes]:
-        return self.cache.keys_to_publish(request, request.slot, request.num_computed + count)
+        return self.cache.sharing.keys_to_publish(request, request.slot, request.num_computed + count)
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
@@ -158,7 +158,7 @@ class Shard:
 
     def _preempt(self, request: Request) -> None:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
-        self.cache.publish(request, request.slot, request.num_computed)
+        self.cache.sharing.publish(request, request.slot, request.num_computed)
         token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
         self.leave(request)
         request.num_preemptions += 1
@@ -213,7 +213,7 @@ class Shard:
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + plan.counts
         for request, _ in draft.chunks:
-            self.cache.publish(request, request.slot, request.num_computed)
+            self.cache.sharing.publish(request, request.slot, request.num_computed)
             if request.num_computed == len(request.token_ids):
                 self.rows.start_decoding(request)
         return PlannedRows(plan=plan, requests=requests, epochs=self.rows.epochs[plan.slots])
@@ -226,9 +226,9 @@ class Shard:
         current = self.rows.epochs[plan.slots] == planned.epochs
         got = append_tokens(planned.requests, plan.samples, current, token_ids, self._queue.awaited, first)
         done = plan.starts + plan.counts
-        for row in self.cache.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
+        for row in self.cache.sharing.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
             request = planned.requests[row]
-            self.cache.publish(request, request.slot, int(done[row]))
+            self.cache.sharing.publish(request, request.slot, int(done[row]))
         return got
 
     def leave(self, request: Request) -> None:

@@ -51,7 +51,7 @@ def _run(manager: CacheManager, tokens: list[int] | int, slot: int = 1) -> Reque
     request = _request(tokens)
     request.slot = slot
     assert manager.admit(request, slot) is not None
-    manager.publish(request, slot, len(request.token_ids))
+    manager.sharing.publish(request, slot, len(request.token_ids))
     manager.release(slot)
     return request
 
@@ -79,7 +79,7 @@ def test_the_slot_of_a_token_is_the_same_before_and_after_a_hit() -> None:
     request = _request(9)
     manager.admit(request, 1)
     before = manager.blocks.tables[0][1, :2].tolist()
-    manager.publish(request, 1, 9)
+    manager.sharing.publish(request, 1, 9)
     manager.release(1)
     assert manager.admit(_request(12), 2) == 8
     assert manager.blocks.tables[0][2, :2].tolist() == before
@@ -89,7 +89,7 @@ def test_a_second_request_with_the_same_prefix_takes_only_its_own_tail() -> None
     manager = _manager()
     request = _request(10)
     manager.admit(request, 1)
-    manager.publish(request, 1, 10)
+    manager.sharing.publish(request, 1, 10)
     assert manager.admit(_request([*range(8), 99, 98]), 2) == 8
     assert manager.metrics().live == 4
     manager.check_invariants()
@@ -106,7 +106,7 @@ def test_admission_counts_what_is_missing_not_the_whole_prompt() -> None:
     manager = _manager(9)
     first = _request(24)
     manager.admit(first, 1)
-    manager.publish(first, 1, 24)
+    manager.sharing.publish(first, 1, 24)
     assert manager.admit(_request(28), 2) == 24, "1 block is missing and 2 are free"
 
 
@@ -153,7 +153,7 @@ def test_publishing_is_incremental_and_idempotent_by_absolute_block_index() -> N
     request = _request(19)
     manager.admit(request, 1)
     for num_tokens, published in ((3, 0), (6, 1), (6, 1), (13, 3), (5, 3), (19, 4)):
-        manager.publish(request, 1, num_tokens)
+        manager.sharing.publish(request, 1, num_tokens)
         assert manager.blocks.num_published[1] == published == manager.metrics().entries
     table = manager.blocks.tables[0][1]
     assert [manager.pools[0].find(key) for key in request.keys] == table[:4].tolist()
@@ -164,9 +164,9 @@ def test_later_chunks_extend_the_chain_and_never_restart_it() -> None:
     chunked, once = _request(20), _request(20)
     manager.admit(chunked, 1)
     for num_tokens in (5, 11, 20):
-        manager.publish(chunked, 1, num_tokens)
+        manager.sharing.publish(chunked, 1, num_tokens)
     whole.admit(once, 1)
-    whole.publish(once, 1, 20)
+    whole.sharing.publish(once, 1, 20)
     assert chunked.keys == once.keys and len(set(chunked.keys)) == 5
 
 
@@ -175,7 +175,7 @@ def test_a_row_that_hit_publishes_only_what_lies_beyond() -> None:
     _run(manager, 8)
     request = _request(16)
     assert manager.admit(request, 2) == 8 and manager.blocks.num_published[2] == 2
-    manager.publish(request, 2, 16)
+    manager.sharing.publish(request, 2, 16)
     assert manager.counters.published_blocks == 4 and manager.counters.twins_merged == 0
 
 
@@ -184,7 +184,7 @@ def test_rows_with_full_unpublished_blocks_are_found_in_one_look() -> None:
     for slot in (1, 2, 3):
         manager.admit(_request([slot] * 9), slot)
     slots, done = np.array([1, 2, 3], np.int32), np.array([3, 4, 8])
-    assert manager.rows_to_publish(slots, done).tolist() == [1, 2]
+    assert manager.sharing.rows_to_publish(slots, done).tolist() == [1, 2]
 
 
 def test_a_twin_is_replaced_by_the_first_published_block_and_freed_clean() -> None:
@@ -192,8 +192,8 @@ def test_a_twin_is_replaced_by_the_first_published_block_and_freed_clean() -> No
     first, second = _request(8), _request(8)
     manager.admit(first, 1)
     manager.admit(second, 2)
-    manager.publish(first, 1, 8)
-    manager.publish(second, 2, 8)
+    manager.sharing.publish(first, 1, 8)
+    manager.sharing.publish(second, 2, 8)
     assert manager.blocks.tables[0][2].tolist() == manager.blocks.tables[0][1].tolist()
     metrics = manager.metrics()
     assert (metrics.twins_merged, metrics.live, metrics.cached) == (2, 2, 0)
@@ -216,7 +216,7 @@ def test_trimming_returns_tail_blocks_and_never_cuts_a_published_one() -> None:
     request = _request(9)
     manager.admit(request, 1)
     manager.grow(1, 16)
-    manager.publish(request, 1, 9)
+    manager.sharing.publish(request, 1, 9)
     manager.trim(1, 10)
     assert manager.blocks.num_blocks[0, 1] == 3 and manager.blocks.tables[0][1, 3:].tolist() == [0] * 7
     manager.trim(1, 10)
@@ -262,7 +262,7 @@ def test_a_media_mismatch_reuses_only_what_lies_before_it() -> None:
     manager = _manager()
     first = _request(20, media=(span(b"cat"),))
     manager.admit(first, 1)
-    manager.publish(first, 1, 20)
+    manager.sharing.publish(first, 1, 20)
     assert manager.admit(_request(20, media=(span(b"dog"),)), 2) == 4
     assert manager.admit(_request(20, media=(span(b"cat"),)), 3) == 16
 
@@ -321,7 +321,7 @@ def test_a_cache_that_is_off_neither_looks_up_nor_publishes() -> None:
     assert manager.admit(_request(12), 1) == 0
     metrics = manager.metrics()
     assert (metrics.lookups, metrics.entries, metrics.cached, metrics.enabled) == (0, 0, 0, False)
-    assert manager.rows_to_publish(np.array([1], np.int32), np.array([12])).tolist() == []
+    assert manager.sharing.rows_to_publish(np.array([1], np.int32), np.array([12])).tolist() == []
 
 
 def test_a_reset_forgets_every_prefix_and_is_refused_while_a_row_runs() -> None:
@@ -411,7 +411,7 @@ class CacheManagerMachine(RuleBasedStateMachine):
             slot = data.draw(st.sampled_from(sorted(self.rows)))
             request = self.rows[slot]
             tokens = len(request.token_ids) * share // 4
-            self.manager.publish(request, slot, tokens)
+            self.manager.sharing.publish(request, slot, tokens)
             self.published[slot] = max(self.published[slot], tokens // 4 * 4)
 
     @rule(data=st.data())
