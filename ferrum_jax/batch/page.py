@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,11 +62,16 @@ def _figures(runs: Sequence[Mapping[str, Any]]) -> str:
     points = _points(runs)
     if len(points) < 2:
         return "<p>Too short for plots.</p>"
-    pairs = list(itertools.pairwise(points))
 
     def rate(name: str, per: str) -> list[tuple[float, float]]:
-        steps = [(b["at_s"], b[name] - a[name], b[per] - a[per]) for a, b in pairs]
-        return [(at, max(up, 0.0) / down) for at, up, down in steps if down > 0]
+        """Between points at which `per` has risen: rows are counted when they are durable, so not at each."""
+        found, last = [], points[0]
+        for point in points:
+            if point[per] > last[per]:
+                found.append((point["at_s"], max(point[name] - last[name], 0.0) / (point[per] - last[per])))
+            if point[per] != last[per]:
+                last = point
+        return found
 
     def level(name: str) -> list[tuple[float, float]]:
         return [(point["at_s"], 100 * point[name]) for point in points]
