@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
-from pallas_kernels.kv_write import tpu, xla
+from pallas_kernels.kv_write import xla
+from pallas_kernels.kv_write.runs import find_runs
 from pallas_kernels.shapes import check_shapes
 
 __all__ = ["kv_write"]
@@ -31,5 +32,7 @@ def kv_write(
     if implementation in ("xla", "mosaic_gpu"):  # a scatter in place is all that a GPU needs
         return xla.kv_write(pool, k, v, block_ids, offsets)
     if implementation == "mosaic_tpu":
-        return tpu.kv_write(pool, k, v, tpu.find_runs(block_ids, offsets))
+        from pallas_kernels.kv_write import tpu  # Pallas, which no other platform should wait for
+
+        return tpu.kv_write(pool, k, v, find_runs(block_ids, offsets))
     raise ValueError(f"implementation is {implementation!r}; kv_write has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")

@@ -1,6 +1,6 @@
 """kv_write for Mosaic TPU: transfers within HBM, one for each run of neighbouring tokens of a block.
 
-A step's runs are found once and shared by its layers. Padding tokens are in no run. Scales of int8 stand with tokens
+A step's runs (`runs.py`) are found once and shared by its layers. Scales of int8 stand with tokens
 side by side, so that a block's scales are read, changed and written back, a few blocks at a time.
 """
 
@@ -15,47 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KVPool, encode
+from pallas_kernels.kv_write.runs import GROUP, Runs
 
-_GROUP = 32  # blocks whose scales are on their way at once
 _LANES = 128
 _FRONT = 256  # lanes before the first token's scale: a block's first place may be so far before its run
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Runs:
-    """Runs of neighbouring tokens that go to neighbouring places of a block. Entries from num_runs on are not run."""
-
-    num_runs: jax.Array  # [1] int32
-    tokens: jax.Array  # [T] int32, flat index of a run's first token
-    blocks: jax.Array  # [T] int32
-    offsets: jax.Array  # [T] int32, place of the first token in the block
-    lengths: jax.Array  # [T] int32
-    slots: jax.Array  # [T] int32, the first run of the same block among the run's group of _GROUP, counted in it
-
-
-def find_runs(block_ids: jax.Array, offsets: jax.Array) -> Runs:
-    """The runs of tokens that go to [block_ids[t], offsets[t]], both [T] int32; those of block 0 are left out."""
-    T = block_ids.shape[0]
-    is_real = block_ids != 0
-    goes_on = is_real[1:] & (block_ids[1:] == block_ids[:-1]) & (offsets[1:] == offsets[:-1] + 1)
-    no = jnp.zeros(1, bool)
-    tokens, ends = (
-        jnp.nonzero(is_real & ~other, size=T, fill_value=0)[0].astype(jnp.int32)
-        for other in (jnp.concatenate([no, goes_on]), jnp.concatenate([goes_on, no]))
-    )
-    num_runs = jnp.sum(is_real) - jnp.sum(goes_on)
-    blocks = block_ids[tokens]
-    grouped = jnp.pad(blocks, (0, -T % _GROUP)).reshape(-1, _GROUP)
-    slots = jnp.argmax(grouped[:, :, None] == grouped[:, None, :], axis=2).reshape(-1)[:T]
-    return Runs(
-        num_runs=num_runs.astype(jnp.int32).reshape(1),
-        tokens=tokens,
-        blocks=blocks,
-        offsets=offsets[tokens],
-        lengths=ends - tokens + 1,
-        slots=slots.astype(jnp.int32),
-    )
 
 
 def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
@@ -129,7 +92,7 @@ def write_scales(pool: KVPool, scales: jax.Array, runs: Runs, *, interpret: Any 
             grid=(1,),
             in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM), anywhere],
             out_specs=anywhere,
-            scratch_shapes=[pltpu.VMEM((_GROUP, pairs, C), jnp.float32), pltpu.SemaphoreType.DMA(())],
+            scratch_shapes=[pltpu.VMEM((GROUP, pairs, C), jnp.float32), pltpu.SemaphoreType.DMA(())],
         ),
         input_output_aliases={len(scalars) + 1: 0},
         compiler_params=pltpu.CompilerParams(has_side_effects=True, disable_bounds_checks=True),
@@ -143,12 +106,12 @@ def _write_scales(num_runs, tokens, blocks, offsets, lengths, slots, scales, _, 
     """Groups one after the other; runs of one block in a group change one copy of it."""
     C = buffer.shape[2]
 
-    @pl.loop(0, pl.cdiv(num_runs[0], _GROUP))
+    @pl.loop(0, pl.cdiv(num_runs[0], GROUP))
     def _(group):
         def for_runs(act) -> None:
-            @pl.loop(0, jnp.minimum(num_runs[0] - group * _GROUP, _GROUP))
+            @pl.loop(0, jnp.minimum(num_runs[0] - group * GROUP, GROUP))
             def _(i):
-                act(i, group * _GROUP + i)
+                act(i, group * GROUP + i)
 
         def for_blocks(act) -> None:
             for_runs(lambda i, run: pl.when(slots[run] == i)(lambda: act(i, run)))

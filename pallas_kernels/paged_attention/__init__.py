@@ -11,7 +11,7 @@ import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
-from pallas_kernels.paged_attention import gpu_schedule, tpu, tpu_schedule, xla
+from pallas_kernels.paged_attention import gpu_schedule, tpu_schedule, xla
 from pallas_kernels.paged_attention import schedule as xla_schedule
 from pallas_kernels.paged_attention.config import AttentionConfig
 from pallas_kernels.paged_attention.gpu_config import GpuConfig
@@ -100,6 +100,8 @@ def paged_attention(
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
         return xla.attention(q, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks), pool
     if implementation == "mosaic_tpu":
+        from pallas_kernels.paged_attention import tpu  # as below
+
         assert isinstance(schedule, TpuSchedule), "the schedule was made for another implementation"
         return tpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
     if implementation == "mosaic_gpu":

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.kv_write.tpu import Runs, find_runs
+from pallas_kernels.kv_write.runs import Runs, find_runs
 from pallas_kernels.paged_attention.schedule import RaggedBatch, is_real, write_places
 from pallas_kernels.paged_attention.tpu_config import LOOK_BACK, DecodeConfig, TpuConfig
 from pallas_kernels.paged_attention.tpu_prefill_schedule import PrefillSchedule, make_prefill_schedule

@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, make_pool, pool_shape
 from pallas_kernels.kv_write import tpu
+from pallas_kernels.kv_write.runs import find_runs
 
 _INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 _PLACES = ((3, 14), (3, 15), (1, 0), (1, 1), (1, 2), (0, 0), (3, 0), (2, 7), (2, 6), (0, 0), (0, 0))  # 0: padding
@@ -55,7 +56,7 @@ def test_tokens_are_written_where_they_belong_and_all_else_keeps_its_bits(
     pool = _pool(kv_dtype, num_kv_heads, head_dim, block_size)
     k, v = np.random.default_rng(0).standard_normal((2, len(_PLACES), num_kv_heads, head_dim)).astype(np.float32)
     blocks, offsets = jnp.asarray(_PLACES, jnp.int32).T
-    got = tpu.kv_write(pool, jnp.asarray(k), jnp.asarray(v), tpu.find_runs(blocks, offsets), interpret=_INTERPRET)
+    got = tpu.kv_write(pool, jnp.asarray(k), jnp.asarray(v), find_runs(blocks, offsets), interpret=_INTERPRET)
     values, scales = _expected(pool, k, v, tuple(p if p[0] else (0, 0) for p in _PLACES))
     np.testing.assert_array_equal(np.asarray(got.values)[1:], values[1:])
     np.testing.assert_array_equal(np.asarray(got.values)[0], np.asarray(pool.values)[0])  # padding costs nothing
@@ -65,7 +66,7 @@ def test_tokens_are_written_where_they_belong_and_all_else_keeps_its_bits(
 
 def test_neighbours_that_go_to_neighbouring_places_are_one_run() -> None:
     blocks, offsets = jnp.asarray(_PLACES, jnp.int32).T
-    runs = tpu.find_runs(blocks, offsets)
+    runs = find_runs(blocks, offsets)
     n = int(runs.num_runs[0])
     found = [tuple(int(x[i]) for x in (runs.tokens, runs.blocks, runs.offsets, runs.lengths)) for i in range(n)]
     assert found == [(0, 3, 14, 2), (2, 1, 0, 3), (6, 3, 0, 1), (7, 2, 7, 1), (8, 2, 6, 1)]
@@ -75,7 +76,7 @@ def test_neighbours_that_go_to_neighbouring_places_are_one_run() -> None:
 def test_a_step_of_padding_writes_nothing() -> None:
     pool = _pool("bfloat16", 2, 128)
     zeros = jnp.zeros(4, jnp.int32)
-    runs = tpu.find_runs(zeros, zeros)
+    runs = find_runs(zeros, zeros)
     assert int(runs.num_runs[0]) == 0
     heads = jnp.ones((4, 2, 128), jnp.bfloat16)
     got = tpu.kv_write(pool, heads, heads, runs, interpret=_INTERPRET)
