@@ -25,7 +25,7 @@ from ferrum_jax.spec import ModelSpec
 from tests.support import GOLDENS
 
 _LEAST_WEIGHT = 1 << 10  # elements; smaller ones are norms and biases, which are computed in float32
-_HEAD_DIM = 128  # one that the TPU's kernels have
+_HEAD_DIM = 128  # one that the TPU's kernels have, and whose recurrent states fill tiles
 
 
 def describe_family(target: str, golden: str) -> list[dict[str, Any]]:
@@ -46,7 +46,10 @@ def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
             tuple(itertools.islice(itertools.cycle(f), count)) for f in (rope.short_factor, rope.long_factor)
         )
         rope = dataclasses.replace(rope, short_factor=short, long_factor=long)
-    return dataclasses.replace(spec, head_dim=_HEAD_DIM, rope=rope)
+    wide = dataclasses.replace(spec, head_dim=_HEAD_DIM, rope=rope)
+    if not spec.linear_value_head_dim:
+        return wide
+    return dataclasses.replace(wide, linear_key_head_dim=_HEAD_DIM, linear_value_head_dim=_HEAD_DIM)
 
 
 def main(target: str, goldens: list[str]) -> None:
