@@ -12,18 +12,22 @@ import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from checkpoints.folder import read_json
+from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.bundle import BundleWriter, purpose_of
+from ferrum_jax.runtime.bundle import BundleWriter, Purpose, purpose_of
 from ferrum_jax.runtime.compile import Part, parts_of
+from ferrum_jax.runtime.encoder import EncoderLayout, encoder_parts, lay_out_encoder
 from ferrum_jax.runtime.fit import fit
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import serialize
@@ -34,7 +38,7 @@ from ferrum_jax.spec import ModelSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleOrder:
-    """What to make a bundle of. model: a folder whose config.json is read and nothing else. target: a name that
+    """What to make a bundle of. model: a folder whose config.json is read and no weight. target: a name that
     runtime/topology.py knows."""
 
     model: str
@@ -43,13 +47,30 @@ class BundleOrder:
 
     def lay_out(self) -> Layout:
         """The engine's layout. Raises ValueError with every reason why the target cannot run it."""
-        mesh = make_mesh(MeshShape.parse(self.config.mesh), target_devices(self.target))
-        return fit(self.spec, self.config, mesh, None)
+        return fit(self.spec, self.config, self._mesh(), None)
+
+    def lay_out_encoder(self) -> EncoderLayout:
+        """An encoder's layout. Raises ValueError as `lay_out` does."""
+        spec, longest = registry.encoder_spec_of(self._model), read_sentence_layout(Path(self.model)).max_seq_length
+        return lay_out_encoder(spec, self.config, self._mesh(), longest)
 
     @functools.cached_property
     def spec(self) -> ModelSpec:
-        """Raises ValueError where there is no config.json, or it is not understood."""
-        return registry.spec_of(read_json(Path(self.model) / "config.json"))
+        """Raises ValueError where there is no config.json, it is not understood, or it is of an encoder."""
+        if self.is_encoder:
+            raise ValueError(f"{self.model} is an encoder, and has none of the pools that would be planned")
+        return registry.spec_of(self._model)
+
+    @property
+    def is_encoder(self) -> bool:
+        return registry.is_encoder(self._model)
+
+    @functools.cached_property
+    def _model(self) -> Mapping[str, Any]:
+        return read_json(Path(self.model) / "config.json")
+
+    def _mesh(self) -> Mesh:
+        return make_mesh(MeshShape.parse(self.config.mesh), target_devices(self.target))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,14 +92,11 @@ def make_bundle(
     Parts that are there are kept, so a bundle that was begun is gone on with. Raises ValueError where the target
     cannot run the engine, or the compiler crashed.
     """
-    layout = order.lay_out()
-    chosen = dataclasses.replace(order.config, num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None)
-    writer = BundleWriter(os.fspath(out), purpose_of(order.target, chosen, layout))
-    parts = _parts(layout)
+    order, purpose, parts = _begun(order)
+    writer = BundleWriter(os.fspath(out), purpose)
     missing = [number for number, part in enumerate(parts) if not writer.has(part.description)]
     num_kept = len(parts) - len(missing)
     on_done(num_kept, len(parts))
-    order = dataclasses.replace(order, config=chosen)  # free memory may be another when a process asks
     processes = concurrent.futures.ProcessPoolExecutor(
         max_workers=max(min(num_processes, len(missing)), 1),
         mp_context=multiprocessing.get_context("spawn"),
@@ -108,10 +126,22 @@ def _executable(part: Part, job: concurrent.futures.Future[bytes], target: str) 
         raise ValueError(f"the compiler for {target} refuses the {part.what}: {error}") from error
 
 
-def _parts(layout: Layout) -> list[Part]:
-    """The largest first: they take longest, and one of them alone at the end would leave cores idle."""
+def _begun(order: BundleOrder) -> tuple[BundleOrder, Purpose, list[Part]]:
+    """The order with the pool's size in it (free memory may be another when a process asks), what the bundle is for,
+    and its parts, the largest first: they take longest, and one of them alone at the end would leave cores idle."""
+    if order.is_encoder:
+        layout = order.lay_out_encoder()
+        purpose = purpose_of(order.target, order.config, layout.mesh, layout.spec)
+        return order, purpose, [*reversed(encoder_parts(layout).values())]
+    layout = order.lay_out()
+    chosen = dataclasses.replace(order.config, num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None)
     steps, others = parts_of(layout)
-    return [*reversed(steps.values()), *others.values(), *BlockCopies(layout, None).parts().values()]
+    parts = [*reversed(steps.values()), *others.values(), *BlockCopies(layout, None).parts().values()]
+    return (
+        dataclasses.replace(order, config=chosen),
+        purpose_of(order.target, chosen, layout.mesh, order.spec),
+        parts,
+    )
 
 
 _of_process: list[Part] = []  # of a process that compiles
@@ -119,7 +149,7 @@ _of_process: list[Part] = []  # of a process that compiles
 
 def _begin(order: BundleOrder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and it is the parent who speaks of it
-    _of_process.extend(_parts(order.lay_out()))
+    _of_process.extend(_begun(order)[-1])
 
 
 def _compile(number: int) -> bytes:

@@ -20,6 +20,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embedding import Text
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.runtime.encoder import EncoderBucket, EncoderLayout, EncoderRunner, compile_encoder, lay_out_encoder
+from ferrum_jax.runtime.later import Prepared
 from ferrum_jax.runtime.store import ExecutableSource
 
 Key = TypeVar("Key")
@@ -56,7 +57,7 @@ class Encoder:
 def _encoder(
     layout: EncoderLayout,
     tensors: Mapping[str, jax.Array],
-    executables: Mapping[EncoderBucket, Callable[..., jax.Array]],
+    executables: Prepared[EncoderBucket],
 ) -> Encoder:
     digest = fingerprint(layout.spec.digest_text(), layout.dtype.name, tensors, layout.model.stretches)
     weights = tuple(tensors[name] for name in layout.model.targets)
@@ -70,7 +71,7 @@ def load_encoder(
     config: EngineConfig,
     mesh: Mesh,
     sentence: SentenceLayout,
-    store: ExecutableSource | None,
+    source: ExecutableSource | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Encoder:
     """Compiles every bucket while the weights load, which read(targets, stretches) gives. mesh: of config.mesh."""
@@ -79,7 +80,7 @@ def load_encoder(
         compiling = thread.submit(
             compile_encoder,
             layout,
-            store=store,
+            source=source,
             on_done=lambda done, total: on_progress("executables", done, total),
         )
         tensors = read(layout.model.targets, layout.model.stretches)

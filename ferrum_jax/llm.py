@@ -386,6 +386,7 @@ class LLM:
             "computed_tokens": runner.num_tokens,
             "padded_tokens": runner.num_padded_tokens,
             "executables": runner.num_executables,
+            "executables_loaded": runner.num_loaded,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
             "compiles_before_ready": self._opened.num_compiles,

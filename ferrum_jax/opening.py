@@ -92,9 +92,9 @@ class Opening:
         """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
         started, counter = time.perf_counter(), CompileCounter()
         source, prompts, sentence = self.source, self._prompts(), self._sentence()
-        bundled = engine = None
+        engine = None
         if isinstance(source.spec, BertSpec):
-            model = self._encoder(source.spec, sentence)
+            model, bundled = self._encoder(source.spec, sentence)
         else:
             model, engine, bundled = self._engine(source.spec, prompts)
         most = model.layout.max_model_len
@@ -133,17 +133,7 @@ class Opening:
     def _engine(self, spec: ModelSpec, prompts: PromptEncoder) -> tuple[Loaded, Engine, BundledExecutables | None]:
         mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
         require_all_processes(mesh)
-        devices = mesh.devices.flatten().tolist()
-        store, bundled = self._store(devices), None
-        if self.bundle is not None:
-            bundled = BundledExecutables(
-                self.bundle,
-                devices,
-                spec=spec_digest(spec),
-                fallback=store,
-                required=self.require_bundle,
-                on_problem=self.on_problem,
-            )
+        store, bundled = self._sources(mesh.devices.flatten().tolist())
         start = Start(
             model=self.source,
             config=self.config,
@@ -157,6 +147,8 @@ class Opening:
             loaded.copies.warm_up(loaded.copies.of_blocks)
         if self.config.check_writes:
             loaded.copies.warm_up()
+        if current() is not None:
+            loaded.executables.load()  # one process that loads in the middle of a step would hold up all
         smallest(0)  # no process steps before all are ready
         return loaded, engine, bundled
 
@@ -168,17 +160,27 @@ class Opening:
             return reach
         return dataclasses.replace(reach, request_tokens=None)  # a bundle's executables know one width of tables
 
-    def _encoder(self, spec: BertSpec, sentence: SentenceLayout) -> Encoder:
+    def _encoder(self, spec: BertSpec, sentence: SentenceLayout) -> tuple[Encoder, BundledExecutables | None]:
         refuse_several_processes(spec.architecture)
-        if self.bundle is not None:
-            raise ValueError(f"{spec.architecture} is an encoder, and bundles are of models that generate")
         mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
-        store = self._store(mesh.devices.flatten().tolist())
-        return load_encoder(spec, self.source.read, self.config, mesh, sentence, store, self.on_progress)
+        store, bundled = self._sources(mesh.devices.flatten().tolist())
+        encoder = load_encoder(spec, self.source.read, self.config, mesh, sentence, bundled or store, self.on_progress)
+        return encoder, bundled
 
-    def _store(self, devices: Sequence[Any]) -> ExecutableStore | None:
+    def _sources(self, devices: Sequence[Any]) -> tuple[ExecutableStore | None, BundledExecutables | None]:
+        """The store, if the config names one, and before it the bundle."""
         folder = self.config.compilation_cache_dir
-        return None if folder is None else ExecutableStore(folder, devices)
+        store = None if folder is None else ExecutableStore(folder, devices)
+        if self.bundle is None:
+            return store, None
+        return store, BundledExecutables(
+            self.bundle,
+            devices,
+            spec=spec_digest(self.source.spec),
+            fallback=store,
+            required=self.require_bundle,
+            on_problem=self.on_problem,
+        )
 
 
 def tell_processes(**arguments: Any) -> None:

@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from ferrum_jax import SamplingParams
+from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.runtime.bundle import Bundle
 from tests.support import GOLDENS, ROOT, SMALL, small_llm
 
@@ -54,3 +55,18 @@ def test_a_bundle_of_another_process_gives_equal_tokens_and_compiles_nothing(tmp
     opened = Bundle.open(bundle)
     assert len(opened.parts) == len(others) + 1 and all(opened.read(name) for name in opened.parts)
     assert len(list((bundle / "parts").iterdir())) == len(others) + 1, "what was damaged is gone"
+
+
+@pytest.mark.slow
+def test_an_encoders_bundle_gives_equal_vectors_and_compiles_nothing(tmp_path):
+    model, bundle = GOLDENS / "encoders" / "bert", tmp_path / "bundle"
+    flags = ["--max-num-seqs=8", "--max-num-batched-tokens=128", "--max-model-len=16"]
+    run("-m", "ferrum_jax", "compile", "--model", model, "--target", "cpu", "--out", bundle, *flags)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=16, compilation_cache_dir=None)
+    texts = [[5, 6, 7], [8, 9]]
+    bundled = LLM(str(model), bundle=bundle, require_bundle=True)
+    for got, wanted in zip(bundled.embed(texts), LLM(str(model), config).embed(texts), strict=True):
+        np.testing.assert_array_equal(got.embedding, wanted.embedding)
+    stats = bundled.stats()
+    assert (stats["bundle_hits"], stats["bundle_misses"]) == (stats["executables"], 0)
+    assert stats["compiles_before_ready"] == 0

@@ -165,7 +165,7 @@ class BlockCopies:
     def _get(self, kind: str, index: int, size: int) -> Callable[..., Any]:
         made = self._made.get((kind, index, size))
         if made is None:
-            made = self._made[kind, index, size] = self._part(kind, index, size).get(self._source)
+            made = self._made[kind, index, size] = self._part(kind, index, size).get(self._source).result()
         return made
 
     def _part(self, kind: str, index: int, size: int) -> Part:

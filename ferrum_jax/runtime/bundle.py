@@ -18,11 +18,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax.sharding import Mesh
+
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.runtime.environment import Environment
-from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.later import Later
 from ferrum_jax.runtime.store import (
     ExecutableSource,
+    Unloadable,
     digest,
     load_executable,
     others_may_write,
@@ -127,13 +131,25 @@ class BundledExecutables:
         if differences:
             self._report(f"none of its executables can run here: {'; '.join(differences)}")
 
-    def get(self, description: str, compile: Callable[[], Any]) -> Any:
+    def get(self, description: str, compile: Callable[[], Any]) -> Later:
         """The executable, from the bundle or from elsewhere. ValueError instead of the latter if it is required."""
         payload = self._read(description) if self._fits else None
-        if payload is not None:
-            with self._lock:
-                self.hits += 1
+        if payload is None:
+            return self._elsewhere(description, compile)
+        with self._lock:
+            self.hits += 1
+        return Later(lambda: self._load(description, payload, compile))
+
+    def _load(self, description: str, payload: bytes, compile: Callable[[], Any]) -> Any:
+        try:
             return load_executable(payload, self._devices)
+        except Unloadable as error:
+            self._report(f"{_what(description)}: {error}")
+            with self._lock:
+                self.hits -= 1
+            return self._elsewhere(description, compile).result()
+
+    def _elsewhere(self, description: str, compile: Callable[[], Any]) -> Later:
         with self._lock:
             self.misses += 1
         if self._required:
@@ -141,7 +157,7 @@ class BundledExecutables:
                 f"{'; '.join(self.problems)}; make the bundle anew with `ferrum-jax compile`, or leave the requirement "
                 "out so that what is missing is compiled here"
             )
-        return compile() if self._fallback is None else self._fallback.get(description, compile)
+        return Later.made(compile()) if self._fallback is None else self._fallback.get(description, compile)
 
     def _read(self, description: str) -> bytes | None:
         try:
@@ -176,21 +192,20 @@ def config_for(config: EngineConfig | None, bundle: Bundle | None) -> EngineConf
     return config
 
 
-def purpose_of(target: str, config: EngineConfig, layout: Layout) -> Purpose:
-    """What a bundle of a layout's executables is for."""
-    devices = layout.mesh.devices.flatten().tolist()
+def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | BertSpec) -> Purpose:
+    """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
+    devices = mesh.devices.flatten().tolist()
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    chosen = {"num_blocks": layout.ledger.num_blocks, "kv_memory_bytes": None}
     return Purpose(
         target=target,
         device_ids=[device.id for device in devices],
-        spec=spec_digest(layout.options.spec),
-        config={name: value for name, value in (fields | chosen).items() if name not in _NOT_COMPILED},
+        spec=spec_digest(spec),
+        config={name: value for name, value in fields.items() if name not in _NOT_COMPILED},
         environment=Environment.of_device(devices[0]),
     )
 
 
-def spec_digest(spec: ModelSpec) -> str:
+def spec_digest(spec: ModelSpec | BertSpec) -> str:
     return digest(spec.digest_text())
 
 

@@ -1,7 +1,8 @@
 """Executables: the step of every bucket, compiled ahead of time in threads, and the guard that counts compiles.
 
-Compiling needs shapes alone, so it runs while weights load. After warm-up an engine calls executables and
-nothing else; whatever still compiles then is a fault, and `CompileCounter` sees it.
+Compiling needs shapes alone, so it runs while weights load. What a store or a bundle has is loaded when it is needed
+(`later.py`). After warm-up an engine calls executables and nothing else; whatever still compiles then is a fault, and
+`CompileCounter` sees it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -21,13 +22,14 @@ from jax.sharding import Mesh
 from ferrum_jax.cache.copies import trace_copies
 from ferrum_jax.cache.pools import trace_fresh
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.later import Executable, Later, Prepared, load_behind
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.step import trace_step, trace_write_slot
 from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import describe
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-Executable = Callable[..., Any]
+Key = TypeVar("Key")
 
 
 class CompileCounter:
@@ -52,15 +54,34 @@ class CompileCounter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executables:
-    """All that an engine calls: one step per bucket, and what stands beside them; see `parts_of`."""
+    """All that an engine calls: one step per bucket, and by name what stands beside them; see `parts_of`."""
 
-    steps: Mapping[Bucket, Executable]
-    write_slot: Executable
-    copy_blocks: Executable
-    fresh_pools: Executable
+    steps: Prepared[Bucket]
+    others: Prepared[str]
+
+    @property
+    def write_slot(self) -> Executable:
+        return self.others["write_slot"]
+
+    @property
+    def copy_blocks(self) -> Executable:
+        return self.others["copy_blocks"]
+
+    @property
+    def fresh_pools(self) -> Executable:
+        return self.others["fresh_pools"]
+
+    @property
+    def num_loaded(self) -> int:
+        return self.steps.num_loaded + self.others.num_loaded
+
+    def load(self) -> None:
+        """All that is not loaded yet."""
+        for mapping in (self.others, self.steps):
+            list(mapping.values())
 
     def __len__(self) -> int:
-        return len(self.steps) + 3
+        return len(self.steps) + len(self.others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,12 +106,12 @@ class Part:
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels ask it what they are traced for
             return self.trace().lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).compile()
 
-    def get(self, source: ExecutableSource | None) -> Executable:
-        return self.compile() if source is None else source.get(self.description, self.compile)
+    def get(self, source: ExecutableSource | None) -> Later:
+        return Later.made(self.compile()) if source is None else source.get(self.description, self.compile)
 
 
 def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
-    """The step of every bucket; beside them, by their fields of Executables, the write of a slot record, copies of
+    """The step of every bucket; beside them, by name, the write of a slot record, copies of
     blocks within the pools, and fresh pools."""
     pools, options, mesh = layout.pools, layout.options, layout.mesh
     arrays = describe((layout.targets, pools.kv, pools.slots, pools.prompts))
@@ -119,21 +140,35 @@ def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
 def compile_all(
     layout: Layout, *, source: ExecutableSource | None, on_done: Callable[[int, int], None] = lambda done, total: None
 ) -> Executables:
-    """The executable of every bucket, from the source or compiled from shapes, in a thread pool.
+    """The executable of every bucket; see `make_all`. A thread goes on loading when this returns."""
+    steps, others = parts_of(layout)
+    largest_first: dict[Bucket | str, Part] = {bucket: steps[bucket] for bucket in reversed(steps)}
+    made = make_all(largest_first | others, source=source, on_done=on_done)
+    order = [made[name] for name in ("fresh_pools", "write_slot")]  # then those of few tokens, as a first request is
+    load_behind([*order, *(made[bucket] for bucket in steps), made["copy_blocks"]])
+    return Executables(
+        steps=Prepared({bucket: made[bucket] for bucket in steps}),
+        others=Prepared({name: made[name] for name in others}),
+    )
 
+
+def make_all(
+    parts: Mapping[Key, Part],
+    *,
+    source: ExecutableSource | None,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Key, Later]:
+    """Each part: found in the source, to be loaded, or compiled from shapes, in a thread pool.
+
+    parts: the largest first, for they take longest, and one of them alone at the end would leave cores idle.
     on_done(done, total) is called after each.
     """
-    steps, others = parts_of(layout)
     threads = concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
     try:
-        # the largest first: they take longest, and one of them alone at the end would leave cores idle
-        jobs = {bucket: threads.submit(steps[bucket].get, source) for bucket in reversed(steps)}
-        beside = {name: threads.submit(part.get, source) for name, part in others.items()}
-        every = [*jobs.values(), *beside.values()]
-        for done, job in enumerate(concurrent.futures.as_completed(every), 1):
+        jobs = {key: threads.submit(part.get, source) for key, part in parts.items()}
+        for done, job in enumerate(concurrent.futures.as_completed(jobs.values()), 1):
             job.result()
-            on_done(done, len(every))
+            on_done(done, len(jobs))
     finally:
         threads.shutdown(cancel_futures=True)  # after an error or Ctrl-C only what runs is waited for
-    made = {bucket: job.result() for bucket, job in jobs.items()}
-    return Executables(steps=made, **{name: job.result() for name, job in beside.items()})
+    return {key: job.result() for key, job in jobs.items()}

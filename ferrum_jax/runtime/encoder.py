@@ -8,11 +8,10 @@ rows of its own, and the devices of a shard some heads each.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import os
+import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,8 @@ from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import QUERY_TILE, BertSpec
+from ferrum_jax.runtime.compile import Part, make_all
+from ferrum_jax.runtime.later import Prepared, load_behind
 from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import (
     DATA,
@@ -55,6 +56,9 @@ class EncoderBucket:
 
     length: int  # S
     num_rows: int  # R
+
+    def __str__(self) -> str:
+        return f"encoder R={self.num_rows} S={self.length}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,10 +160,8 @@ def pool(hidden: jax.Array, lengths: jax.Array, pooling: jax.Array) -> jax.Array
     return jnp.einsum("RTS,RSD->RTD", weights, hidden, precision=jax.lax.Precision.HIGHEST)[:, 0]
 
 
-def compile_encoder(
-    layout: EncoderLayout, *, store: ExecutableSource | None, on_done: Callable[[int, int], None]
-) -> dict[EncoderBucket, Callable[..., jax.Array]]:
-    """The executable of every bucket, from the store or compiled from shapes, in a thread pool."""
+def encoder_parts(layout: EncoderLayout) -> dict[EncoderBucket, Part]:
+    """The step of every bucket, smallest first."""
     weights, mesh = tuple(layout.model.targets.values()), layout.mesh
     shapes = f"{dict(mesh.shape)} {layout.spec.digest_text()} {describe(layout.model.targets)}"
     step = make_step(layout)
@@ -168,20 +170,23 @@ def compile_encoder(
         step = jax.shard_map(step, mesh=mesh, in_specs=(partitions(weights), rows), out_specs=rows, check_vma=False)
     jitted = jax.jit(step)
 
-    def get(bucket: EncoderBucket) -> Callable[..., jax.Array]:
-        batch = on_mesh(mesh, (1 + bucket.num_rows, 1 + bucket.length), jnp.int32, "rows", None)
+    def trace(bucket: EncoderBucket) -> jax.stages.Traced:
+        return jitted.trace(weights, on_mesh(mesh, (1 + bucket.num_rows, 1 + bucket.length), jnp.int32, "rows", None))
 
-        def compile() -> Callable[..., jax.Array]:
-            return jitted.lower(weights, batch).compile()
+    return {
+        bucket: Part(what=str(bucket), shapes=shapes, mesh=mesh, trace=functools.partial(trace, bucket))
+        for bucket in layout.buckets
+    }
 
-        return compile() if store is None else store.get(f"encoder {bucket} {shapes}", compile)
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
-        jobs = {bucket: threads.submit(get, bucket) for bucket in reversed(layout.buckets)}
-        for done, job in enumerate(concurrent.futures.as_completed(jobs.values()), 1):
-            job.result()
-            on_done(done, len(jobs))
-    return {bucket: jobs[bucket].result() for bucket in layout.buckets}
+def compile_encoder(
+    layout: EncoderLayout, *, source: ExecutableSource | None, on_done: Callable[[int, int], None] = lambda *_: None
+) -> Prepared[EncoderBucket]:
+    """The executable of every bucket; see `make_all`. A thread goes on loading when this returns."""
+    parts = encoder_parts(layout)
+    made = make_all({bucket: parts[bucket] for bucket in reversed(parts)}, source=source, on_done=on_done)
+    load_behind(made[bucket] for bucket in parts)
+    return Prepared({bucket: made[bucket] for bucket in parts})
 
 
 class EncoderRunner:
@@ -190,7 +195,7 @@ class EncoderRunner:
     def __init__(
         self,
         weights: tuple[jax.Array, ...],
-        executables: Mapping[EncoderBucket, Callable[..., jax.Array]],
+        executables: Prepared[EncoderBucket],
         num_shards: int = 1,
     ) -> None:
         self._weights = weights
@@ -203,6 +208,10 @@ class EncoderRunner:
     @property
     def num_executables(self) -> int:
         return len(self.executables)
+
+    @property
+    def num_loaded(self) -> int:
+        return self.executables.num_loaded
 
     def run(self, texts: Sequence[Sequence[int]], pooling: str) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """(which of the texts, their vectors [n, D] float32) of each step; a text comes once, in no order.

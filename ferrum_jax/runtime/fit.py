@@ -72,7 +72,7 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 def temporaries_bytes(layout: Layout, source: ExecutableSource | None) -> int:
     """What the largest bucket's step needs on a device beside its arguments, by the compiler's own analysis."""
     steps, _ = parts_of(layout)
-    memory = steps[layout.ladder.buckets[-1]].get(source).memory_analysis()
+    memory = steps[layout.ladder.buckets[-1]].get(source).result().memory_analysis()
     results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return memory.temp_size_in_bytes + results
 

@@ -87,6 +87,11 @@ class Runner:
     def num_executables(self) -> int:
         return len(self._executables)
 
+    @property
+    def num_loaded(self) -> int:
+        """Executables that are in memory; the others lie in bytes and were not needed yet."""
+        return self._executables.num_loaded
+
     def close(self) -> None:
         """Frees the pools, those too that a step broken off has donated and not returned."""
         for pool in (*self._kv, self._slots, self._prompts):

@@ -16,6 +16,7 @@ import pathlib
 import pickle
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from ferrum_jax.runtime.environment import Environment
+from ferrum_jax.runtime.later import Later
 
 MAX_BYTES = 8 << 30
 _CHECK_BYTES = 32
@@ -31,12 +33,16 @@ _CHECK_BYTES = 32
 class ExecutableSource(Protocol):
     """Where executables come from: the store, or a bundle."""
 
-    def get(self, description: str, compile: Callable[[], Any]) -> Any:
-        """The executable that `description` names, kept from an earlier time or made by `compile`.
+    def get(self, description: str, compile: Callable[[], Any]) -> Later:
+        """The executable that `description` names: kept from an earlier time, to be loaded, or made by `compile` now.
 
         description: all that decides it beside the environment; equal text must mean equal programs.
         """
         ...
+
+
+class Unloadable(Exception):
+    """An executable that is whole, and the runtime does not take it."""
 
 
 class ExecutableStore:
@@ -60,18 +66,29 @@ class ExecutableStore:
         self.hits = 0
         self.misses = 0
 
-    def get(self, description: str, compile: Callable[[], Any]) -> Any:
+    def get(self, description: str, compile: Callable[[], Any]) -> Later:
         """The executable that `description` names, from disk, or compiled and kept.
 
-        A damaged file is compiled again and replaced.
+        A damaged file is compiled again and replaced, and so is one that cannot be loaded, with a warning.
         """
         path = self._folder / f"{self._name(description)}.executable"
         payload = _read(path)
-        if payload is not None:
-            self.hits += 1
+        if payload is None:
+            return Later.made(self._make(path, compile))
+        self.hits += 1
+        return Later(lambda: self._load(path, payload, compile))
+
+    def _load(self, path: pathlib.Path, payload: bytes, compile: Callable[[], Any]) -> Any:
+        try:
             return load_executable(payload, self._devices)
-        executable = compile()
+        except Unloadable as error:
+            self.hits -= 1
+            warnings.warn(f"{path} is compiled anew: {error}", RuntimeWarning, stacklevel=2)
+            return self._make(path, compile)
+
+    def _make(self, path: pathlib.Path, compile: Callable[[], Any]) -> Any:
         self.misses += 1
+        executable = compile()
         write_beside(path, _checked(serialize(executable)))
         self._drop_oldest()
         return executable
@@ -101,8 +118,16 @@ def serialize(executable: Any) -> bytes:
 
 
 def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
-    """The executable, for these devices in their order. It is unpickled: whoever wrote the payload is trusted."""
-    return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=list(devices))
+    """The executable, for these devices in their order. It is unpickled: whoever wrote the payload is trusted.
+
+    Raises Unloadable, and where memory lacks what the runtime raises.
+    """
+    try:
+        return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=list(devices))
+    except Exception as error:  # of pickle, of jax or of a plugin
+        if str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        raise Unloadable(f"it cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def others_may_write(path: pathlib.Path) -> bool:

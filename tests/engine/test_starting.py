@@ -13,6 +13,7 @@ from ferrum_jax import SamplingParams, starting
 from ferrum_jax.config import MeshShape
 from ferrum_jax.loading import ModelSource, build_engine
 from ferrum_jax.runtime.fit import missing_bytes
+from ferrum_jax.runtime.later import Later
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.starting import Start
 from tests.support import GOLDENS, SMALL, finish, small_llm
@@ -27,7 +28,7 @@ class Refusing:
         self.left = times
 
     def get(self, description, compile):
-        return self._fresh_pools if description.startswith("fresh pools") else None
+        return Later.made(self._fresh_pools if description.startswith("fresh pools") else None)
 
     def _fresh_pools(self, fill):
         if self.left:

@@ -37,7 +37,7 @@ def load(name: str, max_num_batched_tokens: int = 512):
     weights = registry.weights_of(checkpoint.config)
     tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.model.targets)
     store = ExecutableStore(str(COMPILED))
-    executables = compile_encoder(layout, store=store, on_done=lambda done, total: None)
+    executables = compile_encoder(layout, source=store)
     golden = dict(np.load(ENCODERS / name / "golden.npz"))
     return EncoderRunner(tuple(tensors.values()), executables), golden
 

@@ -66,13 +66,13 @@ def change_manifest(folder, change):
 
 def test_what_is_in_the_bundle_is_loaded_and_not_compiled(folder):
     source = executables(folder, required=True)
-    np.testing.assert_array_equal(source.get(DOUBLE, refuse)(X), 2 * X)
+    np.testing.assert_array_equal(source.get(DOUBLE, refuse).result()(X), 2 * X)
     assert (source.hits, source.misses, source.problems) == (1, 0, [])
 
 
 def test_what_it_lacks_is_compiled_and_said_by_name(folder):
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(TRIPLE, lambda: compiled(3))(X), 3 * X)
+    np.testing.assert_array_equal(source.get(TRIPLE, lambda: compiled(3)).result()(X), 3 * X)
     assert (source.hits, source.misses) == (0, 1)
     assert source.problems == [f"bundle {folder}: it has no triple for this config"]
 
@@ -106,10 +106,22 @@ def test_a_damaged_part_is_said_and_compiled_instead(folder, damage, message):
     else:
         path.write_bytes(damage(path.read_bytes()))
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2))(X), 2 * X)
+    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2)).result()(X), 2 * X)
     (problem,) = source.problems
     with pytest.raises(ValueError, match=message):
         raise ValueError(problem)
+
+
+def test_a_whole_part_that_cannot_be_loaded_is_said_when_it_is_needed_and_compiled_instead(folder):
+    BundleWriter(folder, purpose()).put(DOUBLE, b"no executable")
+    source = executables(folder)
+    later = source.get(DOUBLE, lambda: compiled(2))
+    assert (source.hits, source.misses, source.problems) == (1, 0, [])
+    np.testing.assert_array_equal(later.result()(X), 2 * X)
+    assert (source.hits, source.misses) == (0, 1)
+    assert "double: it cannot be loaded: UnpicklingError" in source.problems[0]
+    with pytest.raises(ValueError, match=r"double: it cannot be loaded: .*make the bundle anew"):
+        executables(folder, required=True).get(DOUBLE, refuse).result()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +138,7 @@ def test_a_bundle_of_another_version_or_target_says_what_differs_and_nothing_of_
 ):
     change_manifest(folder, lambda manifest: manifest["purpose"]["environment"].update({field: value}))
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2))(X), 2 * X)
+    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2)).result()(X), 2 * X)
     assert source.hits == 0 and message in source.problems[0]
     with pytest.raises(ValueError, match="none of its executables can run here"):
         executables(folder, required=True).get(DOUBLE, refuse)
