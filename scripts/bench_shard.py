@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -74,7 +75,7 @@ def main() -> None:
     results = _run(arguments)
     if arguments.json:
         for result in results:
-            print(json.dumps(dataclasses.asdict(result) | _versions()))
+            print(json.dumps(dataclasses.asdict(result) | _versions(arguments)))
     if arguments.png:
         from scripts.shard_plot import plot
 
@@ -116,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> list[Result]:
             with console.status(name):
                 result, tokens = _measure(program(form, shape, work, devices), arguments)
         except ValueError as error:
-            console.print(f"{name} is left out: {error}", highlight=False)
+            console.print(f"{name} is left out: {error}", highlight=False, soft_wrap=True)
             continue
         if tokens is not None:
             expected = tokens if expected is None else expected
@@ -126,6 +127,7 @@ def _run(arguments: argparse.Namespace) -> list[Result]:
             assert single is not None
             result = dataclasses.replace(result, efficiency=result.tok_s / single / result.devices)
         results.append(result)
+        console.print(f"{name}: compiled in {result.compile_s:.0f} s", highlight=False, soft_wrap=True)
     _print(results, _title(arguments))
     return results
 
@@ -182,25 +184,33 @@ def _print(results: list[Result], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
+    timed = any(result.tok_s is not None for result in results)
     for column in ("form", "mesh"):
         table.add_column(column)
-    for column in ("tok/s", "step, ms", "p10 - p90", "efficiency", "collectives", "MB", "memory, MB", "compile, s"):
+    measured = ("tok/s", "step, ms", "p10 - p90", "efficiency") if timed else ()
+    for column in (*measured, "collectives", "MB", "memory, MB", "compile, s"):
         table.add_column(column, justify="right")
     for result in results:
-        span = result.step_ms_p10_p90
         table.add_row(
             result.form,
             {"single": "", "pmap": f"{result.devices} replicas"}.get(result.form, result.mesh),
-            "" if result.tok_s is None else f"{result.tok_s:,.0f}",
-            "" if result.step_ms is None else f"{result.step_ms:.2f}",
-            "" if span is None else f"{span[0]:.2f} - {span[1]:.2f}",
-            "" if result.efficiency is None else f"{result.efficiency:.0%}",
+            *(_measured(result) if timed else ()),
             " ".join(f"{count} {kind}" for kind, count in sorted(result.collectives.items())) or "none",
             f"{result.collective_bytes / 1e6:.2f}",
             f"{result.memory_bytes / 1e6:,.1f}",
             f"{result.compile_s:.1f}",
         )
     Console(width=150 if not sys.stdout.isatty() else None).print(table)
+
+
+def _measured(result: Result) -> tuple[str, ...]:
+    span = result.step_ms_p10_p90
+    return (
+        "" if result.tok_s is None else f"{result.tok_s:,.0f}",
+        "" if result.step_ms is None else f"{result.step_ms:.2f}",
+        "" if span is None else f"{span[0]:.2f} - {span[1]:.2f}",
+        "" if result.efficiency is None else f"{result.efficiency:.0%}",
+    )
 
 
 def _title(arguments: argparse.Namespace) -> str:
@@ -217,12 +227,13 @@ def _title(arguments: argparse.Namespace) -> str:
     return f"{what}{jax.device_count()} {kind}, jax {jax.__version__}"
 
 
-def _versions() -> dict[str, Any]:
+def _versions(arguments: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     from scripts.bench_offline import git_state
 
-    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind, "cores": os.cpu_count(), **git_state()}
+    device = f"compiled for {arguments.aot}" if arguments.aot else jax.devices()[0].device_kind
+    return {"jax": jax.__version__, "device": device, "cores": os.cpu_count(), **git_state()}
 
 
 def _parse() -> argparse.Namespace:
@@ -243,6 +254,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--png", type=pathlib.Path, help="write the plots to this file (matplotlib)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--png is given and matplotlib is not there; install ferrum-jax[plot]")
     if arguments.aot:  # a pmap is of devices that are here
         arguments.forms = [form for form in arguments.forms if form != "pmap"]
     return arguments
