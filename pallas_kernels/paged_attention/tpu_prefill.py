@@ -2,14 +2,15 @@
 
 One launch walks the query tiles of the step. For a query tile it walks the KV tiles that hold what the tile may see;
 their blocks come by DMA, one KV tile ahead, across query tiles too. The keys of a KV tile are cut into steps and the
-query tile into chunks: an *item* is (step, KV head, chunk). Its three phases run as a pipeline over items,
+query tile into chunks: an *item* is (KV tile, step, KV head, chunk), and its queries are cut into parts. Three phases
+run as a pipeline over the parts of all items,
 
-    keys      item i + 1    logits = q k^T                       MXU
-    softmax   item i        weights, running maximum and sum     VALU, EUP
-    values    item i        sums = sums * kept + weights v       MXU
+    keys      part p + 1    logits = q k^T, masked; tops              MXU
+    softmax   part p        weights, running maximum and sum          VALU, EUP
+    values    part p - 1    sums = sums * kept + weights v            MXU
 
-in one straight stretch of code: the MXU has keys to go on with while weights are made. It is written in parts of the
-item's queries, for the compiler loads as much of q as it has registers for. Logits are in units of log2.
+and what one part needs of another is there before its turn: in the straight code of an item the units never wait for
+each other but where it begins and ends. Logits are in units of log2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pallas_kernels.paged_attention.tpu_prefill_math import (
 )
 from pallas_kernels.paged_attention.tpu_prefill_schedule import PrefillSchedule, Tile
 from pallas_kernels.paged_attention.tpu_prefill_tiles import copy_q, finish, start_sums, wait_out
-from pallas_kernels.paged_attention.tpu_prefill_walk import Walk
+from pallas_kernels.paged_attention.tpu_prefill_walk import Item, Walk
 
 _LOG2_E = 1.4426950408889634
 
@@ -136,75 +137,74 @@ def _run(w: Walk) -> None:
         copy_q(w, 0).start()
         fetch_blocks(w, first, first.first_kv)
         w.buffers["border"][...] = jnp.zeros_like(w.buffers["border"])
-        jax.lax.fori_loop(0, w.num_tiles, lambda t, _: _run_tile(w, t), None)
+        jax.lax.fori_loop(0, w.num_tiles, functools.partial(_run_tile, w), None)
         wait_out(w, w.num_tiles - 1)
 
 
-def _run_tile(w: Walk, t) -> None:
+def _run_tile(w: Walk, t, _) -> None:
     """All of one query tile: the pipeline over its items."""
     tile = Tile.read(w.tiles, t)
     start_sums(w, tile)
     copy_q(w, t).wait()
+
+    @pl.when(t > 0)
+    def _():
+        wait_out(w, t - 1)
 
     @pl.when(t + 1 < w.num_tiles)
     def _():
         copy_q(w, t + 1).start()
 
     enter(w, t, tile, tile.first_kv)
-    first = w.first_of(tile, tile.first_kv)
-    for part in range(w.config.parts):
-        _keys(w, t, first, part, 0)
-    jax.lax.fori_loop(tile.first_kv, tile.end_kv, lambda j, i: _run_kv_tile(w, t, tile, j, i), jnp.int32(0))
+    first, end = w.first_of(tile, tile.first_kv), w.config.parts - 1
+    _keys(w, t, tile, first, 0, masked=True)
+    w.buffers["weights"][w.pair(end)] = jnp.zeros_like(w.buffers["weights"][w.pair(end)])  # before the first item
+    w.buffers["kept"][w.pair(end)] = jnp.ones_like(w.buffers["kept"][w.pair(end)])
+    last = jax.lax.fori_loop(tile.first_kv, tile.end_kv, lambda j, before: _run_kv_tile(w, t, tile, j, before), first)
+    _values(w, last, end)
     finish(w, t, tile)
 
 
-def _run_kv_tile(w: Walk, t, tile: Tile, j, i) -> Any:
-    """The items of one KV tile; i and the result count the query tile's items so far."""
+def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
+    """The items of one KV tile, of which the last is returned. before: the item before the first."""
     (first_step, end_step), (first_chunk, end_chunk) = w.steps_of(tile, j), w.chunks_of(tile, j)
-    last = i + (end_step - first_step) * w.shape.num_kv_heads * (end_chunk - first_chunk) - 1
+    last = (end_step - first_step) * w.shape.num_kv_heads * (end_chunk - first_chunk) - 1
     following = w.first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
 
-    def one_item(i, item):
+    def one_item(i, items):
+        before, item = items
         after = w.advance(item, first_chunk, end_chunk)
 
         @pl.when((i == last) & (j + 1 < tile.end_kv))
         def _():
             enter(w, t, tile, j + 1)
 
-        ahead = tuple(jnp.where(i == last, a, b) for a, b in zip(following, after, strict=True))
-        has_hidden = w.has_hidden(tile, j, item)
+        ahead = jax.tree.map(functools.partial(jnp.where, i == last), following, after)
+        has_hidden = w.has_hidden(tile, item) | w.has_hidden(tile, ahead)
+        pl.when(has_hidden)(lambda: _run_item(w, t, tile, (before, item, ahead), masked=True))
+        pl.when(~has_hidden)(lambda: _run_item(w, t, tile, (before, item, ahead), masked=False))
+        return item, after
 
-        def run(slot: int, masked: bool) -> None:
-            for part in range(w.config.parts):
-                _softmax(w, tile, j, item, part, slot, masked)
-                _keys(w, t, ahead, part, 1 - slot)
-                _values(w, j, item, part)
-
-        for slot in (0, 1):
-
-            @pl.when(i % 2 == slot)
-            def _(slot=slot):
-                pl.when(has_hidden)(lambda: run(slot, True))
-                pl.when(~has_hidden)(lambda: run(slot, False))
-
-        return after
-
-    jax.lax.fori_loop(i, last + 1, one_item, (first_step, jnp.int32(0), first_chunk))
-    return last + 1
+    return jax.lax.fori_loop(0, last + 1, one_item, (before, w.first_of(tile, j)))[0]
 
 
-def _keys(w: Walk, t, item, part: int, slot: int) -> None:
-    step, head, chunk = item
-    G = w.shape.group
-    q = w.buffers["q"][t % 2, pl.ds(head * G, G), w.tokens(chunk, part), :]
-    logits = dot_keys(q.reshape(-1, w.shape.lanes), w.buffers["keys"][step, head])
-    w.buffers[f"logits{slot}"][w.rows(part)] = logits
+def _run_item(w: Walk, t, tile: Tile, items: tuple[Item, Item, Item], *, masked: bool) -> None:
+    """Softmax of the middle one of three items, keys of the part that follows and values of the part before each.
+
+    Phases stand in this order because those of parts that share a buffer do: each is read before it is filled again.
+    """
+    parts = [(item, part) for item in items for part in range(w.config.parts)]
+    for at in range(w.config.parts, 2 * w.config.parts):
+        _values(w, *parts[at - 1])
+        _softmax(w, *parts[at])
+        _keys(w, t, tile, *parts[at + 1], masked=masked)
 
 
-def _softmax(w: Walk, tile: Tile, j, item, part: int, slot: int, masked: bool) -> None:
-    step, head, chunk = item
-    buffers, rows, at = w.buffers, w.rows(part), w.slot_of(item)
-    logits = buffers[f"logits{slot}"][rows]
+def _keys(w: Walk, t, tile: Tile, item: Item, part: int, *, masked: bool) -> None:
+    j, step, head, chunk = item
+    buffers, rows, G = w.buffers, w.rows(part), w.shape.group
+    q = buffers["q"][t % 2, pl.ds(head * G, G), w.tokens(chunk, part), :]
+    logits = dot_keys(q.reshape(-1, w.shape.lanes), buffers["keys"][j % 2, step, head])
     if w.scales is not None:
         logits = logits * buffers["scales"][j % 2, step, head, pl.ds(0, 1), :]
     if w.cap is not None:
@@ -213,25 +213,33 @@ def _softmax(w: Walk, tile: Tile, j, item, part: int, slot: int, masked: bool) -
         seen = visible(
             (w.config.part_q, w.config.step_kv),
             first_query=tile.position + chunk * w.config.chunk_q + part * w.config.part_q,
-            first_key=w.start_of(j, item),
+            first_key=w.start_of(item),
             end_position=tile.end_position,
             window=w.window,
             causal=w.causal,
         )
-        heads = logits.reshape(w.shape.group, *seen.shape)
-        logits = jnp.where(seen[None], heads, HIDDEN).reshape(logits.shape)
-    weights, highest, kept = softmax_step(logits, buffers["highest"][at, rows])
+        logits = jnp.where(seen[None], logits.reshape(G, *seen.shape), HIDDEN).reshape(logits.shape)
+    buffers["logits"][rows] = logits
+    buffers["tops"][w.pair(part)] = fold_lanes(logits, jnp.maximum)
+
+
+def _softmax(w: Walk, item: Item, part: int) -> None:
+    j, step, head, _ = item
+    buffers, rows, at = w.buffers, w.rows(part), w.slot_of(item)
+    weights, highest, kept = softmax_step(
+        buffers["logits"][rows], buffers["tops"][w.pair(part)], buffers["highest"][at, rows]
+    )
     buffers["highest"][at, rows] = highest
-    buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights)
-    buffers["kept"][rows] = kept
+    buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
+    buffers["kept"][w.pair(part)] = kept
     if w.scales is not None:
         weights = weights * buffers["scales"][j % 2, step, head, pl.ds(1, 1), :]
-    buffers["weights"][rows] = weights.astype(w.shape.dtype)
+    buffers["weights"][w.pair(part)] = weights.astype(w.shape.dtype)
 
 
-def _values(w: Walk, j, item, part: int) -> None:
-    step, head, _ = item
+def _values(w: Walk, item: Item, part: int) -> None:
+    j, step, head, _ = item
     buffers, rows, at = w.buffers, w.rows(part), w.slot_of(item)
-    added = dot_values(buffers["weights"][rows], buffers["values"][j % 2, step, head])
-    kept = repeat_lanes(buffers["kept"][rows], w.shape.lanes)
+    added = dot_values(buffers["weights"][w.pair(part)], buffers["values"][j % 4, step, head])
+    kept = repeat_lanes(buffers["kept"][w.pair(part)], w.shape.lanes)
     buffers["sums"][at, rows] = buffers["sums"][at, rows] * kept + added

@@ -13,7 +13,8 @@ LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
 PIECE = 128  # tokens whose heads are taken apart at once
 SMEM_FIXED = 4096  # bytes of scalar memory that arrays are padded with and that the compiler keeps
-_CHUNK_ROWS = 1024  # rows of a matrix product: K and V are loaded into the MXU once for so many
+_CHUNK_ROWS = 2048  # of an item: each pays once for what the matrix units take to begin and to end
+_PART_ROWS = 512  # rows of a matrix product: K and V are loaded into the MXU once for so many
 _STEP_KV = 512
 _TILE_KV_BYTES = 2 * 2**20
 _TILE_Q = 512
@@ -76,24 +77,21 @@ class PrefillConfig:
     """How queries and contexts are cut.
 
     tile_q: tokens of a row that share each load of K and V from HBM, a multiple of chunk_q. chunk_q: of these, the
-    tokens whose G heads are one item of the kernel's pipeline. tile_kv: tokens of the context that are fetched
-    together, cut at absolute positions, a multiple of step_kv. step_kv: of these, the keys of one item.
+    tokens whose G heads are one item of the kernel's pipeline. part_q: of these, the tokens of one matrix product.
+    tile_kv: tokens of the context that are fetched together, cut at absolute positions, a multiple of step_kv.
+    step_kv: of these, the keys of one item.
     """
 
     tile_q: int
     chunk_q: int
+    part_q: int
     tile_kv: int
     step_kv: int
 
     @property
     def parts(self) -> int:
         """Matrix products that a chunk is cut into."""
-        return 2 if self.chunk_q % (2 * ALIGNMENT) == 0 else 1
-
-    @property
-    def part_q(self) -> int:
-        """Tokens of such a product."""
-        return self.chunk_q // self.parts
+        return self.chunk_q // self.part_q
 
     @property
     def chunks(self) -> int:
@@ -118,7 +116,13 @@ class PrefillConfig:
         chunk_q = min(tokens, max(ALIGNMENT, _CHUNK_ROWS // shape.group // ALIGNMENT * ALIGNMENT))
         chunks = max(1, tokens // chunk_q)
         while True:
-            config = cls(tile_q=chunks * chunk_q, chunk_q=chunk_q, tile_kv=steps * step_kv, step_kv=step_kv)
+            config = cls(
+                tile_q=chunks * chunk_q,
+                chunk_q=chunk_q,
+                part_q=_part_q(chunk_q, shape.group),
+                tile_kv=steps * step_kv,
+                step_kv=step_kv,
+            )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
                 return config
             if chunks > 1:
@@ -137,8 +141,10 @@ class PrefillConfig:
 
     def check(self, shape: PrefillShape) -> None:
         """Raises ValueError where the tiles do not fit each other or the blocks."""
-        if self.tile_q % self.chunk_q or self.chunk_q % ALIGNMENT:
-            raise ValueError(f"{self}: tile_q must be a multiple of chunk_q, chunk_q of {ALIGNMENT}")
+        if self.tile_q % self.chunk_q or self.chunk_q % self.part_q or self.part_q % ALIGNMENT:
+            raise ValueError(
+                f"{self}: tile_q must be a multiple of chunk_q, chunk_q of part_q, and part_q of {ALIGNMENT}"
+            )
         if self.tile_kv % self.step_kv or self.step_kv % LANES or self.step_kv % shape.block_size:
             raise ValueError(
                 f"{self}: tile_kv must be a multiple of step_kv, and step_kv of {LANES} and of the block size, "
@@ -164,23 +170,23 @@ class PrefillConfig:
         """Shape and dtype of each scratch buffer."""
         K, N, H, C, Vn = shape.num_kv_heads, shape.num_heads, shape.lanes, shape.block_size, shape.vectors
         rows, keys = shape.group * self.chunk_q, self.step_kv
+        pair = shape.group * self.part_q * min(2, self.parts)  # a part's are gone when the next but one has them
         slots = K * self.chunks
         blocks = self.tile_kv // C
         sizes = {
-            "q": ((2, N, self.tile_q, H), shape.dtype),
-            "out": ((N, self.tile_q, H), shape.dtype),
+            "q": ((2, N, self.tile_q, H), shape.dtype),  # and then the results
             "border": ((N, ALIGNMENT, H), shape.dtype),
             "blocks": ((self.tile_kv * Vn, H) if shape.is_dense else (blocks, C, Vn, H), shape.pool_dtype),
             "words": (
                 (H // LANES, PIECE * Vn // (2 if shape.has_pairs else 1), LANES),  # strided loads know 128 lanes only
                 "uint32" if shape.has_pairs else "float32",
             ),
-            "keys": ((self.steps, K, keys, H), shape.dtype),
-            "values": ((2, self.steps, K, keys, H), shape.dtype),
-            "logits0": ((rows, keys), "float32"),
-            "logits1": ((rows, keys), "float32"),
-            "weights": ((rows, keys), shape.dtype),
-            "kept": ((rows, LANES), "float32"),
+            "keys": ((2, self.steps, K, keys, H), shape.dtype),
+            "values": ((4, self.steps, K, keys, H), shape.dtype),
+            "logits": ((rows, keys), "float32"),
+            "tops": ((pair, LANES), "float32"),
+            "weights": ((pair, keys), shape.dtype),
+            "kept": ((pair, LANES), "float32"),
             "highest": ((slots, rows, LANES), "float32"),
             "total": ((slots, rows, LANES), "float32"),
             "sums": ((slots, rows, H), "float32"),
@@ -189,6 +195,12 @@ class PrefillConfig:
             sizes["block_scales"] = ((blocks, 2 * K, C), "float32")
             sizes["scales"] = ((2, self.steps, K, 2, keys), "float32")
         return sizes
+
+
+def _part_q(chunk_q: int, group: int) -> int:
+    """Tokens of a part: at least two parts where they can be cut, so that stages of one hide those of another."""
+    wanted = max(2, -(-chunk_q * group // _PART_ROWS))
+    return chunk_q // next(parts for parts in range(wanted, 0, -1) if chunk_q % (parts * ALIGNMENT) == 0)
 
 
 def tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -12,10 +14,12 @@ from pallas_kernels.paged_attention.tpu_prefill_math import halves
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
 from pallas_kernels.paged_attention.tpu_prefill_walk import Walk
 
+_STARTS = 4  # transfers whose starts are written side by side, so that one's scalars hide another's latency
+
 
 def enter(w: Walk, t, tile: Tile, j) -> None:
     """KV tile j of query tile t lies in `keys` and `values`; the blocks of the next one are on their way."""
-    _for_blocks(w, tile, j, lambda copy: copy.wait())
+    _arrive(w, tile, j)
     first, end = w.steps_of(tile, j)
 
     @pl.loop(first, end)
@@ -34,28 +38,48 @@ def enter(w: Walk, t, tile: Tile, j) -> None:
 
 def fetch_blocks(w: Walk, tile: Tile, j) -> None:
     """Starts the transfers of KV tile j's blocks."""
-    _for_blocks(w, tile, j, lambda copy: copy.start())
+    first, end = _blocks_of(w, tile, j)
+    base = tile.row * w.max_blocks + j * (w.config.tile_kv // w.shape.block_size)
 
-
-def _for_blocks(w: Walk, tile: Tile, j, run) -> None:
-    """Only blocks that hold what the query tile may see."""
-    C, in_tile = w.shape.block_size, w.config.tile_kv // w.shape.block_size
-    first = jnp.maximum(tile.oldest(w.window) // C, j * in_tile)
-    end = jnp.minimum(pl.cdiv(tile.end_position, C), (j + 1) * in_tile)
-
-    @pl.loop(first, end)
-    def _(block):
-        id = w.block_tables[tile.row * w.max_blocks + block]
-        place, semaphore = block - j * in_tile, w.semaphores["blocks"]
-        if w.shape.is_dense:
-            rows = C * w.shape.vectors
-            into = w.buffers["blocks"].at[pl.ds(pl.multiple_of(place * rows, rows), rows)]
-        else:
-            into = w.buffers["blocks"].at[place]
-        run(pltpu.make_async_copy(w.pool.at[id], into, semaphore))
+    def start(place) -> None:
+        id = w.block_tables[base + place]
+        block = w.pool.at[id if w.shape.is_dense else pl.ds(id, 1)]
+        pltpu.make_async_copy(block, _places(w, place, 1), w.semaphores["blocks"]).start()
         if w.scales is not None:
-            into = w.buffers["block_scales"].at[place]
-            run(pltpu.make_async_copy(w.scales.at[id], into, semaphore))
+            into = w.buffers["block_scales"].at[pl.ds(place, 1)]
+            pltpu.make_async_copy(w.scales.at[pl.ds(id, 1)], into, w.semaphores["blocks"]).start()
+
+    @pl.loop(0, (end - first) // _STARTS)
+    def _(group):
+        for i in range(_STARTS):
+            start(first + group * _STARTS + i)
+
+    pl.loop(first + (end - first) // _STARTS * _STARTS, end)(start)
+
+
+def _arrive(w: Walk, tile: Tile, j) -> None:
+    """Waits for all of them at once."""
+    first, end = _blocks_of(w, tile, j)
+    places = [_places(w, 0, end - first)]
+    if w.scales is not None:
+        places.append(w.buffers["block_scales"].at[pl.ds(0, end - first)])
+    for fetched in places:
+        pltpu.make_async_copy(fetched, fetched, w.semaphores["blocks"]).wait()
+
+
+def _blocks_of(w: Walk, tile: Tile, j) -> tuple[Any, Any]:
+    """Blocks first .. end - 1 of KV tile j hold what the query tile may see."""
+    C, in_tile = w.shape.block_size, w.config.tile_kv // w.shape.block_size
+    first = jnp.maximum(tile.oldest(w.window) // C - j * in_tile, 0)
+    return first, jnp.minimum(pl.cdiv(tile.end_position, C) - j * in_tile, in_tile)
+
+
+def _places(w: Walk, first, count) -> Any:
+    """Where so many blocks of a KV tile lie."""
+    if not w.shape.is_dense:
+        return w.buffers["blocks"].at[pl.ds(first, count)]
+    rows = w.shape.block_size * w.shape.vectors
+    return w.buffers["blocks"].at[pl.ds(pl.multiple_of(first * rows, rows), count * rows)]
 
 
 def _take_apart(w: Walk, tile: Tile, j, step) -> None:
@@ -68,14 +92,14 @@ def _take_apart(w: Walk, tile: Tile, j, step) -> None:
         _load_words(w, step * size + piece * PIECE)
         rows = pl.ds(pl.multiple_of(piece * PIECE, PIECE), PIECE)
         for head, (k, v) in enumerate(_heads_of_words(w)):
-            w.buffers["keys"][step, head, rows, :] = k
-            w.buffers["values"][j % 2, step, head, rows, :] = v
+            w.buffers["keys"][j % 2, step, head, rows, :] = k
+            w.buffers["values"][j % 4, step, head, rows, :] = v
 
     @pl.when((start + size > tile.end_position) | (start < oldest))
     def _():
         @pl.loop(0, w.shape.num_kv_heads)
         def _(head):
-            v = w.buffers["values"].at[j % 2, step, head]
+            v = w.buffers["values"].at[j % 4, step, head]
             position = start + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
             v[...] = jnp.where((position >= oldest) & (position < tile.end_position), v[...], 0)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
@@ -28,20 +31,21 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
 
 def softmax_step(
     logits: jax.Array,  # [rows, keys] float32, in units of log2
+    tops: jax.Array,  # [rows, 128] float32, their maximum over parts of 128 keys
     highest: jax.Array,  # [rows, 128] float32, all lanes alike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """weights [rows, keys], the raised maximum [rows, 128], and [rows, 128] by which earlier sums are to be scaled.
 
     Source: Milakov and Gimelshein 2018 (online softmax).
     """
-    raised = jnp.maximum(highest, jnp.max(logits, axis=1, keepdims=True))
+    raised = jnp.maximum(highest, jnp.max(tops, axis=1, keepdims=True))
     weights = jnp.exp2(logits - repeat_lanes(raised, logits.shape[1]))
     return weights, raised, jnp.exp2(highest - raised)
 
 
-def fold_lanes(x: jax.Array) -> jax.Array:  # [rows, n * 128] -> [rows, 128]
-    """The sum of the n parts of 128 lanes."""
-    return sum(x[:, i : i + LANES] for i in range(LANES, x.shape[1], LANES)) + x[:, :LANES]
+def fold_lanes(x: jax.Array, join: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:  # -> [rows, 128]
+    """The n parts of 128 lanes of x, [rows, n * 128], joined."""
+    return functools.reduce(join, [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)])
 
 
 def repeat_lanes(x: jax.Array, lanes: int) -> jax.Array:  # [rows, 128], all lanes alike -> [rows, lanes]

@@ -43,14 +43,10 @@ def copy_q(w: Walk, t) -> Any:
 def finish(w: Walk, t, tile: Tile) -> None:
     """Writes the results of the tile's row, in whole groups of ALIGNMENT tokens.
 
-    A group that an earlier tile wrote keeps that tile's tokens, which are those before the row's first.
+    They take the place of the tile's queries. A group that an earlier tile wrote keeps that tile's tokens, which are
+    those before the row's first.
     """
-
-    @pl.when(t > 0)
-    def _():
-        wait_out(w, t - 1)
-
-    out, G = w.buffers["out"], w.shape.group
+    out, G = w.buffers["q"].at[t % 2], w.shape.group
 
     def one_chunk(head, chunk) -> None:
         at = head * w.config.chunks + chunk
@@ -67,12 +63,12 @@ def finish(w: Walk, t, tile: Tile) -> None:
     lane = jax.lax.broadcasted_iota(jnp.int32, border.shape, 1)
     out[:, group, :] = jnp.where(lane < tile.first_lane % ALIGNMENT, border[...], out[:, group, :])
     border[...] = out[:, w.group((tile.end_lane - 1) // ALIGNMENT), :]
-    _for_groups(w, tile, lambda copy: copy.start())
+    _for_groups(w, t, tile, lambda copy: copy.start())
 
 
 def wait_out(w: Walk, t) -> None:
     """Waits until the results of query tile t are written."""
-    _for_groups(w, Tile.read(w.tiles, t), lambda copy: copy.wait())
+    _for_groups(w, t, Tile.read(w.tiles, t), lambda copy: copy.wait())
 
 
 def _for_chunks(w: Walk, tile: Tile, run) -> None:
@@ -85,9 +81,9 @@ def _for_chunks(w: Walk, tile: Tile, run) -> None:
             run(head, chunk)
 
 
-def _for_groups(w: Walk, tile: Tile, run) -> None:
+def _for_groups(w: Walk, t, tile: Tile, run) -> None:
     @pl.loop(tile.first_lane // ALIGNMENT, pl.cdiv(tile.end_lane, ALIGNMENT))
     def _(group):
         there = pl.ds(pl.multiple_of(tile.first_token + group * ALIGNMENT, ALIGNMENT), ALIGNMENT)
-        source = w.buffers["out"].at[:, w.group(group), :]
+        source = w.buffers["q"].at[t % 2, :, w.group(group), :]
         run(pltpu.make_async_copy(source, w.out.at[:, there, :], w.semaphores["out"]))

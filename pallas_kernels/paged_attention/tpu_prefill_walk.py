@@ -11,12 +11,14 @@ from jax.experimental import pallas as pl
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
 
+Item = tuple[Any, Any, Any, Any]  # int32 scalars
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Walk:
     """The refs of a launch. t: query tile, j: KV tile, both int32 scalars.
 
-    An item is (step, head, chunk) of a KV tile.
+    An item is (KV tile, step, head, chunk).
     """
 
     # prefetched scalars
@@ -40,17 +42,17 @@ class Walk:
     causal: bool
     cap: float | None
 
-    def first_of(self, tile: Tile, j) -> tuple[Any, Any, Any]:
+    def first_of(self, tile: Tile, j) -> Item:
         """The first item of KV tile j."""
-        return self.steps_of(tile, j)[0], jnp.int32(0), self.chunks_of(tile, j)[0]
+        return j, self.steps_of(tile, j)[0], jnp.int32(0), self.chunks_of(tile, j)[0]
 
-    def advance(self, item, first_chunk, end_chunk) -> tuple[Any, Any, Any]:
+    def advance(self, item: Item, first_chunk, end_chunk) -> Item:
         """The item that follows in the KV tile: chunks change first, then heads, then steps."""
-        step, head, chunk = item
+        j, step, head, chunk = item
         is_last_chunk = chunk + 1 == end_chunk
         is_last_head = is_last_chunk & (head + 1 == self.shape.num_kv_heads)
         head = jnp.where(is_last_head, 0, jnp.where(is_last_chunk, head + 1, head))
-        return jnp.where(is_last_head, step + 1, step), head, jnp.where(is_last_chunk, first_chunk, chunk + 1)
+        return j, jnp.where(is_last_head, step + 1, step), head, jnp.where(is_last_chunk, first_chunk, chunk + 1)
 
     def steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
@@ -68,17 +70,17 @@ class Walk:
             end = jnp.minimum(end, start + self.config.tile_kv - 1 + self.window - tile.position)
         return first // size, pl.cdiv(end, size)
 
-    def slot_of(self, item) -> Any:
+    def slot_of(self, item: Item) -> Any:
         """Where the running maximum and sums of the item's head and chunk are kept."""
-        return item[1] * self.config.chunks + item[2]
+        return item[2] * self.config.chunks + item[3]
 
-    def start_of(self, j, item) -> Any:
+    def start_of(self, item: Item) -> Any:
         """Position of the item's first key."""
-        return j * self.config.tile_kv + item[0] * self.config.step_kv
+        return item[0] * self.config.tile_kv + item[1] * self.config.step_kv
 
-    def has_hidden(self, tile: Tile, j, item) -> Any:
+    def has_hidden(self, tile: Tile, item: Item) -> Any:
         """Whether some query of the item may not see some key of it."""
-        start, first = self.start_of(j, item), item[2] * self.config.chunk_q
+        start, first = self.start_of(item), item[3] * self.config.chunk_q
         low = tile.position + jnp.maximum(first, tile.first_lane)
         high = tile.position + jnp.minimum(first + self.config.chunk_q, tile.end_lane) - 1
         hidden = start + self.config.step_kv > (low + 1 if self.causal else tile.end_position)
@@ -88,6 +90,10 @@ class Walk:
         """A part's rows of an item's logits, weights and sums."""
         rows = self.shape.group * self.config.part_q
         return pl.ds(part * rows, rows)
+
+    def pair(self, part: int) -> Any:
+        """A part's rows of what only two neighbouring parts have at a time."""
+        return self.rows(part % 2)
 
     def tokens(self, chunk, part: int) -> Any:
         """A part's tokens of the query tile."""

@@ -10,7 +10,7 @@ from pallas_kernels.paged_attention import RaggedBatch
 from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile, make_prefill_schedule
 
-_SMALL = PrefillConfig(tile_q=16, chunk_q=16, tile_kv=128, step_kv=128)
+_SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 
 
 def _batch(rows: list[tuple[int, int]]) -> RaggedBatch:
@@ -55,6 +55,6 @@ def test_tiles_fit_the_memory_that_they_are_given_or_say_that_they_do_not() -> N
     with pytest.raises(ValueError, match="shard the heads"):
         PrefillConfig.choose(shape, num_tokens=512, max_context=4096, vmem_bytes=2**20)
     with pytest.raises(ValueError, match="multiple of chunk_q"):
-        PrefillConfig(tile_q=40, chunk_q=16, tile_kv=128, step_kv=128).check(shape)
+        PrefillConfig(tile_q=40, chunk_q=16, part_q=16, tile_kv=128, step_kv=128).check(shape)
     with pytest.raises(ValueError, match="of the block size"):
-        PrefillConfig(tile_q=16, chunk_q=16, tile_kv=192, step_kv=192).check(shape)
+        PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=192, step_kv=192).check(shape)
