@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -25,14 +24,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_config import LANES, DecodeConfig, DecodeShape
-from pallas_kernels.paged_attention.tpu_decode_columns import (
-    column_scales,
-    load_vectors,
-    number_columns,
-    tokens_of,
-    words_of,
-)
+from pallas_kernels.paged_attention.tpu_config import DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_decode_columns import number_columns
 from pallas_kernels.paged_attention.tpu_decode_movement import Movement
 from pallas_kernels.paged_attention.tpu_decode_scratch import (
     ScaleScratch,
@@ -41,10 +34,8 @@ from pallas_kernels.paged_attention.tpu_decode_scratch import (
     scale_scratch_shapes,
     scratch_shapes,
 )
+from pallas_kernels.paged_attention.tpu_decode_stages import Stages
 from pallas_kernels.paged_attention.tpu_schedule import DecodeSchedule
-
-_HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
-_LOG2_E = math.log2(math.e)
 
 
 def decode(
@@ -120,14 +111,7 @@ def _kernel(
     _, out_ref, pool_ref, *refs = refs  # [T, N, Hp] and [P, C, vectors, Hp] in HBM
     xs = named(ScaleScratch, refs[-len(dataclasses.fields(ScaleScratch)) :]) if has_scales else None
     x = named(Scratch, refs[: len(dataclasses.fields(Scratch))])
-    S, C, tile, N = config.items, shape.block_size, config.tile_kv, shape.num_heads
-    T, bpt, width = q_ref.shape[0], tile // C, config.chunk
-    chunks = shape.chunks(tile, width)
-    unit = _LOG2_E * (scale if soft_cap is None else soft_cap)  # scores are kept in units of which this is one bit
-    precision = jax.lax.Precision.HIGHEST if shape.compute_dtype == jnp.float32 else None
-    dot = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
-    words = None if interpret else words_of(x.tiles, shape)
-
+    T = q_ref.shape[0]
     moves = Movement(
         places=places,
         first_blocks=first_blocks,
@@ -143,107 +127,30 @@ def _kernel(
         window=window,
     )
 
-    def is_first(t, s):
-        return (tokens[moves.item(t, s)] & 1) == 1
-
-    def load(t, s, chunk, vector):
-        """Keys or values of a chunk: [width, Hp]."""
-        buffer = jax.lax.rem(t + config.buffers, config.buffers)
-        return load_vectors(x.tiles, words, buffer, s * tile + chunk.token, width, shape, vector).astype(
-            shape.compute_dtype
-        )
-
-    def score(t, starts):
-        """QK of step t; `starts` are DMA starts to be issued between the dots."""
-        for s in range(S):
-            at = places[moves.item(t, s)]
-            q = q_ref[jnp.minimum(moves.token(t, s), T - 1)].astype(shape.compute_dtype)
-            if xs is not None:
-                buffer = jax.lax.rem(t, config.buffers)
-                for b in range(bpt):
-                    xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * bpt + b]
-            top = jnp.full((N, LANES), _HIDDEN)
-            for n, chunk in enumerate(chunks):
-                raw = dot(q, load(t, s, chunk, chunk.key), (((1,), (1,)), ((), ())))  # [N, width]
-                done = (s * len(chunks) + n + 1) * len(starts) // (S * len(chunks))
-                for start in starts[(s * len(chunks) + n) * len(starts) // (S * len(chunks)) : done]:
-                    start()
-                for lane in range(0, width, LANES):
-                    y = raw[:, lane : lane + LANES]
-                    if xs is not None:
-                        key_scales, value_scales = column_scales(xs.tile, chunk.part, chunk.column + lane, shape)
-                        y = y * key_scales
-                        token = tokens_of((1, LANES), chunk.column + lane, shape)
-                        seen = token <= at if window is None else (token <= at) & (token > at - window)
-                        xs.values[s, :, pl.ds(n * width + lane, LANES)] = jnp.where(seen, value_scales, 0.0)
-                    if soft_cap is not None:
-                        y = jnp.tanh(y * (scale / soft_cap))
-                    column = chunk.column + lane
-                    token = x.columns[chunk.part, :, pl.ds(column % shape.period, LANES)]
-                    high = at - column // shape.period * (shape.period // shape.words)
-                    visible = token <= high
-                    if window is not None:
-                        visible &= token > high - window
-                    y = jnp.where(visible, y, _HIDDEN)
-                    x.scores[s, :, pl.ds(n * width + lane, LANES)] = y
-                    top = jnp.maximum(top, y)
-            x.tops[s] = jnp.broadcast_to(jnp.max(top, axis=1, keepdims=True), (N, LANES))
-
-    def softmax(t):
-        """Weights of step t, and what they leave of the rows' states."""
-        state, total = x.top[...], x.total[...]
-        for s in range(S):
-            before = jnp.where(is_first(t, s), _HIDDEN, state)
-            state = jnp.maximum(before, x.tops[s])
-            decay = jnp.exp2((before - state) * unit)
-            sum_ = jnp.zeros((N, LANES))
-            half = len(chunks) * width // (2 if shape.halves else 1)
-            for column in range(0, half, LANES):
-                parts = [
-                    jnp.exp2((x.scores[s, :, pl.ds(c, LANES)] - state) * unit)
-                    for c in range(column, len(chunks) * width, half)
-                ]
-                sum_ += sum(parts[1:], parts[0])
-                if xs is not None:
-                    parts = [part * xs.values[s, :, pl.ds(column + i * half, LANES)] for i, part in enumerate(parts)]
-                stacked = jnp.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]
-                x.weights[s, :, pl.ds(column, LANES)] = stacked.astype(x.weights.dtype)
-            total = jnp.where(is_first(t, s), 0.0, total * decay) + jnp.sum(sum_, axis=1, keepdims=True)
-            x.decays[s] = decay
-            sink = 0.0 if sinks_ref is None else jnp.exp2(sinks_ref[...] * _LOG2_E - state * unit)
-            x.totals[s] = total + sink
-        x.top[...] = state
-        x.total[...] = total
-
-    def weigh(t):
-        """PV of step t."""
-        pairs = len(chunks) // (2 if shape.halves else 1)
-        for s in range(S):
-            acc = jnp.zeros((x.weights.shape[1], shape.lanes * (2 if shape.halves else 1)))
-            for n in range(pairs):
-                v = [load(t, s, chunk, chunk.value) for chunk in chunks[n::pairs]]
-                v = jnp.concatenate(v, axis=1) if len(v) > 1 else v[0]
-                acc += dot(x.weights[s, :, pl.ds(n * width, width)], v, (((1,), (0,)), ((), ())))
-            x.sums[s] = acc[:N, : shape.lanes] + acc[N:, shape.lanes :] if shape.halves else acc
-
-    def merge(t):
-        """Adds step t to the rows' states and stores their results as they stand."""
-        acc = x.sum[...]
-        for s in range(S):
-            acc = jnp.where(is_first(t, s), x.sums[s], acc * x.decays[s][:, :1] + x.sums[s])
-            x.outs[moves.token(t, s)] = (acc / x.totals[s][:, :1]).astype(x.outs.dtype)
-        x.sum[...] = acc
+    stages = Stages(
+        q=q_ref,
+        sinks=sinks_ref,
+        moves=moves,
+        scratch=x,
+        scales=xs,
+        shape=shape,
+        config=config,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        interpret=interpret,
+    )
 
     def step(t, _):
         info = fetches[t]
         moves.arrive(t, info >> 1)
         pl.when((info & 1) == 1)(functools.partial(moves.clear, t))
         moves.insert(t)
-        merge(t - 2)
-        softmax(t - 1)
-        score(t, moves.fetch(t + config.ahead))
+        stages.merge(t - 2)
+        stages.softmax(t - 1)
+        stages.score(t, moves.fetch(t + config.ahead))
         moves.write(t)
-        weigh(t - 1)
+        stages.weigh(t - 1)
         return 0
 
     def ahead(t, _):
@@ -261,10 +168,10 @@ def _kernel(
         jax.lax.fori_loop(0, config.ahead, ahead, 0)
         number_columns(x.columns, shape)
         jax.lax.fori_loop(0, steps, step, 0)
-        merge(steps - 2)
-        softmax(steps - 1)
-        weigh(steps - 1)
-        merge(steps - 1)
+        stages.merge(steps - 2)
+        stages.softmax(steps - 1)
+        stages.weigh(steps - 1)
+        stages.merge(steps - 1)
 
     result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
     result.start()
