@@ -12,6 +12,7 @@ import argparse
 import io
 import itertools
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -144,6 +145,11 @@ def _json_loads_us() -> float:
     return (time.process_time() - started) * 1e6 / 20000
 
 
+def _cpu_s() -> float:
+    """Of this process and those that it waited for: they parse a large input."""
+    return sum(os.times()[:4])
+
+
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -155,7 +161,7 @@ def measure(folder: Path, num_rows: int, *, schedules: bool) -> dict[str, Any]:
     for name, count in (("warm", 1000), ("all", num_rows)):
         write_input(folder / f"{name}.jsonl", count)
         before_bytes = _peak_bytes()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu = time.perf_counter(), _cpu_s()
         code = run_batch(
             lambda rows: HostLLM(schedules=schedules),
             folder / f"{name}.jsonl",
@@ -164,7 +170,7 @@ def measure(folder: Path, num_rows: int, *, schedules: bool) -> dict[str, Any]:
             console=Console(file=io.StringIO()),
             options=JobOptions(),
         )
-        times = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+        times = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_s() - cpu}
         report = json.loads((folder / f"{name}.out.jsonl.report.json").read_bytes())
         with open(folder / f"{name}.out.jsonl", "rb") as file:
             found = sum(_TEXT.encode() in line for line in file)
