@@ -11,9 +11,10 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -144,12 +145,20 @@ def compile_all(
     steps, others = parts_of(layout)
     largest_first: dict[Bucket | str, Part] = {bucket: steps[bucket] for bucket in reversed(steps)}
     made = make_all(largest_first | others, source=source, on_done=on_done)
-    order = [made[name] for name in ("fresh_pools", "write_slot")]  # then those of few tokens, as a first request is
-    load_behind([*order, *(made[bucket] for bucket in steps), made["copy_blocks"]])
+    load_behind(made[key] for key in _in_order_of_use(tuple(steps)))
     return Executables(
         steps=Prepared({bucket: made[bucket] for bucket in steps}),
         others=Prepared({name: made[name] for name in others}),
     )
+
+
+def _in_order_of_use(buckets: Sequence[Bucket]) -> Iterator[Bucket | str]:
+    """Keys of `parts_of`: what the first request needs comes first, a prompt before its decodes, small before large."""
+    yield from ("fresh_pools", "write_slot")
+    kinds = [[bucket for bucket in buckets if bucket.decode_only == decode] for decode in (False, True)]
+    for pair in itertools.zip_longest(*kinds):
+        yield from (bucket for bucket in pair if bucket is not None)
+    yield "copy_blocks"
 
 
 def make_all(
