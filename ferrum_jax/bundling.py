@@ -10,8 +10,10 @@ import concurrent.futures
 import dataclasses
 import functools
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -149,7 +151,20 @@ _of_process: list[Part] = []  # of a process that compiles
 
 def _begin(order: BundleOrder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and it is the parent who speaks of it
+    end_with_parent()
     _of_process.extend(_begun(order)[-1])
+
+
+def end_with_parent() -> None:
+    """Lets this process end at once when the one that started it has: nobody waits for what it compiles."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a process of its own"
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _compile(number: int) -> bytes:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.bundling import end_with_parent
 from ferrum_jax.runtime.bundle import Bundle
 from tests.support import GOLDENS, ROOT, SMALL, small_llm
 
@@ -70,3 +72,26 @@ def test_an_encoders_bundle_gives_equal_vectors_and_compiles_nothing(tmp_path):
     stats = bundled.stats()
     assert (stats["bundle_hits"], stats["bundle_misses"]) == (stats["executables"], 0)
     assert stats["compiles_before_ready"] == 0
+
+
+def compile_for_long() -> None:
+    """Stands for a process that compiles."""
+    end_with_parent()
+    print("begun", flush=True)
+    time.sleep(120)
+    print("done", flush=True)
+
+
+@pytest.mark.slow
+def test_processes_that_compile_end_with_the_one_that_started_them():
+    """However that ends: here it is killed. The pipe closes when its last writer is gone."""
+    program = (
+        "import multiprocessing; from tests.test_bundling import compile_for_long; "
+        "child = multiprocessing.get_context('spawn').Process(target=compile_for_long); child.start(); child.join()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"begun\n"
+        parent.kill()
+        assert parent.stdout.read() == b"", "it went on to its end"
