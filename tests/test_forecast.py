@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -10,7 +12,9 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.bundling import BundleOrder
 from ferrum_jax.forecast import forecast
 from ferrum_jax.meshes import meshes_of, shapes_of
-from ferrum_jax.runtime.fit import kv_bytes_left
+from ferrum_jax.runtime.buckets import Bucket, Ladder
+from ferrum_jax.runtime.fit import kv_bytes_left, temporaries_bytes
+from ferrum_jax.runtime.later import Later
 from pallas_kernels.target import Target
 from tests.support import GOLDENS, SMALL
 
@@ -28,6 +32,25 @@ def test_what_weights_slots_and_a_step_leave_is_for_blocks(layout):
     assert kv_bytes_left(layout, fixed + 1000 + 7 * ledger.block_bytes, 1000) == 7 * ledger.block_bytes
     with pytest.raises(ValueError, match=r"GiB too small: .* take more devices along tp, or lower max_num_batched"):
         kv_bytes_left(layout, fixed + 1000 + 2 * ledger.block_bytes - 1, 1000)
+
+
+def test_temporaries_are_those_of_the_step_that_needs_most_prefill_or_decode(monkeypatch):
+    """Decode draws for all of its rows at once, so a small model's largest decode step needs more than its prefill."""
+    buckets = [
+        Bucket(num_tokens=tokens, num_rows=64, table_width=4, decode_only=tokens <= 64) for tokens in (32, 64, 128, 256)
+    ]
+    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)))
+
+    def with_sizes(*sizes: int) -> int:
+        def executable(size: int) -> Any:
+            memory = SimpleNamespace(temp_size_in_bytes=size, output_size_in_bytes=9, alias_size_in_bytes=6)
+            return Later.made(SimpleNamespace(memory_analysis=lambda: memory))
+
+        parts = {b: SimpleNamespace(get=lambda _, s=s: executable(s)) for b, s in zip(buckets, sizes, strict=True)}
+        monkeypatch.setattr("ferrum_jax.runtime.fit.parts_of", lambda layout: (parts, {}))
+        return temporaries_bytes(layout, None)
+
+    assert with_sizes(1, 50, 1, 20) == 53 and with_sizes(1, 20, 1, 50) == 53
 
 
 def test_a_decode_step_reads_the_weights_once_and_the_context_of_every_row(layout):

@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.runtime.fit import temporaries_bytes, with_temporaries
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
-    with Console(stderr=True).status(f"compiling the largest step for {args.target}"):
+    with Console(stderr=True).status(f"compiling the largest steps for {args.target}"):
         layout = order.lay_out()
         if layout.ledger.temporaries_bytes == 0:  # the config names the pool
             layout = with_temporaries(layout, temporaries_bytes(layout, None))
@@ -87,7 +87,7 @@ def _print(order: BundleOrder, layout: Layout, found: Forecast) -> None:
         ("recurrent states", ledger.states_bytes, f"{ledger.num_states} states"),
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
         ("cached prompts", ledger.prompts_bytes, "last hidden states"),
-        ("largest step", ledger.temporaries_bytes, str(layout.ladder.buckets[-1])),
+        ("largest step", ledger.temporaries_bytes, "beside what is listed above"),
     ]
     target = layout.options.target
     if target.platform != "cpu":  # of the CPU's memory the pool takes what is free, by its own rule

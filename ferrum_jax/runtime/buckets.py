@@ -44,6 +44,16 @@ class Ladder:
 
     buckets: tuple[Bucket, ...]
 
+    @property
+    def largest(self) -> tuple[Bucket, ...]:
+        """The last mixed bucket and, where there are any, the last of decode: one of them needs the most memory.
+
+        The former has the most tokens; the latter has the logits of all of its rows at once.
+        """
+        decode = [bucket for bucket in self.buckets if bucket.decode_only]
+        mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
+        return (*mixed[-1:], *decode[-1:])
+
     def find(self, *, num_tokens: int, num_rows: int, longest: int) -> Bucket:
         """The smallest bucket that holds a step; a decode bucket only where no row computes more than one token.
 

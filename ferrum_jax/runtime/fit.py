@@ -1,6 +1,6 @@
 """Fit: the layout of an engine whose KV pool takes what everything else leaves of a device.
 
-What a step needs beside weights and pools is asked of the compiler, by compiling the largest bucket once over a pool
+What a step needs beside weights and pools is asked of the compiler, by compiling the largest buckets once over a pool
 of few blocks: XLA's temporaries do not depend on how many there are. So a device that is not here is fitted as one
 that is, and no share of the memory is guessed.
 """
@@ -33,7 +33,7 @@ def fit(
 ) -> Layout:
     """The layout of an engine: with the blocks or bytes that the config names, else as many as fit.
 
-    source: where the executable of the largest bucket may come from. reach: as in `lay_out`; it does not change how
+    source: where the executables of the largest buckets may come from. reach: as in `lay_out`; it does not change how
     many blocks there are, so that jobs share executables. Raises ValueError with every reason why the
     engine cannot run on the mesh, among them by how much its memory is too small.
     """
@@ -70,11 +70,14 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 
 
 def temporaries_bytes(layout: Layout, source: ExecutableSource | None) -> int:
-    """What the largest bucket's step needs on a device beside its arguments, by the compiler's own analysis."""
+    """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest."""
     steps, _ = parts_of(layout)
-    memory = steps[layout.ladder.buckets[-1]].get(source).result().memory_analysis()
-    results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
-    return memory.temp_size_in_bytes + results
+    return max(_temporaries(steps[bucket].get(source).result()) for bucket in layout.ladder.largest)
+
+
+def _temporaries(executable: Any) -> int:
+    memory = executable.memory_analysis()
+    return memory.temp_size_in_bytes + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
 
 
 def available_bytes(device: Any) -> int:

@@ -138,13 +138,13 @@ class Runner:
             self._kv = self._executables.copy_blocks(self._kv, blob)
 
     def rehearse(self, num_groups: int) -> None:
-        """Runs the largest step without a row, so that a shortage of memory shows now. Writes go to null ids."""
-        bucket = self._ladder.buckets[-1]
-        blob = np.zeros(self._num_shards * blob_size(bucket, num_groups), np.int32)
-        self._kv, self._slots, self._prompts, *results = self._executables.steps[bucket](
-            self._weights, self._kv, self._slots, self._prompts, blob
-        )
-        jax.block_until_ready(results)
+        """Runs the largest steps without a row, so that a shortage of memory shows now. Writes go to null ids."""
+        for bucket in self._ladder.largest:
+            blob = np.zeros(self._num_shards * blob_size(bucket, num_groups), np.int32)
+            self._kv, self._slots, self._prompts, *results = self._executables.steps[bucket](
+                self._weights, self._kv, self._slots, self._prompts, blob
+            )
+            jax.block_until_ready(results)
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once."""
