@@ -1,6 +1,6 @@
 """Starting: an engine that fits the memory which is really there.
 
-    fit (the compiler's numbers) ─► load ─► live memory, pools, the largest step without a row ─► ready
+    fit (the compiler's numbers) ─► load ─► live memory, pools, the largest steps without a row ─► ready
       ▲                                         │ too little: once more, with a smaller pool
       └─────────────────────────────────────────┘
 
@@ -43,7 +43,7 @@ class Start:
     on_progress: Callable[[str, int, int], None]
 
     def run(self, reach: Reach | None) -> tuple[Loaded, Engine]:
-        """Weights and executables, and the first engine over them, whose largest step was tried on an accelerator.
+        """Weights and executables, and the first engine over them, whose largest steps were tried on an accelerator.
 
         Warns with both numbers where the pool had to be made smaller. Raises ValueError saying what to set where that
         was not enough, where the config names the pool's size, or where other processes have chosen theirs.
@@ -107,7 +107,7 @@ class Start:
 
 
 class MemoryShort(Exception):
-    """Pools or the largest step do not fit. missing_bytes: by how much, 0 where that is not known.
+    """Pools or the largest steps do not fit. missing_bytes: by how much, 0 where that is not known.
 
     weights: those that are on the devices, None if they are not.
     """

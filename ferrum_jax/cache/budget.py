@@ -28,7 +28,7 @@ class Ledger:
     num_shards: data shards; numbers of blocks and states are those of one of them.
     head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
     num_host_blocks: usable blocks of a shard's host tier, in the host's memory, of host_block_bytes each.
-    temporaries_bytes: what the largest step needs beside weights and pools; 0 where it was not asked for.
+    temporaries_bytes: what a step needs at most beside weights and pools; 0 where it was not asked for.
     """
 
     weights_bytes: int

@@ -92,7 +92,7 @@ def available_bytes(device: Any) -> int:
 
 
 def missing_bytes(layout: Layout, device: Any) -> int:
-    """By how much an accelerator that holds the weights is too full for pools and the largest step; 0 or less fits."""
+    """By how much an accelerator that holds the weights is too full for pools and the largest steps; 0 or less fits."""
     stats = device.memory_stats() if device.platform != "cpu" else None  # the CPU's pool takes a share of what is free
     if not stats:
         return 0
