@@ -179,7 +179,7 @@ class ModelSpec:
         if layers != list(range(self.num_hidden_layers)):
             raise ValueError(f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once")
         for group in self.cache_groups:
-            if (group.kind == "window") != (group.window is not None) or (group.window or 1) < 1:
+            if (group.window or 0) < 1 if group.kind == "window" else group.window is not None:
                 raise ValueError(f"a cache group of kind {group.kind!r} has window {group.window}")
         kinds = [group.kind for group in self.cache_groups]
         if "state" in kinds[:-1] or kinds == ["state"]:

@@ -7,6 +7,7 @@ A key whose value is null or an empty list or dict counts as absent, as in the r
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ HARMLESS_KEYS = frozenset(
     """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
     initializer_range attention_dropout router_aux_loss_coef router_jitter_noise
-    resid_pdrop embd_pdrop auto_map
+    resid_pdrop embd_pdrop auto_map is_llama_config transformers.js_config
     output_router_logits pretraining_tp cache_implementation
     bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
     task_specific_params
@@ -67,6 +68,14 @@ class ConfigReader:
             raise ValueError(f"config.json has no {key!r}, which this architecture needs")
         return self.get(key, None)
 
+    def only(self, **values: Any) -> None:
+        """Raises ValueError where the config has one of these keys with another value than the one a family knows."""
+        for key, value in values.items():
+            if self.get(key, value) != value:
+                raise ValueError(
+                    f"{key} is {json.dumps(self.get(key, value))}; of this architecture it must be {json.dumps(value)}"
+                )
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """A token id or a list of them, as a tuple; empty when absent."""
         value = self.get(key, ())
@@ -101,6 +110,12 @@ def cache_groups(kinds: Sequence[str], num_layers: int, window: int | None) -> t
     return tuple(group for group in groups if group.layers)
 
 
+def window_within(reader: ConfigReader, longest: int, default: int | None = None) -> int | None:
+    """The sliding window; None where the config says null, or one that is as long as the longest context."""
+    window = reader.nullable("sliding_window", default)
+    return None if window is None or window >= longest else window
+
+
 def stored_dtype(reader: ConfigReader) -> str:
     """The dtype a checkpoint says it is stored in; float32 where it is silent."""
     return str(reader.get("dtype", reader.get("torch_dtype", "float32"))).removeprefix("torch.")
@@ -117,8 +132,7 @@ def rope_from(
 
     default_partial: partial_rotary_factor where the config is silent; None of families that always turn whole heads.
     """
-    scaling = dict(reader.get("rope_scaling", None) or {})
-    nested = dict(reader.get("rope_parameters", None) or {})
+    scaling, nested = (mapping(reader, key) for key in ("rope_scaling", "rope_parameters"))
     values = {key: value for key, value in (scaling or nested).items() if value is not None}
     theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", default_theta)))
     spelled = values.pop("type", "default")
@@ -134,6 +148,14 @@ def rope_from(
         raise ValueError(f"rope scaling of type {rope_type!r} has keys that are not understood: {unknown}")
     rope = _rope_spec(rope_type, float(theta), values, max_position_embeddings)
     return dataclasses.replace(rope, partial_rotary_factor=partial)
+
+
+def mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
+    """The object under a key of rotary positions, empty when absent. Raises ValueError where it is none."""
+    value = reader.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key} is {value!r}; it must be an object whose rope_type is one of {tuple(_ROPE_KEYS)}")
+    return dict(value)
 
 
 def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_position_embeddings: int) -> RopeSpec:

@@ -15,7 +15,7 @@ from typing import Any
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, mapping, rope_from, stored_dtype
 from ferrum_jax.spec import ModelSpec, RopeSpec
 
 # Keys of these families that no released model's result depends on: `hidden_activation` is what is read, and the other
@@ -128,11 +128,11 @@ def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:
 
 def _ropes(reader: ConfigReader, max_positions: int) -> tuple[RopeSpec, RopeSpec]:
     """Of layers with full attention and of windowed ones: `rope_parameters` by kind, or keys of the older spelling."""
-    by_kind = reader.get("rope_parameters", {})
+    by_kind = mapping(reader, "rope_parameters")
     unknown = sorted(set(by_kind) - {"full_attention", "sliding_attention"})
     if unknown:
         raise ValueError(f"rope_parameters has {unknown}; known are 'full_attention' and 'sliding_attention'")
-    full = {"rope_theta": reader.get("rope_theta", 1e6), **reader.get("rope_scaling", {})}
+    full = {"rope_theta": reader.get("rope_theta", 1e6), **mapping(reader, "rope_scaling")}
     full |= by_kind.get("full_attention") or {}
     local = {"rope_theta": reader.get("rope_local_base_freq", 1e4), **(by_kind.get("sliding_attention") or {})}
     ropes = [rope_from(ConfigReader({"rope_parameters": values}), max_positions) for values in (full, local)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from checkpoints.rules import Part, Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
 from ferrum_jax.spec import ModelSpec
 
 
@@ -22,7 +22,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     num_layers = reader.require("num_hidden_layers")
     max_positions = reader.get("max_position_embeddings", 131072)
     width = reader.require("intermediate_size")
-    window = reader.get("sliding_window", 128)
     kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)]
     bias = bool(reader.get("attention_bias", True))
     rope = rope_from(reader, max_positions, default_theta=150000.0)
@@ -52,7 +51,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         swiglu_limit=float(reader.get("swiglu_limit", 7.0)),
         swiglu_alpha=float(reader.get("swiglu_alpha", 1.702)),
         cache_groups=cache_groups(
-            reader.get("layer_types", kinds), num_layers, window if window < max_positions else None
+            reader.get("layer_types", kinds), num_layers, window_within(reader, max_positions, 128)
         ),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
 from ferrum_jax.spec import ModelSpec
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Llama config.json. Raises ValueError naming keys that are missing or not understood."""
     reader = ConfigReader(config)
+    reader.only(rope_interleaved=False)  # SmolLM2's say so
     bias = bool(reader.get("attention_bias", False))
     return _spec(
         reader,
@@ -37,16 +38,13 @@ def mistral_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     reader = ConfigReader(config)
     num_layers = reader.require("num_hidden_layers")
     max_positions = reader.get("max_position_embeddings", 131072)
-    window = reader.nullable("sliding_window", 4096)
-    groups = cache_groups(
-        ["sliding_attention"] * num_layers, num_layers, None if window is None or window >= max_positions else window
-    )
+    window = window_within(reader, max_positions, 4096)
     return _spec(
         reader,
         architecture="MistralForCausalLM",
         num_key_value_heads=reader.get("num_key_value_heads", 8),
         max_position_embeddings=max_positions,
-        cache_groups=groups,
+        cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
 from ferrum_jax.spec import ModelSpec
 
 
@@ -22,7 +22,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     num_layers = reader.require("num_hidden_layers")
     max_positions = reader.get("max_position_embeddings", 131072)
     width = reader.require("intermediate_size")
-    window = reader.get("sliding_window", max_positions)
     spec = ModelSpec(
         architecture="MixtralForCausalLM",
         vocab_size=reader.require("vocab_size"),
@@ -42,9 +41,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_experts_per_tok=reader.get("num_experts_per_tok", 2),
         moe_intermediate_size=width,
         norm_topk_prob=True,
-        cache_groups=cache_groups(
-            ["sliding_attention"] * num_layers, num_layers, window if window < max_positions else None
-        ),
+        cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window_within(reader, max_positions)),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
     )

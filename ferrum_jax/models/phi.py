@@ -9,13 +9,12 @@ Source: Abdin et al. 2024 (Phi-3); Ding et al. 2024 (LongRoPE); keys as in Huggi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Part, Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
 from ferrum_jax.spec import ModelSpec
 
 # Keys of which the reference implementation knows one value.
@@ -35,12 +34,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     num_heads = reader.require("num_attention_heads")
     num_layers = reader.require("num_hidden_layers")
     max_positions = reader.get("max_position_embeddings", 4096)
-    window = reader.get("sliding_window", max_positions)
-    for key, only in _ONLY.items():
-        if reader.get(key, only) != only:
-            raise ValueError(
-                f"{key} is {json.dumps(reader.get(key, only))}; of this architecture it must be {json.dumps(only)}"
-            )
+    reader.only(**_ONLY)
     spec = ModelSpec(
         architecture="Phi3ForCausalLM",
         vocab_size=reader.require("vocab_size"),
@@ -55,9 +49,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         rms_norm_eps=reader.get("rms_norm_eps", 1e-5),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
         rope=rope_from(reader, max_positions, default_partial=1.0),
-        cache_groups=cache_groups(
-            ["sliding_attention"] * num_layers, num_layers, window if window < max_positions else None
-        ),
+        cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window_within(reader, max_positions)),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
     )

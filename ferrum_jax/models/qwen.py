@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
 from ferrum_jax.spec import CacheGroup, ModelSpec
 
 
 def qwen2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Qwen2 or Qwen2.5 config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
+    reader.only(use_mrope=False)  # Qwen2.5's base models say so
     heads = reader.require("hidden_size") // reader.require("num_attention_heads")
     return _spec(
         reader,
@@ -43,6 +44,7 @@ def qwen3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 def qwen3_moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Qwen3-MoE config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
+    reader.only(qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0)  # Qwen3-Coder's say so
     heads = reader.require("hidden_size") // reader.require("num_attention_heads")
     bias = bool(reader.get("attention_bias", False))
     return _spec(
@@ -101,9 +103,9 @@ def _cache_groups(
     A window as long as the longest context is none. Qwen3-MoE has one in all layers, or in those that layer_types says.
     """
     enabled = bool(reader.get("use_sliding_window", False))
-    window = reader.get("sliding_window", max_positions)
+    window = window_within(reader, max_positions, 4096)
     first = reader.get("max_window_layers", 28) if architecture != "Qwen3MoeForCausalLM" else 0
     reader.get("max_window_layers", None)
     default = ["sliding_attention" if enabled and i >= first else "full_attention" for i in range(num_layers)]
     kinds = reader.get("layer_types", default)
-    return cache_groups(kinds, num_layers, window if enabled and window < max_positions else None)
+    return cache_groups(kinds, num_layers, window if enabled else None)

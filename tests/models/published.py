@@ -1,7 +1,8 @@
 """Configs of published models.
 
 Source: the config.json that each model's authors published with its weights, read where a comment says so from a copy.
-Left out, for no source shows their values in full: Phi-3-medium-128k (its lists of factors).
+Left out, for no source shows their values in full: Phi-3-medium-128k (its lists of factors), Llama 1, Qwen2-0.5B, -1.5B
+and -72B, Ministral-8B. Refused, for attention in two chunks is not served: Qwen2.5-7B-1M and -14B-1M.
 """
 
 import json
@@ -559,6 +560,7 @@ _BASES = {
     "Llama-3": LLAMA3_8B,
     "Llama-3.1": LLAMA3_8B | {"rope_scaling": LLAMA32_1B["rope_scaling"] | {"factor": 8.0}},
     "Llama-3.2": LLAMA32_1B,
+    "Phi-4": PHI4,
     "Qwen2.5": QWEN25_05B,
     "Qwen3": QWEN3_06B,
     "Qwen3-MoE": QWEN3_30B_A3B,

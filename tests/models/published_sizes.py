@@ -1,9 +1,24 @@
-"""Sizes of Llama, Qwen2.5 and Qwen3: what each has of its own, and its number of parameters.
+"""Sizes of Llama, Phi-4, Qwen2.5 and Qwen3: what each has of its own, and its number of parameters.
 
-Source: github.com/Lightning-AI/litgpt, litgpt/config.py, which names for each the config.json that it was read from.
+Source, but where a comment names another: github.com/Lightning-AI/litgpt, litgpt/config.py, which names for each the
+config.json that it was read from.
 """
 
 SIZES = {
+    "Code-Llama-34B": (
+        "Llama-2",
+        {
+            "hidden_size": 8192,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "intermediate_size": 22016,
+            "vocab_size": 32000,
+            "max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+        },
+        33_743_970_304,
+    ),
     "Llama-2-7B": (
         "Llama-2",
         {
@@ -265,5 +280,92 @@ SIZES = {
             "moe_intermediate_size": 1536,
         },
         235_093_634_560,
+    ),
+    "Qwen3-4B-2507": (
+        "Qwen3",
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 9728,
+            "max_position_embeddings": 262144,
+            "rope_theta": 5000000,
+        },
+        4_022_468_096,
+    ),
+    "Qwen3-30B-A3B-2507": (
+        "Qwen3-MoE",
+        {"max_position_embeddings": 262144, "rope_theta": 10000000},
+        30_532_122_624,
+    ),
+    "Phi-4-reasoning": (
+        "Phi-4",
+        {"max_position_embeddings": 32768, "original_max_position_embeddings": 32768, "rope_theta": 500000},
+        14_659_507_200,
+    ),
+    # zyhnosleep/qwen-project on GitHub, models/Qwen2.5-0.5B/config.json
+    "Qwen2.5-0.5B-base": (
+        "Qwen2.5",
+        {"max_window_layers": 24, "use_mrope": False, "eos_token_id": 151643},
+        494_032_768,
+    ),
+    # NVIDIA/TensorRT-LLM's test of this model
+    "Qwen2-7B": (
+        "Qwen2.5",
+        {
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "tie_word_embeddings": False,
+            "vocab_size": 152064,
+            "max_position_embeddings": 131072,
+            "max_window_layers": 28,
+            "sliding_window": 131072,
+        },
+        7_615_616_512,
+    ),
+    # ShorrohS/llm_dissection on GitHub, models/SmolLM2-135M/config.json
+    "SmolLM2-135M": (
+        "Llama-2",
+        {
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "intermediate_size": 1536,
+            "vocab_size": 49152,
+            "max_position_embeddings": 8192,
+            "is_llama_config": True,
+            "pretraining_tp": 1,
+            "rope_interleaved": False,
+            "rope_theta": 100000,
+            "tie_word_embeddings": True,
+            "eos_token_id": 0,
+        },
+        134_515_008,
+    ),
+    # baidu/vLLM-Kunlun on GitHub, docs/source/tutorials/multi_xpu_Qwen3-Coder-480B-A35B(W8A8).md
+    "Qwen3-Coder-480B-A35B": (
+        "Qwen3-MoE",
+        {
+            "hidden_size": 6144,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "intermediate_size": 8192,
+            "moe_intermediate_size": 2560,
+            "num_experts": 160,
+            "max_position_embeddings": 262144,
+            "max_window_layers": 62,
+            "qkv_bias": False,
+            "rope_theta": 10000000,
+            "router_aux_loss_coef": 0.0,
+            "shared_expert_intermediate_size": 0,
+            "use_qk_norm": True,
+        },
+        480_154_875_392,
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import jax
@@ -12,12 +13,14 @@ import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.folder import read_json
+from checkpoints.rules import expand
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import attend
 from ferrum_jax.runtime.encoder import POOLINGS, EncoderRunner, compile_encoder, encoder_buckets, lay_out_encoder
 from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.sharding import make_mesh
+from tests.models.published_encoders import PUBLISHED_ENCODERS
 from tests.support import COMPILED, GOLDENS
 
 ENCODERS = GOLDENS / "encoders"
@@ -117,6 +120,14 @@ def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             registry.encoder_spec_of(config | change)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ENCODERS)
+def test_a_published_encoder_has_the_published_number_of_parameters_and_a_rule_for_each(name: str):
+    config, count = PUBLISHED_ENCODERS[name]
+    weights = registry.weights_of(config)
+    assert sum(math.prod(x.shape) for x in weights.targets.values()) == count
+    assert set(expand(weights.rules)) == set(weights.targets)
 
 
 def test_there_are_two_goldens_of_each_family_of_encoders():

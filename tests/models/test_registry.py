@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -87,6 +88,23 @@ def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
     spec_of(config | {"logit_scale": None})
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("SmolLM2-135M", "rope_interleaved", True),
+        ("Qwen2.5-0.5B-base", "use_mrope", True),
+        ("Qwen3-Coder-480B-A35B", "qkv_bias", True),
+        ("Qwen3-Coder-480B-A35B", "use_qk_norm", False),
+        ("Qwen3-Coder-480B-A35B", "shared_expert_intermediate_size", 512),
+    ],
+)
+def test_a_key_of_which_a_family_knows_one_value_may_be_there_with_that_value_alone(name: str, key: str, value):
+    config = ALL[name][0]
+    spec_of(config)
+    with pytest.raises(ValueError, match=f"{key} is {json.dumps(value)}; of this architecture it must be"):
+        spec_of(config | {key: value})
+
+
 def test_a_missing_key_is_an_error_that_names_it():
     with pytest.raises(ValueError, match="no 'hidden_size'"):
         spec_of({key: value for key, value in LLAMA3_8B.items() if key != "hidden_size"})
@@ -123,6 +141,7 @@ def test_layer_types_say_which_layers_have_a_window():
         ([("full", (0,), None)], r"cache_groups hold layers \[0\]; they must hold each of 2 once"),
         ([("full", (0, 1), 7)], "a cache group of kind 'full' has window 7"),
         ([("window", (0, 1), None)], "a cache group of kind 'window' has window None"),
+        ([("window", (0, 1), 0)], "a cache group of kind 'window' has window 0"),
         ([("state", (0,), None), ("full", (1,), None)], "'state' must come once at most, last, and not alone"),
         ([("state", (0, 1), None)], "'state' must come once at most, last, and not alone"),
     ],
@@ -189,6 +208,15 @@ def test_soft_caps_and_the_scale_of_queries_and_embeddings_are_gemmas():
         spec_of(GEMMA3_270M | {"use_bidirectional_attention": True})
 
 
+def test_a_window_that_is_not_named_is_the_references_and_null_is_none():
+    for config in (QWEN25_05B, QWEN3_06B, QWEN3_30B_A3B):
+        silent = {key: x for key, x in config.items() if key not in ("sliding_window", "max_window_layers")}
+        windowed = silent | {"use_sliding_window": True, "num_hidden_layers": 30}
+        assert spec_of(windowed).cache_groups[-1].window == 4096
+        assert spec_of(windowed | {"sliding_window": None}).cache_groups[-1].window is None
+    assert [group.kind for group in spec_of(GPT_OSS_20B | {"sliding_window": None}).cache_groups] == ["full"]
+
+
 def test_a_window_only_behind_the_last_layer_is_no_window():
     config = QWEN25_05B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 24}
     assert spec_of(config) == spec_of(QWEN25_05B)
@@ -215,6 +243,7 @@ def test_both_spellings_of_rope_give_one_spec():
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
+        ("linear", "rope_scaling is 'linear'; it must be an object whose rope_type is one of"),
         ({"type": "dynamic", "factor": 2.0}, "of type 'dynamic'; supported are"),
         ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}, r"not understood: \['mrope_section'\]"),
         ({"rope_type": "linear"}, r"lacks \['factor'\]"),

@@ -1,0 +1,79 @@
+"""Configs of published encoders, and the numbers of parameters that decide their vectors: without pooler and heads.
+
+Source: the config.json that each model's authors published, as in the copy that a comment names. Left out, for no copy
+in full was found: BERT-large, BGE-base and -large, E5, XLM-RoBERTa-base.
+"""
+
+_BERT = {
+    "architectures": ["BertModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dropout": None,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+# Keys of BERT's older configs.
+_POOLER = {
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+}
+_LABELS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+_XLM_ROBERTA_LARGE = _BERT | {
+    "architectures": ["XLMRobertaForMaskedLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 514,
+    "model_type": "xlm-roberta",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "output_past": True,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "vocab_size": 250002,
+}
+PUBLISHED_ENCODERS = {
+    # kujaarora/MLBA_CRM on GitHub, bert-base-uncased/config.json
+    "BERT-base-uncased": (_BERT, 108_891_648),
+    # sdpython/onnx-diagnostic on GitHub, hub_data_cached_configs.py; all-MiniLM-L6-v1 there as well
+    "BERT-base-multilingual-cased": (
+        _BERT | _POOLER | {"architectures": ["BertForMaskedLM"], "vocab_size": 119547},
+        177_262_848,
+    ),
+    "all-MiniLM-L6": (_BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}, 22_565_376),
+    # silence-breaker/SFT-MoE on GitHub, models/bge-small-en-v1.5/config.json
+    "BGE-small-en-v1.5": (_BERT | _LABELS | {"hidden_size": 384, "intermediate_size": 1536}, 33_212_160),
+    # quoted in ModelScope's guide to models of other libraries
+    "XLM-RoBERTa-large": (_XLM_ROBERTA_LARGE, 558_840_832),
+    # vminh16/VI-Legal-RAG on GitHub, models/bge-m3/config.json
+    "BGE-M3": (
+        _XLM_ROBERTA_LARGE
+        | {
+            "add_cross_attention": False,
+            "architectures": ["XLMRobertaModel"],
+            "is_decoder": False,
+            "max_position_embeddings": 8194,
+            "tie_word_embeddings": True,
+        },
+        566_705_152,
+    ),
+}
