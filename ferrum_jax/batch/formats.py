@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferrum_jax.batch.lines import LineError, canonical, custom_id_of, load_line
 from ferrum_jax.batch.parameters import (
@@ -45,8 +45,7 @@ _CONTENTS = {"prompt": prompt_of, "messages": messages_of, "prompt_token_ids": t
 _NO_SAMPLING = SamplingParams(max_tokens=1)  # of a row that asks for a vector
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request of a job. `id` is 32 hex digits that digest the whole line's content."""
 
     id: str
@@ -65,8 +64,7 @@ class Row:
         return self.url == EMBEDDINGS_URL
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BadRow:
+class BadRow(NamedTuple):
     """A line that cannot be run. custom_id is None where the line has none that is its own."""
 
     id: str

@@ -145,7 +145,7 @@ class _Run:
         make_llm: Callable[[], BatchLLM],
         at_notice: Callable[[BatchLLM], None],
     ) -> None:
-        with Display(self._console, self._tally) as display:
+        with self._rows.reading_ahead(), Display(self._console, self._tally) as display:
             worker = Worker(
                 rows=self._rows,
                 journal=self._journal,

@@ -3,7 +3,8 @@
     file  ->  chunks of whole lines  ->  the columns of each chunk  ->  the columns of the file
 
 What a chunk becomes depends on its lines, their numbers and the job's seed alone, so it is the same wherever it is
-parsed. A process parses what comes through its connection and ends when that does, so none outlives this one.
+parsed. A process parses what comes through its connection and ends when that does, so none outlives this one. It takes
+single lines too, of rows that are to run, whose columns are there already.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from ferrum_jax.batch.formats import BadRow, parse_line
+from ferrum_jax.batch.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.ordering import Features
 
 _CHUNK_BYTES = 1 << 20
@@ -41,6 +42,17 @@ class _Chunk:
     offset: int
     number: int  # of the first, from 1
     lines: list[bytes]
+
+
+class Line(NamedTuple):
+    """A line that was a good row before, its number and its digest."""
+
+    raw: bytes
+    number: int
+    digest: str
+
+    def parse(self, seed: int) -> Row | BadRow:
+        return parse_line(self.raw, self.number, seed=seed, digest=self.digest)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -64,13 +76,19 @@ class Columns:
 def parse_file(file: BinaryIO, seed: int) -> Columns:
     """The columns of a file, from its beginning. seed: the job's."""
     columns = Columns()
-    num_processes = min(os.cpu_count() or 1, file.seek(0, os.SEEK_END) // _LEAST_BYTES, _MOST_PROCESSES)
-    file.seek(0)
+    num_processes = min(os.cpu_count() or 1, num_worthwhile(file), _MOST_PROCESSES)
     chunks = _chunks_of(file)
     parts = (_parse(chunk, seed) for chunk in chunks)
     for part in _parse_elsewhere(chunks, seed, num_processes) if num_processes > 1 else parts:
         columns.extend(part)
     return columns
+
+
+def num_worthwhile(file: BinaryIO) -> int:
+    """How many processes the input is large enough for; the file is at its beginning after it."""
+    count = file.seek(0, os.SEEK_END) // _LEAST_BYTES
+    file.seek(0)
+    return count
 
 
 def _chunks_of(file: BinaryIO) -> Iterator[_Chunk]:
@@ -104,24 +122,31 @@ def _name(custom_id: str) -> bytes:
 def _parse_elsewhere(chunks: Iterator[_Chunk], seed: int, num_processes: int) -> Iterator[Columns]:
     """The columns of each chunk in turn. Raises OSError if a process ends before its time."""
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(_process(seed)) for _ in range(num_processes)]
+        idle = [stack.enter_context(parser(seed)) for _ in range(num_processes)]
         busy: deque[Connection] = deque()
-        try:
-            for chunk in chunks:
-                if not idle:
-                    idle.append(busy.popleft())
-                    yield idle[0].recv()
-                busy.append(idle.pop())
-                busy[-1].send(chunk)
-            while busy:
-                yield busy.popleft().recv()
-        except (EOFError, ConnectionError) as error:
-            raise OSError("a process that parsed the input ended before its time; start the job again") from error
+        stack.enter_context(parser_errors())
+        for chunk in chunks:
+            if not idle:
+                idle.append(busy.popleft())
+                yield idle[0].recv()
+            busy.append(idle.pop())
+            busy[-1].send(chunk)
+        while busy:
+            yield busy.popleft().recv()
 
 
 @contextlib.contextmanager
-def _process(seed: int) -> Iterator[Connection]:
-    """The connection to a process that serves it."""
+def parser_errors() -> Iterator[None]:
+    """Raises OSError, which says what to do, where the connection to a process ends inside."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise OSError("a process that parses the input ended before its time; start the job again") from error
+
+
+@contextlib.contextmanager
+def parser(seed: int) -> Iterator[Connection]:
+    """The connection to a process that serves it. seed: the job's."""
     own, its = Pipe()
     with own:
         with its:
@@ -135,9 +160,14 @@ def _process(seed: int) -> Iterator[Connection]:
 
 
 def serve(fd: int, seed: int) -> None:
-    """Answers each chunk that comes through a connection with its columns, until the other end is closed."""
+    """Answers each chunk that comes through a connection with its columns, and lines with their rows.
+
+    It ends when the other end is closed.
+    """
     for signals in (signal.SIGINT, signal.SIGTERM):  # they are for the process that asks, which then closes its end
         signal.signal(signals, signal.SIG_IGN)
     with Connection(fd) as connection, contextlib.suppress(EOFError, ConnectionError):
         while True:
-            connection.send(_parse(connection.recv(), seed))
+            asked: _Chunk | list[Line] = connection.recv()
+            found = _parse(asked, seed) if isinstance(asked, _Chunk) else [line.parse(seed) for line in asked]
+            connection.send(found)

@@ -1,20 +1,23 @@
 """Rows: the lines of a job's input as arrays, one entry a row, and the order in which they are best run.
 
 One pass parses every line; what stays is 32 hex digits of digest, a place in the file and a few numbers, so a
-million rows take well under 200 MB with their books. A row is parsed again when it is run.
+million rows take well under 200 MB with their books. A row is parsed again when it is run; of a large input by a
+process that reads ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 
+from ferrum_jax.batch.ahead import ReadAhead
 from ferrum_jax.batch.formats import BadRow, Row, duplicate_row, parse_line
-from ferrum_jax.batch.parsing import parse_file
+from ferrum_jax.batch.parsing import Line, num_worthwhile, parse_file, parser
 
 _MOST_ROWS_IN_SHARD, _LEAST_ROWS_IN_SHARD, _SHARDS = 1024, 8, 64
 
@@ -28,6 +31,7 @@ class Rows:
     def __init__(self, file: BinaryIO, seed: int = 0) -> None:
         self._file, self._seed = file, seed
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
+        self._ahead: ReadAhead | None = None
         columns = parse_file(file, seed)
         self._offsets, self._numbers = columns.offsets, columns.numbers
         self._checksums = columns.checksums  # to see that the lines stay as they are
@@ -51,18 +55,46 @@ class Rows:
         size = max(_LEAST_ROWS_IN_SHARD, min(_MOST_ROWS_IN_SHARD, -(-len(self.order) // _SHARDS)))
         return [self.order[start : start + size] for start in range(0, len(self.order), size)]
 
+    @contextlib.contextmanager
+    def reading_ahead(self) -> Iterator[None]:
+        """Meanwhile a process parses the rows that are expected, if the input is large."""
+        if not num_worthwhile(self._file):
+            yield
+            return
+        with parser(self._seed) as connection:
+            self._ahead = ReadAhead(connection, self._line_to_parse)
+            try:
+                yield
+            finally:
+                self._ahead = None
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """These rows, none of them bad, will be read next, in about this order."""
+        if self._ahead is not None:
+            self._ahead.expect(indices)
+
     def read(self, index: int) -> Row | BadRow:
         """The row, parsed again. Raises OSError if its line is not what it was."""
+        row = None if self._ahead is None else self._ahead.take(index)
+        if row is not None:
+            return row
+        if not self.is_bad[index]:
+            return self._line_to_parse(index).parse(self._seed)
+        raw, number = self._checked_line(index)
+        found, first_line = parse_line(raw, number, seed=self._seed), self._first_lines.get(index)
+        if first_line is None:
+            return found
+        assert found.custom_id is not None, "a duplicate has a name"
+        return duplicate_row(raw, number, found.custom_id, first_line)
+
+    def _line_to_parse(self, index: int) -> Line:
+        return Line(*self._checked_line(index), self.digest(index))
+
+    def _checked_line(self, index: int) -> tuple[bytes, int]:
         raw, number = self._line(index)
         if zlib.crc32(raw) != self._checksums[index]:
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
-        first_line = self._first_lines.get(index)
-        if first_line is None:
-            digest = None if self.is_bad[index] else self.digest(index)
-            return parse_line(raw, number, seed=self._seed, digest=digest)
-        custom_id = parse_line(raw, number, seed=self._seed).custom_id
-        assert custom_id is not None, "a duplicate has a name"
-        return duplicate_row(raw, number, custom_id, first_line)
+        return raw, number
 
     def digest(self, index: int) -> str:
         return self._digests[16 * index : 16 * index + 16].hex()

@@ -118,7 +118,9 @@ class Worker:
                 continue
             self._taken.add(part)
             self._journal.refresh()
-            self._queue.extend((index, epoch) for index in self._journal.unfinished(shard).tolist())
+            unfinished = self._journal.unfinished(shard).tolist()
+            self._queue.extend((index, epoch) for index in unfinished)
+            self._rows.expect(unfinished)
             if self._queue:
                 return True
         return False

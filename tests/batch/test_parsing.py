@@ -9,7 +9,8 @@ import pickle
 
 import pytest
 
-from ferrum_jax.batch import parsing
+from ferrum_jax.batch import ahead, parsing
+from ferrum_jax.batch.rows import Rows
 
 LINES = [
     *(
@@ -46,3 +47,25 @@ def test_a_process_that_ends_before_its_time_is_an_error_that_says_what_to_do(ma
     monkeypatch.setattr(parsing, "_PROGRAM", "pass")
     with pytest.raises(OSError, match="ended before its time; start the job again"):
         columns()
+
+
+def test_rows_that_a_process_reads_ahead_are_those_read_here_also_in_another_order_or_from_a_crash(
+    many_processes, monkeypatch
+):
+    rows = Rows(io.BytesIO(b"\n".join(LINES)), seed=3)
+    here = [rows.read(index) for index in range(len(rows))]
+    expected = rows.order.tolist()
+    monkeypatch.setattr(ahead, "_MOST_AT_ONCE", 5)
+    with rows.reading_ahead():
+        rows.expect(expected[:12])
+        rows.expect(expected[12:])
+        asked = [*expected[3:6], *expected[:3], *expected[6:], *range(len(rows))]
+        assert [rows.read(index) for index in asked] == [here[index] for index in asked]
+
+
+def test_a_process_that_reads_ahead_and_ends_is_an_error_that_says_what_to_do(many_processes, monkeypatch):
+    rows = Rows(io.BytesIO(LINES[0]))
+    monkeypatch.setattr(parsing, "_PROGRAM", "pass")
+    with pytest.raises(OSError, match="ended before its time; start the job again"), rows.reading_ahead():
+        rows.expect([0])
+        rows.read(0)
