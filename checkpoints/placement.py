@@ -8,7 +8,8 @@ Mappings are private (copy on write): nothing done to a device array reaches the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,10 +34,23 @@ def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct, stretch: 
         return _part(sources, index, target) if stretch is None else _stretched(sources[0], index, target, stretch)
 
     if target.sharding is None:
-        array = jax.device_put(part(whole))
-    else:
-        array = jax.make_array_from_callback(target.shape, target.sharding, part)
-    return array.block_until_ready()  # the host buffer of one tensor is done with before the next is made
+        return jax.device_put(part(whole)).block_until_ready()
+    return _from_shards(part, target.shape, target.sharding)
+
+
+def _from_shards(
+    part: Callable[[Index | None], np.ndarray], shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """The array, of which one shard at a time is in host memory; `jax.make_array_from_callback` has them all there."""
+    indices = sharding.addressable_devices_indices_map(shape)
+    shards: dict[Any, jax.Array] = {}  # by device
+    for device, index in indices.items():
+        if device not in shards:
+            piece = part(index)
+            alike = [other for other, its in indices.items() if its == index]
+            # its host buffer is done with before the next is made
+            shards |= {other: jax.device_put(piece, other).block_until_ready() for other in alike}
+    return jax.make_array_from_single_device_arrays(shape, sharding, [shards[device] for device in indices])
 
 
 def stored_targets(

@@ -1,6 +1,6 @@
-"""Run as a process of its own: loads a checkpoint of one [1024, 1024] matrix a layer and prints, as JSON, what it cost.
+"""Run as a process of its own: loads a checkpoint of one [ROWS, 1024] matrix a layer and prints, as JSON, what it cost.
 
-    python peak_memory.py FOLDER NUM_LAYERS DTYPE
+    python peak_memory.py FOLDER NUM_LAYERS DTYPE ROWS
 
 Each matrix is divided among all devices by its rows. loaded_bytes: the model's own size in DTYPE. peak_bytes: most
 anonymous memory above what it was before. device_bytes: what each device has.
@@ -36,12 +36,12 @@ class Peak(threading.Thread):
             self.highest = max(self.highest, anonymous_bytes())
 
 
-def main(folder: str, num_layers: int, dtype: str) -> None:
+def main(folder: str, num_layers: int, dtype: str, num_rows: int) -> None:
     layers = tuple(range(num_layers))
     rules = (Rule(source="model.layers.{i}.weight", target="layers.{i}.weight", layers=layers),)
     devices = np.array(jax.devices())
     rows = NamedSharding(Mesh(devices, ("tp",)), PartitionSpec("tp")) if len(devices) > 1 else None
-    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((1024, 1024), dtype, sharding=rows) for i in layers}
+    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((num_rows, 1024), dtype, sharding=rows) for i in layers}
     checkpoint = open_checkpoint(folder)
     jnp.zeros(()).block_until_ready()
     peak = Peak()
@@ -59,4 +59,4 @@ def main(folder: str, num_layers: int, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

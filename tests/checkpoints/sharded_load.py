@@ -1,6 +1,8 @@
 """Run as a process of its own with several CPU devices: loads onto a mesh and prints what it found, as JSON.
 
 python sharded_load.py FOLDER...        for each: fingerprint, shard shapes, and a digest of all values
+
+And in which order the shards of a tensor that two devices each have alike are read and put there.
 """
 
 import hashlib
@@ -11,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoints import fingerprint, open_checkpoint
+from checkpoints import fingerprint, open_checkpoint, placement
 from tests.checkpoints.folders import HARMLESS, RULES, SHAPES
 
 SPECS = {
@@ -37,6 +39,37 @@ def describe(folder: str, mesh: Mesh) -> dict[str, object]:
     }
 
 
+class Recorded:
+    """A tensor on disk that notes which of its rows are read."""
+
+    shape, dtype = (8, 3), np.dtype("float32")
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        rows = np.arange(24, dtype=np.float32).reshape(8, 3)[index]
+        self.events.append(f"read {len(rows)} rows from {rows[0, 0]:g}")
+        return rows
+
+
+def order_of_placing(devices: np.ndarray) -> list[str]:
+    events: list[str] = []
+    put = jax.device_put
+
+    def recorded(piece: np.ndarray, device: jax.Device) -> jax.Array:
+        events.append(f"put on {device.id}")
+        return put(piece, device)
+
+    placement.jax.device_put = recorded
+    mesh = Mesh(devices.reshape(2, 2), ("dp", "tp"))
+    target = jax.ShapeDtypeStruct((8, 3), "float32", sharding=NamedSharding(mesh, PartitionSpec("tp")))
+    placed = placement.place([Recorded(events)], target)
+    np.testing.assert_array_equal(placed, np.arange(24, dtype=np.float32).reshape(8, 3))
+    return events
+
+
 if __name__ == "__main__":
-    tp_mesh = Mesh(np.array(jax.devices()), ("tp",))
-    print(json.dumps([describe(folder, tp_mesh) for folder in sys.argv[1:]]))
+    devices = np.array(jax.devices())
+    found = [describe(folder, Mesh(devices, ("tp",))) for folder in sys.argv[1:]]
+    print(json.dumps({"folders": found, "order": order_of_placing(devices)}))

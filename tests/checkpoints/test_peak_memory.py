@@ -1,4 +1,7 @@
-"""Loading streams: peak anonymous host memory stays under the model's own size plus 10 %."""
+"""Loading streams: peak anonymous host memory stays under the model's own size, which is in it on the CPU, plus 10 %.
+
+On a mesh under that size plus the largest shard and a small buffer.
+"""
 
 import json
 import os
@@ -15,24 +18,26 @@ import safetensors.numpy
 from checkpoints import Rule, convert
 from tests.oracles import mxfp4
 
+BUFFER_BYTES = 4 << 20
 
-def write(folder, num_layers, stored):
-    """(folder, sum of the first columns) of a Hugging Face folder with one [1024, 1024] matrix a layer."""
+
+def write(folder, num_layers, stored, num_rows=1024):
+    """(folder, sum of the first columns) of a Hugging Face folder with one [num_rows, 1024] matrix a layer."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     random = np.random.default_rng(0)
     made = {
-        f"model.layers.{i}.weight": random.standard_normal((1024, 1024), np.float32).astype(jnp.dtype(stored))
+        f"model.layers.{i}.weight": random.standard_normal((num_rows, 1024), np.float32).astype(jnp.dtype(stored))
         for i in range(num_layers)
     }
     safetensors.numpy.save_file(made, folder / "model.safetensors")
     return folder, sum(float(value[:, 0].astype(np.float64).sum()) for value in made.values())
 
 
-def measure(folder, num_layers, dtype, num_devices=1):
+def measure(folder, num_layers, dtype, num_devices=1, num_rows=1024):
     root = Path(__file__).parents[2]
     run = subprocess.run(
-        [sys.executable, "tests/checkpoints/peak_memory.py", str(folder), str(num_layers), dtype],
+        [sys.executable, "tests/checkpoints/peak_memory.py", str(folder), str(num_layers), dtype, str(num_rows)],
         env=os.environ
         | {
             "PYTHONPATH": str(root),
@@ -59,12 +64,14 @@ def test_a_load_with_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_load_onto_eight_devices_puts_an_eighth_on_each_and_peaks_under_all_of_them_plus_ten_percent(tmp_path):
-    folder, total = write(tmp_path / "hf", 40, "bfloat16")
-    found = measure(folder, 40, "float32", num_devices=8)
+def test_a_load_onto_eight_devices_puts_an_eighth_on_each_and_takes_their_bytes_a_shard_and_a_small_buffer(tmp_path):
+    """Three matrices of 64 MB each: one that was whole anywhere, on the host or a device, would be seen."""
+    folder, total = write(tmp_path / "hf", 3, "bfloat16", num_rows=1 << 14)
+    found = measure(folder, 3, "float32", num_devices=8, num_rows=1 << 14)
     assert found["total"] == pytest.approx(total)
     assert found["device_bytes"] == [found["loaded_bytes"] // 8] * 8
-    assert found["peak_bytes"] <= 1.1 * found["loaded_bytes"]
+    shard_bytes = (1 << 14) * 1024 * 4 // 8
+    assert found["peak_bytes"] <= found["loaded_bytes"] + shard_bytes + BUFFER_BYTES
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from checkpoints import convert, fingerprint
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_single
 
 
-def test_weights_load_onto_a_mesh_of_four_as_onto_one_device(tmp_path):
+def test_weights_load_onto_a_mesh_of_four_as_onto_one_device_each_shard_once_and_alone_in_host_memory(tmp_path):
     made = tensors("bfloat16")
     convert(
         write_single(tmp_path / "hf", made),
@@ -32,7 +32,10 @@ def test_weights_load_onto_a_mesh_of_four_as_onto_one_device(tmp_path):
     )
     expected = {name: value.astype("float32") for name, value in parameters(made).items()}
     values = b"".join(expected[name].tobytes() for name in sorted(expected))
-    for found in json.loads(run.stdout):
+    printed = json.loads(run.stdout)
+    first, second = ["put on 0", "put on 2"], ["put on 1", "put on 3"]
+    assert printed["order"] == ["read 4 rows from 0", *first, "read 4 rows from 12", *second]
+    for found in printed["folders"]:
         assert found == {
             "fingerprint": fingerprint("spec", "float32", expected),
             "shards": {
