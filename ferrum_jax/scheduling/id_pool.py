@@ -162,12 +162,21 @@ class IdPool:
 
     def publish(self, id: int, key: bytes) -> int:
         """The id that carries `key` from now on: this one, or the first that was published under it."""
-        assert self._refs[id] > 0, f"publish of id {id}, which nobody holds"
-        canonical = self._id_of.setdefault(key, id)
-        if canonical == id:
-            assert self._key_of[id] in (None, key), f"id {id} is published already, under another key"
-            self._key_of[id] = key
+        (canonical,) = self.publish_all((id,), (key,))
         return canonical
+
+    def publish_all(self, ids: Sequence[int], keys: Sequence[bytes]) -> list[int]:
+        """The ids that carry the keys from now on, each as `publish` says."""
+        refs, key_of, carrier = self._refs, self._key_of, self._id_of.setdefault
+        found = []
+        for id, key in zip(ids, keys, strict=True):
+            assert refs[id] > 0, f"publish of id {id}, which nobody holds"
+            canonical = carrier(key, id)
+            if canonical == id:
+                assert key_of[id] in (None, key), f"id {id} is published already, under another key"
+                key_of[id] = key
+            found.append(canonical)
+        return found
 
     def find(self, key: bytes) -> int:
         """The id that carries `key`, or 0. Changes nothing."""

@@ -62,7 +62,9 @@ class Sharing:
         if self._states is not None:  # without a snapshot at their end, blocks are no hit
             pools = (*pools, self._states.pool)
             keys = keys[-1:] if num_tokens % self._block_size == 0 else []
-        missing = set().union(*(pool.missing(keys) for pool in pools))
+        missing: set[bytes] = set()
+        for pool in pools:
+            missing |= pool.missing(keys)
         if self._ends_prompt(request, num_tokens):
             whole = self._keys.of_whole(request)
             if self._prompts.would_store(request, whole):
@@ -115,14 +117,14 @@ class Sharing:
             self._counters.left_behind_blocks += self._blocks.leave_behind(slot)
 
     def _publish_blocks(self, request: Request, slot: int, first: int, end: int) -> None:
-        keys = self._keys.of_blocks(request, end)
+        keys = self._keys.of_blocks(request, end)[first:end]
         for pool, table in zip(self._pools, self._blocks.tables, strict=True):
-            for index, id in enumerate(table[slot, first:end].tolist(), first):
-                canonical = pool.publish(id, keys[index])
-                if canonical != id:
-                    pool.retain(canonical)
-                    table[slot, index] = canonical
-                    pool.release((id,))
-                    self._counters.twins_merged += 1
-                else:
-                    self._counters.published_blocks += 1
+            ids = table[slot, first:end].tolist()
+            canonical = pool.publish_all(ids, keys)
+            twins = [index for index, id in enumerate(ids) if canonical[index] != id] if canonical != ids else []
+            for index in twins:
+                pool.retain(canonical[index])
+                table[slot, first + index] = canonical[index]
+                pool.release((ids[index],))
+            self._counters.twins_merged += len(twins)
+            self._counters.published_blocks += len(ids) - len(twins)
