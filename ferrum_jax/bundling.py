@@ -14,6 +14,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -27,10 +28,10 @@ from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.bundle import BundleWriter, Purpose, purpose_of
+from ferrum_jax.runtime.bundle import BundleWriter, Purpose, begun_bundle, config_for, purpose_of
 from ferrum_jax.runtime.compile import Part, parts_of
 from ferrum_jax.runtime.encoder import EncoderLayout, encoder_parts, lay_out_encoder
-from ferrum_jax.runtime.fit import fit
+from ferrum_jax.runtime.fit import expected_temporaries, fit, temporaries_bytes, temporaries_in
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import serialize
 from ferrum_jax.runtime.topology import target_devices
@@ -47,9 +48,13 @@ class BundleOrder:
     target: str
     config: EngineConfig
 
-    def lay_out(self) -> Layout:
-        """The engine's layout. Raises ValueError with every reason why the target cannot run it."""
-        return fit(self.spec, self.config, self._mesh(), None)
+    def lay_out(self, temporaries_of: Callable[[Layout], int] | None = None) -> Layout:
+        """The engine's layout. Raises ValueError with every reason why the target cannot run it.
+
+        temporaries_of: see `fit`; without it the compiler is asked, which takes minutes for a large model.
+        """
+        asked = functools.partial(temporaries_bytes, source=None)
+        return fit(self.spec, self.config, self._mesh(), temporaries_of=temporaries_of or asked)
 
     def lay_out_encoder(self) -> EncoderLayout:
         """An encoder's layout. Raises ValueError as `lay_out` does."""
@@ -82,67 +87,154 @@ class BundleSummary:
     num_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Parts that are there, of all, and the share of the work that they are: the first take longest.
+
+    left_s: what the rest takes at the pace so far, None before there is one.
+    """
+
+    done: int
+    total: int
+    share: float
+    left_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pace:
+    """How fast work goes on from now. all, missing: of the parts' effort."""
+
+    all: int
+    missing: int
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    def progress(self, done: int, total: int, effort: int) -> Progress:
+        """effort: of the missing that is done."""
+        left = self.missing - effort
+        seconds = (time.monotonic() - self.began) / effort * left if effort else None
+        return Progress(done=done, total=total, share=1 - left / self.all, left_s=seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What is to be compiled, the largest parts first.
+
+    order: with the size of the pools in it (free memory may be another when a process asks). promised: bytes beside
+    their arguments that `tried` of the parts may need, which the size of the pools counts on.
+    """
+
+    order: BundleOrder
+    purpose: Purpose
+    parts: list[Part]
+    promised: int = 0
+    tried: frozenset[int] = frozenset()
+
+
+class _NeedsMore(Exception):
+    """A step needs more memory than was promised."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.num_bytes = num_bytes
+
+
 def make_bundle(
     order: BundleOrder,
     out: str | os.PathLike[str],
     *,
     num_processes: int,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: Callable[[Progress], None] = lambda progress: None,
 ) -> BundleSummary:
-    """Puts every executable of an engine into a bundle; on_done(done, total) is called after each.
+    """Puts every executable of an engine into a bundle; on_done is called after each.
 
-    Parts that are there are kept, so a bundle that was begun is gone on with. Raises ValueError where the target
-    cannot run the engine, or the compiler crashed.
+    Parts that are there are kept, so a bundle that was begun is gone on with, with its size of pools where the order
+    leaves that open. Raises ValueError where the target cannot run the engine, or the compiler crashed.
     """
-    order, purpose, parts = _begun(order)
-    writer = BundleWriter(os.fspath(out), purpose)
-    missing = [number for number, part in enumerate(parts) if not writer.has(part.description)]
-    num_kept = len(parts) - len(missing)
-    on_done(num_kept, len(parts))
-    processes = concurrent.futures.ProcessPoolExecutor(
-        max_workers=max(min(num_processes, len(missing)), 1),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(order,),
-    )
+    order = dataclasses.replace(order, config=config_for(order.config, begun_bundle(Path(out))))
+    least = 0
+    while True:
+        try:
+            return _fill(_begun(order, least), os.fspath(out), num_processes, on_done)
+        except _NeedsMore as more:  # the pools must be smaller, and every executable another
+            least = more.num_bytes
+
+
+def _fill(work: _Work, out: str, num_processes: int, on_done: Callable[[Progress], None]) -> BundleSummary:
+    """Raises _NeedsMore before anything is in the bundle."""
+    parts, target = work.parts, work.order.target
+    untried, made, finished_effort = set(work.tried), dict[int, bytes](), 0
+    writer = None if untried else BundleWriter(out, work.purpose)
+    missing = [n for n, part in enumerate(parts) if writer is None or not writer.has(part.description)]
+    kept = len(parts) - len(missing)
+    pace = _Pace(all=sum(part.effort for part in parts), missing=sum(parts[number].effort for number in missing))
+    on_done(pace.progress(kept, len(parts), 0))
+    processes = _start(work.order, max(min(num_processes, len(missing)), 1))
     try:
-        jobs = {processes.submit(_compile, number): parts[number] for number in missing}
-        for done, job in enumerate(concurrent.futures.as_completed(jobs), num_kept + 1):
-            writer.put(jobs[job].description, _executable(jobs[job], job, order.target))
-            on_done(done, len(parts))
+        jobs = {processes.submit(_compile, number): number for number in missing}
+        for done, job in enumerate(concurrent.futures.as_completed(jobs), kept + 1):
+            number = jobs[job]
+            made[number], temporaries = _made(parts[number], job, target)
+            if number in untried and temporaries > work.promised:
+                raise _NeedsMore(temporaries)
+            untried.discard(number)
+            if not untried:
+                writer = writer or BundleWriter(out, work.purpose)
+                while made:
+                    finished, payload = made.popitem()
+                    writer.put(parts[finished].description, payload)
+            finished_effort += parts[number].effort
+            on_done(pace.progress(done, len(parts), finished_effort))
     except BrokenProcessPool as error:
         raise ValueError(
-            f"a compiler for {order.target} crashed; what was finished is in {out}, and the same command goes on from "
+            f"a compiler for {target} crashed; what was finished is in {out}, and the same command goes on from "
             "there (fewer --processes take less memory)"
         ) from error
     finally:
         processes.shutdown(cancel_futures=True)
-    return BundleSummary(num_compiled=len(missing), num_kept=num_kept, num_bytes=writer.num_bytes)
+    assert writer is not None, "all parts were tried"
+    return BundleSummary(num_compiled=len(missing), num_kept=kept, num_bytes=writer.num_bytes)
 
 
-def _executable(part: Part, job: concurrent.futures.Future[bytes], target: str) -> bytes:
-    """Raises ValueError with what the compiler says against a part."""
+def _start(order: BundleOrder, num_processes: int) -> concurrent.futures.Executor:
+    """Processes that compile the parts of an order."""
+    return concurrent.futures.ProcessPoolExecutor(
+        max_workers=num_processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(order,),
+    )
+
+
+def _made(part: Part, job: concurrent.futures.Future[tuple[bytes, int]], target: str) -> tuple[bytes, int]:
+    """The bytes of a part, and how many it needs beside its arguments. Raises ValueError if the compiler refuses it."""
     try:
         return job.result()
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"the compiler for {target} refuses the {part.what}: {error}") from error
 
 
-def _begun(order: BundleOrder) -> tuple[BundleOrder, Purpose, list[Part]]:
-    """The order with the pool's size in it (free memory may be another when a process asks), what the bundle is for,
-    and its parts, the largest first: they take longest, and one of them alone at the end would leave cores idle."""
+def _begun(order: BundleOrder, least: int = 0) -> _Work:
+    """What an order comes to. least: bytes that a step was seen to need.
+
+    The largest parts come first: they take longest, and one of them alone at the end would leave cores idle. So are
+    those found soon that need more than shapes say.
+    """
     if order.is_encoder:
-        layout = order.lay_out_encoder()
-        purpose = purpose_of(order.target, order.config, layout.mesh, layout.spec)
-        return order, purpose, [*reversed(encoder_parts(layout).values())]
-    layout = order.lay_out()
+        encoder = order.lay_out_encoder()
+        purpose = purpose_of(order.target, order.config, encoder.mesh, encoder.spec)
+        return _Work(order=order, purpose=purpose, parts=[*reversed(encoder_parts(encoder).values())])
+    layout = order.lay_out(lambda probe: max(expected_temporaries(probe), least))
     chosen = dataclasses.replace(order.config, num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None)
     steps, others = parts_of(layout)
-    parts = [*reversed(steps.values()), *others.values(), *BlockCopies(layout, None).parts().values()]
-    return (
-        dataclasses.replace(order, config=chosen),
-        purpose_of(order.target, chosen, layout.mesh, order.spec),
-        parts,
+    first = layout.ladder.largest
+    buckets = [*first, *(bucket for bucket in reversed(steps) if bucket not in first)]
+    promised = layout.ledger.temporaries_bytes
+    return _Work(
+        order=dataclasses.replace(order, config=chosen),
+        purpose=purpose_of(order.target, chosen, layout.mesh, order.spec),
+        parts=[*(steps[bucket] for bucket in buckets), *others.values(), *BlockCopies(layout, None).parts().values()],
+        promised=promised,
+        tried=frozenset(range(len(first))) if promised else frozenset(),
     )
 
 
@@ -152,7 +244,7 @@ _of_process: list[Part] = []  # of a process that compiles
 def _begin(order: BundleOrder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and it is the parent who speaks of it
     end_with_parent()
-    _of_process.extend(_begun(order)[-1])
+    _of_process.extend(_begun(order).parts)
 
 
 def end_with_parent() -> None:
@@ -167,5 +259,6 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _compile(number: int) -> bytes:
-    return serialize(_of_process[number].compile())
+def _compile(number: int) -> tuple[bytes, int]:
+    executable = _of_process[number].compile()
+    return serialize(executable), temporaries_in(executable)

@@ -10,6 +10,7 @@ A pool whose size the user named is never made smaller.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.engine import Engine
 from ferrum_jax.loading import Loaded, ModelSource, build_engine, load
-from ferrum_jax.runtime.fit import fit, missing_bytes
+from ferrum_jax.runtime.fit import fit, missing_bytes, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.processes import own_device, smallest
 from ferrum_jax.runtime.store import ExecutableSource
@@ -67,7 +68,8 @@ class Start:
 
     def _fit(self, config: EngineConfig, reach: Reach | None) -> Layout:
         assert isinstance(self.model.spec, ModelSpec), "encoders have no pools"
-        return fit(self.model.spec, config, self.mesh, self.source, reach)
+        temporaries_of = functools.partial(temporaries_bytes, source=self.source)
+        return fit(self.model.spec, config, self.mesh, reach, temporaries_of=temporaries_of)
 
     def _attempt(self, model: ModelSource, layout: Layout) -> tuple[Loaded, Engine]:
         """Raises MemoryShort."""

@@ -1,17 +1,22 @@
 """A bundle that one command makes runs in another process: the same tokens, and nothing is compiled."""
 
+import concurrent.futures
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.bundling import end_with_parent
-from ferrum_jax.runtime.bundle import Bundle
+from ferrum_jax import LLM, EngineConfig, SamplingParams, bundling
+from ferrum_jax.bundling import BundleOrder, _Work, end_with_parent, make_bundle
+from ferrum_jax.runtime.bundle import Bundle, Purpose
+from ferrum_jax.runtime.compile import Part
+from ferrum_jax.runtime.environment import Environment
 from tests.support import GOLDENS, ROOT, SMALL, small_llm
 
 FLAGS = "--max-num-seqs=4 --max-num-batched-tokens=16 --max-model-len=256 --num-blocks=80 --block-size=16"
@@ -95,3 +100,45 @@ def test_processes_that_compile_end_with_the_one_that_started_them():
         assert parent.stdout.readline() == b"begun\n"
         parent.kill()
         assert parent.stdout.read() == b"", "it went on to its end"
+
+
+class Compiler(concurrent.futures.ThreadPoolExecutor):
+    """Stands for processes that compile: each part needs 150 bytes of memory."""
+
+    def submit(self, function, number):
+        job = concurrent.futures.Future()
+        job.set_result((b"part %d" % number, 150))
+        return job
+
+
+def test_a_step_that_needs_more_than_was_promised_makes_the_pools_smaller_before_a_bundle_is_begun(
+    tmp_path, monkeypatch
+):
+    """The bundle is of the second attempt alone, and one that was begun is gone on with by a command like the first."""
+    own = Purpose(
+        target="tpu", device_ids=[0], spec="a", config={}, environment=Environment.of_device(jax.devices()[0])
+    )
+    parts = [Part(what=f"part {n}", shapes="", mesh=None, trace=None, effort=3 - n) for n in range(3)]
+    attempts, shown = [], []
+
+    def begin(order, least):
+        attempts.append((order.config.num_blocks, least))
+        chosen = order.config.num_blocks or 1000 - max(least, 100)
+        return _Work(
+            order=order,
+            purpose=dataclasses.replace(own, config={"num_blocks": chosen}),
+            parts=parts,
+            promised=0 if order.config.num_blocks else max(least, 100),
+            tried=frozenset() if order.config.num_blocks else frozenset({1}),
+        )
+
+    monkeypatch.setattr(bundling, "_begun", begin)
+    monkeypatch.setattr(bundling, "_start", lambda order, num_processes: Compiler())
+    order = BundleOrder(model="none", target="tpu", config=EngineConfig())
+    made = make_bundle(order, tmp_path / "bundle", num_processes=1, on_done=shown.append)
+    assert made.num_compiled == 3
+    assert attempts == [(None, 0), (None, 150)]
+    assert Bundle.open(tmp_path / "bundle").purpose.config == {"num_blocks": 850}
+    assert [p.done for p in shown[-4:]] == [0, 1, 2, 3] and shown[-1].share == 1 and shown[-1].left_s == 0
+    assert make_bundle(order, tmp_path / "bundle", num_processes=1).num_kept == 3
+    assert attempts[2:] == [(850, 0)]

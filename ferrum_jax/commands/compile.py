@@ -57,30 +57,31 @@ def without_device(target: str) -> None:
         os.environ |= _WITHOUT_DEVICE
 
 
+def time_left(seconds: float | None) -> str:
+    """How long it still takes, in words; nothing where that is not known."""
+    if seconds is None:
+        return ""
+    return f"about {seconds / 60:.0f} minutes left" if seconds >= 90 else f"about {seconds:.0f} s left"
+
+
 def _run(args: argparse.Namespace) -> int:
     without_device(args.target)
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ferrum_jax.bundling import BundleOrder, make_bundle
+    from ferrum_jax.bundling import Progress as Done
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
-    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("compiling", total=None)
-        summary = make_bundle(
-            order,
-            args.out,
-            num_processes=args.processes,
-            on_done=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    columns = TextColumn("compiling"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True)) as progress:
+        task = progress.add_task("compiling", total=None, parts="", left="")
+
+        def show(found: Done) -> None:
+            parts, left = f"{found.done}/{found.total}", time_left(found.left_s)
+            progress.update(task, total=1.0, completed=found.share, parts=parts, left=left)
+
+        summary = make_bundle(order, args.out, num_processes=args.processes, on_done=show)
     print(
         f"{args.out}: {summary.num_compiled + summary.num_kept} executables for {args.target} ({order.config.mesh}), "
         f"{summary.num_bytes / 1e6:,.1f} MB; {summary.num_kept} were there already"

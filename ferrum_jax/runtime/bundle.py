@@ -192,6 +192,16 @@ def config_for(config: EngineConfig | None, bundle: Bundle | None) -> EngineConf
     return config
 
 
+def begun_bundle(path: str | pathlib.Path) -> Bundle | None:
+    """The bundle that a folder holds, None where nothing is yet. Raises ValueError where it holds something else."""
+    folder = pathlib.Path(path).expanduser()
+    if (folder / _MANIFEST).is_file():
+        return Bundle.open(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there and is no bundle; name a folder that does not exist or is empty")
+    return None
+
+
 def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | BertSpec) -> Purpose:
     """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
     devices = mesh.devices.flatten().tolist()
@@ -218,17 +228,13 @@ class BundleWriter:
     def __init__(self, path: str | pathlib.Path, purpose: Purpose) -> None:
         self._path = pathlib.Path(path).expanduser()
         self._purpose = purpose
-        self._parts: dict[str, _Part] = {}
-        if (self._path / _MANIFEST).is_file():
-            there = Bundle.open(self._path)
-            if there.purpose != purpose:
-                raise ValueError(
-                    f"{self._path} holds a bundle for another purpose ({_changes(there.purpose, purpose)}); delete it, "
-                    "or write this one elsewhere"
-                )
-            self._parts = dict(there.parts)
-        elif self._path.exists() and (not self._path.is_dir() or any(self._path.iterdir())):
-            raise ValueError(f"{self._path} is there and is no bundle; name a folder that does not exist or is empty")
+        there = begun_bundle(self._path)
+        if there is not None and there.purpose != purpose:
+            raise ValueError(
+                f"{self._path} holds a bundle for another purpose ({_changes(there.purpose, purpose)}); delete it, "
+                "or write this one elsewhere"
+            )
+        self._parts: dict[str, _Part] = {} if there is None else dict(there.parts)
         (self._path / _PARTS).mkdir(parents=True, exist_ok=True, mode=0o755)
         self._write_manifest()
 

@@ -30,6 +30,7 @@ from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import describe
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_STEP_EFFORT, _EFFORT_TOKENS = 16, 64  # for TPUs a step takes as long as 16 small parts, and one more for 64 tokens
 Key = TypeVar("Key")
 
 
@@ -90,12 +91,14 @@ class Part:
     """One executable that an engine calls, as it is asked of an ExecutableSource.
 
     what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
+    effort: about how long it compiles, compared to others.
     """
 
     what: str
     shapes: str
     mesh: Mesh
     trace: Callable[[], jax.stages.Traced]
+    effort: int = 1
 
     @property
     def description(self) -> str:
@@ -127,10 +130,13 @@ def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
     def copy_blocks() -> jax.stages.Traced:
         return trace_copies(pools, options.spec.cache_groups, mesh)
 
-    def part(what: str, trace: Callable[[], jax.stages.Traced]) -> Part:
-        return Part(what=what, shapes=shapes, mesh=mesh, trace=trace)
+    def part(what: str, trace: Callable[[], jax.stages.Traced], effort: int = 1) -> Part:
+        return Part(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
 
-    steps = {bucket: part(str(bucket), functools.partial(step, bucket)) for bucket in layout.ladder.buckets}
+    steps = {
+        bucket: part(str(bucket), functools.partial(step, bucket), _STEP_EFFORT + bucket.num_tokens // _EFFORT_TOKENS)
+        for bucket in layout.ladder.buckets
+    }
     return steps, {
         "write_slot": part("write of a slot", write_slot),
         "copy_blocks": part("copies of blocks", copy_blocks),
