@@ -17,7 +17,9 @@ from ferrum_jax.batch.formats import BadRow, Row
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 
 _NO_PROBABILITY = -9999.0  # JSON has no -inf; the value is OpenAI's
-_ENCODER = json.JSONEncoder(allow_nan=False)
+_json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
+_LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
+_COMPLETION_USAGE = '{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,64 +33,51 @@ class JobIdentity:
 
 def completed_line(row: Row, output: RequestOutput, job: JobIdentity) -> bytes:
     """The line of a row that ran, with its newline."""
-    generated = sum(len(choice.token_ids) for choice in output.outputs)
-    body: dict[str, Any] = {
-        "id": f"{'chatcmpl' if row.is_chat else 'cmpl'}-{row.id}",
-        "object": "chat.completion" if row.is_chat else "text_completion",
-        "created": job.created,
-        "model": job.model,
-        "system_fingerprint": job.fingerprint,
-        "choices": [_choice(row, choice) for choice in output.outputs],
-        "usage": {
-            "prompt_tokens": len(output.prompt_token_ids),
-            "completion_tokens": generated,
-            "total_tokens": len(output.prompt_token_ids) + generated,
-        },
-    }
+    kind, name = ("chatcmpl", "chat.completion") if row.is_chat else ("cmpl", "text_completion")
+    choices = ", ".join([_choice(row, choice) for choice in output.outputs])
+    num_prompt, generated = len(output.prompt_token_ids), sum([len(choice.token_ids) for choice in output.outputs])
+    usage = _COMPLETION_USAGE % (num_prompt, generated, num_prompt + generated)
+    body = f'"id": "{kind}-{row.id}", "object": "{name}", {_job(job)}, "choices": [{choices}], "usage": {usage}'
     if output.prompt_logprobs is not None:
-        body["prompt_logprobs"] = [entry and _by_token_id(entry) for entry in output.prompt_logprobs]
-    response = {"status_code": 200, "request_id": f"req_{row.id}", "body": body}
-    return _line(row.id, row.custom_id, response, None)
+        body += f', "prompt_logprobs": {_json([entry and _by_token_id(entry) for entry in output.prompt_logprobs])}'
+    return _answer(row, body)
 
 
 def embedding_line(row: Row, output: EmbeddingOutput, job: JobIdentity) -> bytes:
     """The line of a row that asked for a vector, with its newline."""
+    vector = _json([_number(value) for value in output.embedding.tolist()])
+    data = f'[{{"object": "embedding", "index": 0, "embedding": {vector}}}]'
     count = len(output.prompt_token_ids)
-    body = {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": 0, "embedding": [_number(value) for value in output.embedding.tolist()]}
-        ],
-        "created": job.created,
-        "model": job.model,
-        "system_fingerprint": job.fingerprint,
-        "usage": {"prompt_tokens": count, "total_tokens": count},
-    }
-    return _line(row.id, row.custom_id, {"status_code": 200, "request_id": f"req_{row.id}", "body": body}, None)
+    usage = f'{{"prompt_tokens": {count}, "total_tokens": {count}}}'
+    return _answer(row, f'"object": "list", "data": {data}, {_job(job)}, "usage": {usage}')
 
 
 def failed_line(bad: BadRow) -> bytes:
     """The line of a row that could not be run, with its newline."""
-    return _line(bad.id, bad.custom_id, None, {"code": bad.code, "message": bad.message})
+    custom_id = "null" if bad.custom_id is None else _json(bad.custom_id)
+    return (_LINE % (bad.id, custom_id, "null", _json({"code": bad.code, "message": bad.message}))).encode()
 
 
-def _line(digest: str, custom_id: str | None, response: object, error: object) -> bytes:
-    line = {"id": f"batch_req_{digest}", "custom_id": custom_id, "response": response, "error": error}
-    return _ENCODER.encode(line).encode() + b"\n"
+def _answer(row: Row, body: str) -> bytes:
+    response = f'{{"status_code": 200, "request_id": "req_{row.id}", "body": {{{body}}}}}'
+    return (_LINE % (row.id, _json(row.custom_id), response, "null")).encode()
 
 
-def _choice(row: Row, choice: CompletionOutput) -> dict[str, Any]:
-    found: dict[str, Any] = {"index": choice.index}
+def _job(job: JobIdentity) -> str:
+    return f'"created": {job.created}, "model": {_json(job.model)}, "system_fingerprint": {_json(job.fingerprint)}'
+
+
+def _choice(row: Row, choice: CompletionOutput) -> str:
     if row.is_chat:
-        found["message"] = {"role": "assistant", "content": choice.text}
+        message = f'"message": {{"role": "assistant", "content": {_json(choice.text)}}}'
         logprobs = None if choice.logprobs is None else {"content": _chat_logprobs(choice)}
     else:
-        found["text"] = choice.text
+        message = f'"text": {_json(choice.text)}'
         logprobs = None if choice.logprobs is None else _completion_logprobs(choice)
-    found |= {"logprobs": logprobs, "finish_reason": choice.finish_reason}
-    if row.returns_token_ids:
-        found["token_ids"] = list(choice.token_ids)
-    return found
+    logprobs_json = "null" if logprobs is None else _json(logprobs)
+    ended = "null" if choice.finish_reason is None else f'"{choice.finish_reason}"'
+    token_ids = f', "token_ids": {_json(choice.token_ids)}' if row.returns_token_ids else ""
+    return f'{{"index": {choice.index}, {message}, "logprobs": {logprobs_json}, "finish_reason": {ended}{token_ids}}}'
 
 
 def _completion_logprobs(choice: CompletionOutput) -> dict[str, list[Any]]:
