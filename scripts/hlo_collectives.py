@@ -1,10 +1,11 @@
-"""Collectives of a compiled program, counted in its text."""
+"""Collectives of a compiled program, counted and named in its text."""
 
 from __future__ import annotations
 
 import collections
 import math
 import re
+from collections.abc import Mapping
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 _BITS = {"pred": 8, "bf16": 16, "f16": 16}
@@ -24,6 +25,18 @@ def count_collectives(text: str) -> tuple[collections.Counter[str], int]:
         arrays = [_bytes(dtype, dims) for dtype, dims in _ARRAY.findall(op["result"])]
         total += max(arrays, default=0) if op["start"] and op["kind"] != "all-reduce" else sum(arrays)
     return counts, total
+
+
+def unexpected_collectives(text: str, expected: Mapping[str, int]) -> list[str]:
+    """Every collective of the kinds of which there are not as many as expected, and the number of each such kind."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for line in text.splitlines():
+        if op := _OP.match(line):
+            found[op["kind"]].append(line.split(", channel_id")[0].strip())
+    odd = [kind for kind in KINDS if len(found[kind]) != expected.get(kind, 0)]
+    return [
+        line for kind in odd for line in (f"{len(found[kind])} {kind}, expected {expected.get(kind, 0)}", *found[kind])
+    ]
 
 
 def _bytes(dtype: str, dims: str) -> int:

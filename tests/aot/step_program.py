@@ -17,7 +17,6 @@ os.environ |= {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-import collections
 import dataclasses
 import json
 import math
@@ -34,15 +33,15 @@ from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.step import trace_step
-from ferrum_jax.sharding import crosses_processes, local_bytes, make_mesh
+from ferrum_jax.sharding import local_bytes, make_mesh
 from pallas_kernels.target import Target
+from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
 from tests.models.published import MORE, PUBLISHED
+from tests.sharding.meant import meant_collectives
 
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 LARGE_CONSTANT = 1 << 16  # elements
 KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
 _OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
-_TUPLE_OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = \(.*?\) ([\w-]+)\(", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,13 +100,11 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
     weights = {shape for shape in large if shape[0] not in activations}
     of_logits = {layout.options.spec.vocab_size, bucket.num_tokens} if least_weight < 1 << 20 else set()
     turned = {tuple(sorted(shape)) for shape in large if not of_logits & set(shape)}  # tiny ones look like activations
-    counts: collections.Counter[str] = collections.Counter()
     found: dict[str, list[str]] = {"pool_copies": [], "weight_copies": [], "wide_weights": [], "constants": []}
     for name, dtype, dims, op in _OP.findall(text):
-        counts[op.removesuffix("-start")] += 1
         shape = tuple(int(d) for d in dims.split(",") if d)
         line = f"{op} {name} {dtype}[{dims}]"
-        if math.prod(shape) in sizes and (op in ("copy", "transpose", "convert") or op.startswith(COLLECTIVES)):
+        if math.prod(shape) in sizes and (op in ("copy", "transpose", "convert") or op.startswith(KINDS)):
             found["pool_copies"].append(line)
         if shape in weights and op in ("copy", "transpose"):
             found["weight_copies"].append(line)
@@ -115,15 +112,12 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
             found["wide_weights"].append(line)
         if op == "constant" and math.prod(shape) >= LARGE_CONSTANT:
             found["constants"].append(line)
-    for _, op in _TUPLE_OP.findall(text):
-        counts[op.removesuffix("-start")] += 1
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return {
         "bucket": str(bucket),
-        "gathers_results": crosses_processes(layout.mesh),
-        "token_exchanges": _token_exchanges(layout),
         "compile_s": compile_s,
-        "collectives": {op: counts[op] for op in COLLECTIVES if counts[op]},
+        "collectives": dict(count_collectives(text)[0]),
+        "unexpected_collectives": unexpected_collectives(text, meant_collectives(layout)),
         "aliased_bytes": memory.alias_size_in_bytes,
         "pool_bytes": layout.ledger.kv_bytes + sum(map(local_bytes, (layout.pools.slots, layout.pools.prompts))),
         "layer_pool_bytes": local_bytes(jax.tree.leaves(layout.pools.kv[0])[0]),
@@ -133,12 +127,6 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
         "weights_bytes": layout.ledger.weights_bytes,
         **found,
     }
-
-
-def _token_exchanges(layout: Layout) -> int:
-    """Layers whose experts are spread over data shards."""
-    options = layout.options
-    return len(options.spec.moe_layers) if options.expert_shards.size > 1 else 0
 
 
 def run(case: Case) -> list[dict[str, Any]]:

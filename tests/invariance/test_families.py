@@ -11,17 +11,20 @@ import pytest
 from ferrum_jax import SamplingParams
 from ferrum_jax.loading import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
-from tests.support import FAMILIES, INVARIANT, finish, small_llm
+from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, small_llm
 
 NAMES = (
     *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gpt_oss", "gpt_oss_mxfp4", "mistral", "mistral_full"),
     *("mixtral", "mixtral_window", "phi3", "phi3_long", "qwen2_window"),
 )
+# Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
+BY_HAND = ("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window")
+RECURRENT = ("qwen3_next", "qwen3_next_raw")  # test_recurrent.py
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.long) for name in BY_HAND)])
 def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemption(name):
     """In blocks that hold NaN until they are written. The longest prompts are cut in three and share their head."""
     prompts, tokens, best = golden_prompts(name)
@@ -39,6 +42,11 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
         metrics = engine.scheduler.metrics()
         assert metrics.hits >= (5 if num_blocks == 80 else 1)
         assert bool(metrics.preemptions + metrics.evictions) == (num_blocks == 18)
+
+
+def test_every_golden_is_cut_in_chunks_hit_and_preempted():
+    goldens = {path.parent.name for path in GOLDENS.glob("*/golden.npz")}
+    assert {*NAMES, *BY_HAND, *RECURRENT} == goldens
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Collectives are counted, with their bytes, in the text of a program."""
+"""Collectives are counted, with their bytes, and named in the text of a program."""
 
-from scripts.hlo_collectives import count_collectives
+from scripts.hlo_collectives import count_collectives, unexpected_collectives
 
 TEXT = """
   %all-reduce.1 = f32[16,512]{1,0} all-reduce(%dot), channel_id=1
@@ -16,3 +16,13 @@ def test_each_is_counted_once_with_the_bytes_that_it_gives():
     counts, total = count_collectives(TEXT)
     assert counts == {"all-reduce": 1, "all-to-all": 1, "all-gather": 1, "reduce-scatter": 1}
     assert total == 16 * 512 * 4 + (4 * 4 + 2 * 8 * 2) + 8 * 8 * 2 + 64
+
+
+def test_those_of_a_kind_of_which_there_are_too_many_or_too_few_are_named():
+    expected = {"all-reduce": 1, "all-to-all": 1, "all-gather": 1, "reduce-scatter": 1}
+    assert unexpected_collectives(TEXT, expected) == []
+    assert unexpected_collectives(TEXT, expected | {"all-to-all": 0, "collective-permute": 1}) == [
+        "1 all-to-all, expected 0",
+        "ROOT %x = (s32[4]{0}, bf16[2,8]{1,0:T(8,128)(2,1)}) all-to-all(%a, %b)",
+        "0 collective-permute, expected 1",
+    ]

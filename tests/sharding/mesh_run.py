@@ -5,12 +5,10 @@ python mesh_run.py FAMILY MESH...       each mesh but the first begins with the 
 Nearly all of its time goes into compiling steps, so there are two of them: rows that decode, and mixed rows.
 """
 
-import collections
 import dataclasses
 import json
 import math
 import pathlib
-import re
 import sys
 import tempfile
 
@@ -22,7 +20,9 @@ from ferrum_jax.loading import build_engine
 from ferrum_jax.runtime import layout
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.sharding import local_bytes
+from scripts.hlo_collectives import unexpected_collectives
 from tests.engine.test_goldens import golden_prompts
+from tests.sharding.meant import meant_collectives
 from tests.support import GOLDENS, SMALL, finish, run
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
@@ -38,7 +38,6 @@ ROWS = (
 )
 # Two on each of four shards, whose pools hold one of them whole.
 PRESSED = [[stem * 20 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
-_COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(")
 
 
 def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
@@ -71,15 +70,12 @@ def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
         "weights_bytes": llm.ledger.weights_bytes,
         "fingerprint": llm.loaded.fingerprint.hex(),
         "golden": [o.token_ids for o in golden],
-        "num_layers": llm.spec.num_hidden_layers,
-        "collectives": [collectives(step) for step in llm.loaded.executables.steps.values()],
+        "unexpected_collectives": [
+            unexpected_collectives(step.as_text(), meant_collectives(llm.loaded.layout))
+            for step in llm.loaded.executables.steps.values()
+        ],
         "pools_are_aliased": all(map(aliases_pools(llm), llm.loaded.executables.steps.values())),
     }
-
-
-def collectives(step) -> dict[str, int]:
-    """How many of each kind a compiled step has."""
-    return collections.Counter(_COLLECTIVE.findall(step.as_text()))
 
 
 def aliases_pools(llm: LLM):

@@ -52,3 +52,5 @@ def assert_same(family: str, mesh: str, one: dict, many: dict) -> None:
     )
     assert one["preemptions"] and many["preemptions"], mesh
     assert many["pools_are_aliased"], mesh
+    for unexpected in (*one["unexpected_collectives"], *many["unexpected_collectives"]):
+        assert not unexpected, "\n".join((mesh, *unexpected))
