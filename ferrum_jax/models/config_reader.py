@@ -20,7 +20,7 @@ HARMLESS_KEYS = frozenset(
     """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype use_cache
     initializer_range attention_dropout router_aux_loss_coef router_jitter_noise
-    resid_pdrop embd_pdrop auto_map is_llama_config transformers.js_config
+    resid_pdrop embd_pdrop auto_map is_llama_config transformers.js_config max_sequence_length
     output_router_logits pretraining_tp cache_implementation
     bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id tokenizer_class prefix
     task_specific_params

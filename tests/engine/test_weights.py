@@ -1,9 +1,10 @@
-"""Models in memory and weights that change: the same tokens as from a folder, no compile, no hit across a swap."""
+"""Models in memory, behind a URL and with weights that change: the tokens of the folder, no compile, no stale hit."""
 
 from __future__ import annotations
 
 import functools
 
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from flax import nnx
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.models import registry
-from tests.support import SMALL, small_llm
+from tests.support import GOLDENS, SMALL, small_llm
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = [(7 * i) % 290 + 6 for i in range(40)]
@@ -40,6 +41,13 @@ def test_a_model_in_memory_is_the_model_of_its_folder():
     assert in_memory().tokenizer is None
     in_memory().update_weights(model())
     assert tokens(in_memory()) == tokens(small_llm("qwen3"))
+
+
+def test_a_model_behind_a_url_is_the_model_of_its_folder():
+    fsspec.filesystem("memory").put(str(GOLDENS / "qwen3"), "/models/qwen3", recursive=True)
+    llm = LLM("memory://models/qwen3", SMALL)
+    assert llm.loaded.fingerprint == small_llm("qwen3").loaded.fingerprint
+    assert tokens(llm) == tokens(small_llm("qwen3"))
 
 
 def test_new_weights_need_no_compile_hit_nothing_of_the_old_ones_and_act_at_once():
