@@ -365,13 +365,19 @@ class LLM:
 
     def _prefix_cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")
-        self.loaded.copies.warm_up()
+        self.loaded.copies.warm_up(tier=False)
         return PrefixCache(
             spec=self.loaded.layout.options.spec,
             fingerprint=self.loaded.fingerprint,
             caches=self.engine.scheduler.caches,
             runner=self.engine.runner,
         )
+
+    @property
+    def host_memory_kind(self) -> str | None:
+        """What the host tier's memory is, "pinned_host" where the backend has it; None without a tier."""
+        host = None if self._encoder else self.engine.runner.host
+        return None if host is None else host.kind
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.
@@ -396,6 +402,7 @@ class LLM:
             "kv_repeated_bytes": self.ledger.repeated_bytes,
             "prompts_bytes": self.ledger.prompts_bytes,
             "host_cache_bytes": self.ledger.host_bytes,
+            "host_memory_kind": self.host_memory_kind,
             "states_bytes": self.ledger.states_bytes,
             "num_shards": self.ledger.num_shards,
             "num_blocks": self.ledger.num_shards * self.ledger.num_blocks,

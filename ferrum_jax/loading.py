@@ -22,7 +22,6 @@ from checkpoints import Checkpoint, Stretch
 from checkpoints.fingerprint import fingerprint
 from checkpoints.memory import take
 from ferrum_jax.cache.budget import Ledger, choose_num_host_blocks
-from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import pools_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine import Engine
@@ -31,6 +30,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Executables, compile_all
+from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.processes import current
 from ferrum_jax.runtime.runner import Runner
@@ -169,7 +169,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
     """
     layout = loaded.layout
     tiers = [_host_tier(loaded, config) for _ in range(layout.ledger.num_shards)]
-    caches = [_cache(loaded, config, tier) for tier, _ in tiers]
+    caches = [_cache(loaded, config, tier) for tier in tiers]
     runner = Runner(
         weights=loaded.weights,
         pools=pools_of(layout.pools, loaded.executables.fresh_pools(np.float32(fill))),
@@ -177,7 +177,7 @@ def build_engine(loaded: Loaded, config: EngineConfig, tokenizer: Tokenizer | No
         ladder=layout.ladder,
         copies=loaded.copies,
         num_shards=layout.ledger.num_shards,
-        host=[host for _, host in tiers],
+        host=None if tiers[0] is None else HostTransfers(loaded.copies),
     )
     return make_engine(
         current(),
@@ -221,8 +221,8 @@ def _cache(loaded: Loaded, config: EngineConfig, tier: HostTier | None) -> Cache
     )
 
 
-def _host_tier(loaded: Loaded, config: EngineConfig) -> tuple[HostTier | None, list[HostMemory]]:
-    """The books and the arrays of a data shard's host tier, if the config asks for one."""
+def _host_tier(loaded: Loaded, config: EngineConfig) -> HostTier | None:
+    """The books of a data shard's host tier, if the config asks for one."""
     ledger, groups = loaded.layout.ledger, loaded.layout.options.spec.kv_groups
     num_blocks = choose_num_host_blocks(
         host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
@@ -231,11 +231,10 @@ def _host_tier(loaded: Loaded, config: EngineConfig) -> tuple[HostTier | None, l
         num_shards=ledger.num_shards,
     )
     if num_blocks == 0:
-        return None, []
+        return None
     num_layers = sum(len(group.layers) for group in groups)
     bytes_of_group = [round(ledger.host_block_bytes * len(group.layers) / num_layers) for group in groups]
-    host = [HostMemory(loaded.copies.shapes(group), num_blocks + 1) for group in range(len(groups))]
-    return HostTier([num_blocks + 1] * len(groups), bytes_of_group), host
+    return HostTier([num_blocks + 1] * len(groups), bytes_of_group)
 
 
 def _max_snapshots(config: EngineConfig, layout: Layout) -> int | None:

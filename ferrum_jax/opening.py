@@ -144,9 +144,9 @@ class Opening:
         )
         loaded, engine = start.run(self._reach(spec, prompts))
         if loaded.layout.ledger.num_host_blocks:
-            loaded.copies.warm_up(loaded.copies.of_blocks)
+            loaded.copies.warm_up(tier=True)
         if self.config.check_writes:
-            loaded.copies.warm_up()
+            loaded.copies.warm_up(tier=False)
         if current() is not None:
             loaded.executables.load()  # one process that loads in the middle of a step would hold up all
         smallest(0)  # no process steps before all are ready

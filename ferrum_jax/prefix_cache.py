@@ -101,7 +101,8 @@ class PrefixCache:
         batches: list[list[Any]] = []
         for shard, in_host, ids, _ in parts:
             if in_host and ids:
-                batches.append(jax.tree.leaves(self.runner.read_host_blocks(shard, index, ids)))
+                assert self.runner.host is not None, "there are host ids, so there is host memory"
+                batches.append(jax.tree.leaves(self.runner.host.read(shard, index, ids)))
             elif ids:
                 for part, found in self.runner.read_pool(shard, index, ids):
                     batches.append([np.asarray(array)[: part.stop - part.start] for array in jax.tree.leaves(found)])

@@ -177,6 +177,11 @@ def on_mesh(mesh: Mesh, local: tuple[int, ...], dtype: Any, *axes: str | None) -
     return jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(mesh, spec))
 
 
+def apart(mesh: Mesh, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """The flat array of which every device has `size` elements of its own, one after the other."""
+    return jax.ShapeDtypeStruct((mesh.size * size,), dtype, sharding=_sharding(mesh, PartitionSpec((DATA, TENSOR))))
+
+
 def local_shape(mesh: Mesh, shape: tuple[int, ...], *axes: str | None) -> tuple[int, ...]:
     """What one device has of an array of the whole mesh."""
     return tuple(

@@ -273,7 +273,7 @@ def _first_tokens_from_host(llm: LLM, repeats: int) -> list[float]:
     """Seconds to the first token of a repeat whose blocks a small pool gave up to host memory, each time."""
     host_cache_bytes = 4 * _PROMPT_BLOCKS * llm.ledger.host_block_bytes
     config = dataclasses.replace(llm.config, num_blocks=_PROMPT_BLOCKS + 6, host_cache_bytes=host_cache_bytes)
-    llm.loaded.copies.warm_up()
+    llm.loaded.copies.warm_up(tier=True)
     tiered = _Timed(build_engine(llm.loaded, config, None))
     rng = np.random.default_rng(1)
     prompts = [rng.integers(10, llm.spec.vocab_size, _PROMPT_BLOCKS * _BLOCK_SIZE).tolist() for _ in range(2)]

@@ -8,6 +8,7 @@ Copies run as executables (`runtime/block_copies.py`), for a view of a pool on t
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +31,26 @@ def block_shapes(pools: tuple[KVPool, ...], *, head_copies: int, count: int) -> 
     return jax.eval_shape(lambda pools, ids: gather_blocks(pools, ids, head_copies=head_copies), pools, ids)
 
 
-def bytes_outside(pools: tuple[KVPool, ...], *, head_copies: int) -> int:
-    """Bytes of one block of such pools outside of them, over all layers."""
-    leaves = jax.tree.leaves(block_shapes(pools, head_copies=head_copies, count=1))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
 def gather_blocks(pools: tuple[KVPool, ...], ids: jax.Array, *, head_copies: int) -> tuple[LayerBlocks, ...]:
     """The blocks `ids` [n] int32 of every layer."""
     return tuple(_gather(pool, ids, head_copies) for pool in pools)
 
 
 def _gather(pool: KVPool, ids: jax.Array, head_copies: int) -> LayerBlocks:
-    n, C, H = len(ids), pool.block_size, pool.head_dim
-    values = from_bits(pool.values[ids], pool)  # [n, C, 2K, Hp] or [n, C, K, 2H]
-    values = values.reshape(n, C, -1, H) if pool.is_packed else values[..., :H]
+    scales = None if pool.scales is None else pool.scales[ids]
+    return outside(pool, from_bits(pool.values[ids], pool), scales, head_copies)
+
+
+def outside(pool: KVPool, values: Any, scales: Any, head_copies: int) -> LayerBlocks:
+    """Blocks in their form outside of a pool like this; values and scales: what it has of them, not as integers.
+
+    They are NumPy's arrays or jax's.
+    """
+    n, C, H = values.shape[0], pool.block_size, pool.head_dim
+    values = values.reshape(n, C, -1, H) if pool.is_packed else values[..., :H]  # of [n, C, K, 2H] or [n, C, 2K, Hp]
     values = values.reshape(n, C, -1, 2, H)[:, :, ::head_copies].reshape(n, C, -1, H)
-    scales = None
-    if pool.scales is not None:
-        scales = pool.scales[ids].reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
+    if scales is not None:
+        scales = scales.reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
     return LayerBlocks(values=values, scales=scales)
 
 

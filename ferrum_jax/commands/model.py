@@ -89,6 +89,12 @@ def open_llm(
             f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
             highlight=False,
         )
+    if llm.host_memory_kind is not None:
+        console.print(
+            f"host tier: {ledger.num_shards * ledger.num_host_blocks} blocks of {ledger.host_block_bytes:,} bytes in "
+            f"{llm.host_memory_kind} memory",
+            highlight=False,
+        )
     if args.load_prefix_cache is not None:
         count = llm.load_prefix_cache(args.load_prefix_cache)
         console.print(f"{count} blocks of cached prefixes loaded", highlight=False)

@@ -9,7 +9,8 @@ few calls. Ids are those of a data shard; executables see the pools of all shard
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ferrum_jax.cache.blocks import gather_blocks, scatter_blocks
+from ferrum_jax.cache.host_blocks import trace_from_buffers, trace_to_buffers
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.runtime.compile import Part
 from ferrum_jax.runtime.layout import Layout
@@ -24,6 +26,8 @@ from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import DATA, describe, formats, whole
 
 BATCHES = (4, 32)  # ids of a call
+TIER_BATCHES = (1, 4)  # of one of these kinds, whose programs grow with it
+_OF_TIER = ("spill", "load")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +38,9 @@ class _Batch:
     size: int
 
 
-def batches(count: int) -> Iterator[_Batch]:
+def batches(count: int, sizes: tuple[int, int] = BATCHES) -> Iterator[_Batch]:
     """How `count` ids are copied: in large calls, unless more than half of one would be padding."""
-    small, large = BATCHES
+    small, large = sizes
     start = 0
     while start < count:
         size = large if 2 * (count - start) > large else small
@@ -57,8 +61,8 @@ class BlockCopies:
         self._pools = layout.pools
         self._groups = [group.layers for group in spec.kv_groups]
         self._layers = (*self._groups, spec.state_layers)
-        self._mesh = layout.mesh
-        self._head_copies = layout.model.head_copies
+        self.mesh = layout.mesh
+        self.head_copies = layout.model.head_copies
         self._source = source
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
@@ -79,6 +83,10 @@ class BlockCopies:
         """The form of what one id of pool `index` stands for."""
         return self._outside(index, 1)
 
+    def pool_shapes(self, index: int) -> Any:
+        """The shapes of the arrays of pool `index`."""
+        return self.pick(self._pools, index)
+
     def names(self, index: int) -> list[str]:
         """A name for each array of that tree: its layer and, where a layer has several, which of them it is."""
         if index == self.of_prompts:
@@ -87,28 +95,29 @@ class BlockCopies:
         layers = self._layers[index]
         return ["/".join([str(layers[path[0].idx]), *(_name(entry) for entry in path[1:])]) for path, _ in paths]
 
-    def parts(self, indices: Iterable[int] | None = None) -> dict[tuple[str, int, int], Part]:
-        """Every executable of some pools, or of all, by what it does, pool and size."""
-        chosen = range(self.of_prompts + 1) if indices is None else indices
+    def parts(self) -> dict[tuple[str, int, int], Part]:
+        """Every executable by what it does, pool and size."""
+        pools = [*self.of_blocks, *([self.of_states] if self._layers[self.of_states] else []), self.of_prompts]
         return {
             (kind, index, size): self._part(kind, index, size)
-            for index in chosen
-            if index != self.of_states or self._layers[index]
-            for size in BATCHES
-            for kind in ("gather", "scatter")
+            for index in pools
+            for kinds, sizes in ((("gather", "scatter"), BATCHES), (_OF_TIER, TIER_BATCHES))
+            for kind, size in itertools.product(kinds, sizes)
+            if index in self.of_blocks or kind not in _OF_TIER
         }
 
-    def warm_up(self, indices: Iterable[int] | None = None) -> None:
-        """Make every executable of some pools, or of all, now."""
-        for key in self.parts(indices):
-            self._get(*key)
+    def warm_up(self, *, tier: bool) -> None:
+        """Make every executable that copies to and from host memory now, or every other one."""
+        for key in self.parts():
+            if (key[0] in _OF_TIER) == tier:
+                self.get(*key)
 
     def read(self, pools: Pools, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
         """(which of the ids, what they stand for) in batches, on their way to the host; padding follows the ids."""
         first = self._first(shard, index)
         for batch in batches(len(ids)):
             places = _padded(ids[batch.part], batch.size, first)
-            found = self._gather(index, batch.size)(self._pick(pools, index), places)
+            found = self._gather(index, batch.size)(self.pick(pools, index), places)
             for array in jax.tree.leaves(found):
                 array.copy_to_host_async()
             yield batch.part, found
@@ -121,21 +130,21 @@ class BlockCopies:
         for batch in batches(len(ids)):
             new = data(batch.part, batch.size)
             places = _padded(ids[batch.part], batch.size, first)
-            pools = self._put(pools, index, self._scatter(index, batch.size)(self._pick(pools, index), places, new))
+            pools = self.put(pools, index, self._scatter(index, batch.size)(self.pick(pools, index), places, new))
         return pools
 
     def _first(self, shard: int, index: int) -> int:
         """Where a shard's ids begin in the arrays of pool `index`."""
-        arrays = jax.tree.leaves(self._pick(self._pools, index))
-        return shard * (arrays[0].shape[0] // self._mesh.shape[DATA]) if arrays else 0
+        arrays = jax.tree.leaves(self.pool_shapes(index))
+        return shard * (arrays[0].shape[0] // self.mesh.shape[DATA]) if arrays else 0
 
-    def _pick(self, pools: Pools, index: int) -> Any:
+    def pick(self, pools: Pools, index: int) -> Any:
         """The arrays of pool `index`."""
         if index == self.of_prompts:
             return pools.prompts
         return tuple(pools.kv[layer] for layer in self._layers[index])
 
-    def _put(self, pools: Pools, index: int, new: Any) -> Pools:
+    def put(self, pools: Pools, index: int, new: Any) -> Pools:
         """The pools with other arrays in pool `index`."""
         if index == self.of_prompts:
             return dataclasses.replace(pools, prompts=new)
@@ -144,35 +153,36 @@ class BlockCopies:
 
     def _gathered(self, index: int, pool: Any, ids: jax.Array) -> Any:
         if index in self.of_blocks:
-            return gather_blocks(pool, ids, head_copies=self._head_copies)
+            return gather_blocks(pool, ids, head_copies=self.head_copies)
         return jax.tree.map(lambda array: array[ids], pool)
 
     def _scattered(self, index: int, pool: Any, ids: jax.Array, data: Any) -> Any:
         if index in self.of_blocks:
-            return scatter_blocks(pool, ids, data, head_copies=self._head_copies)
+            return scatter_blocks(pool, ids, data, head_copies=self.head_copies)
         return jax.tree.map(lambda array, new: array.at[ids].set(new), pool, data)
 
     def _outside(self, index: int, count: int) -> Any:
         ids = jax.ShapeDtypeStruct((count,), jnp.int32)
-        return jax.eval_shape(lambda pool, ids: self._gathered(index, pool, ids), self._pick(self._pools, index), ids)
+        return jax.eval_shape(lambda pool, ids: self._gathered(index, pool, ids), self.pool_shapes(index), ids)
 
     def _gather(self, index: int, size: int) -> Callable[..., Any]:
-        return self._get("gather", index, size)
+        return self.get("gather", index, size)
 
     def _scatter(self, index: int, size: int) -> Callable[..., Any]:
-        return self._get("scatter", index, size)
+        return self.get("scatter", index, size)
 
-    def _get(self, kind: str, index: int, size: int) -> Callable[..., Any]:
+    def get(self, kind: str, index: int, size: int) -> Callable[..., Any]:
+        """The executable of this kind for `size` ids of pool `index`."""
         made = self._made.get((kind, index, size))
         if made is None:
             made = self._made[kind, index, size] = self._part(kind, index, size).get(self._source).result()
         return made
 
     def _part(self, kind: str, index: int, size: int) -> Part:
-        pool, ids = self._pick(self._pools, index), jax.ShapeDtypeStruct((size,), jnp.int32)
+        pool, ids = self.pool_shapes(index), jax.ShapeDtypeStruct((size,), jnp.int32)
 
         def gather() -> jax.stages.Traced:
-            jitted = jax.jit(lambda pool, ids: self._gathered(index, pool, ids), out_shardings=whole(self._mesh))
+            jitted = jax.jit(lambda pool, ids: self._gathered(index, pool, ids), out_shardings=whole(self.mesh))
             return jitted.trace(pool, ids)
 
         def scatter() -> jax.stages.Traced:
@@ -183,11 +193,17 @@ class BlockCopies:
             )
             return jitted.trace(pool, ids, self._outside(index, size))
 
+        traces = {
+            "gather": gather,
+            "scatter": scatter,
+            "spill": lambda: trace_to_buffers(pool, size, self.mesh),
+            "load": lambda: trace_from_buffers(pool, size, self.mesh),
+        }
         return Part(
             what=f"{kind} of {size} ids, pool {index}",
-            shapes=f"{dict(self._mesh.shape)} {describe(pool)} {self._head_copies}",
-            mesh=self._mesh,
-            trace=gather if kind == "gather" else scatter,
+            shapes=f"{dict(self.mesh.shape)} {describe(pool)} {self.head_copies}",
+            mesh=self.mesh,
+            trace=traces[kind],
         )
 
 

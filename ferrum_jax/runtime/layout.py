@@ -11,8 +11,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.blocks import bytes_outside
 from ferrum_jax.cache.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, free_bytes
+from ferrum_jax.cache.host_blocks import host_block_bytes
 from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.config import EngineConfig, MeshShape, Reach
 from ferrum_jax.models import registry
@@ -191,7 +191,7 @@ def _shape_pools(
         prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
     )
     of_blocks = pools_on_mesh(local, mesh)
-    host_block_bytes = bytes_outside(of_blocks.kv, head_copies=model.head_copies)
+    block_bytes = host_block_bytes(of_blocks.kv)
     pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
     states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
     ledger = Ledger(
@@ -204,10 +204,10 @@ def _shape_pools(
         block_size=block_size,
         num_shards=mesh.shape[DATA],
         head_copies=model.head_copies,
-        host_block_bytes=host_block_bytes,
+        host_block_bytes=block_bytes,
         num_host_blocks=choose_num_host_blocks(
             host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
-            block_bytes=host_block_bytes,
+            block_bytes=block_bytes,
             block_size=block_size,
             num_shards=mesh.shape[DATA],
         ),

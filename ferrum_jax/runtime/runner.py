@@ -8,20 +8,18 @@ dispatch is the only synchronisation. One runner serves one thread.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ferrum_jax.cache.blocks import LayerBlocks
-from ferrum_jax.cache.host_memory import HostMemory
 from ferrum_jax.cache.pools import Pools
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.compile import Executables
+from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import blob_size, pack, pack_copies
 
 
@@ -66,14 +64,14 @@ class Runner:
         ladder: Ladder,
         copies: BlockCopies,
         num_shards: int = 1,
-        host: Sequence[Sequence[HostMemory]] = (),
+        host: HostTransfers | None = None,
     ) -> None:
-        """host: of each data shard and cache group, where a host tier is kept."""
+        """host: where a host tier is kept."""
         self._weights = weights
         self._kv = pools.flat_kv()
         self._kv_tree = jax.tree.structure(pools.kv)
         self.copies = copies
-        self._host = tuple(host)
+        self.host = host
         self._num_shards = num_shards
         self._slots = pools.slots
         self._prompts = pools.prompts
@@ -96,6 +94,8 @@ class Runner:
         """Frees the pools, those too that a step broken off has donated and not returned."""
         for pool in (*self._kv, self._slots, self._prompts):
             pool.delete()
+        if self.host is not None:
+            self.host.close()
 
     def write_slot(self, shard: int, slot: int, record: np.ndarray) -> None:
         """Puts the sampling record of a request that is about to run into its row slot."""
@@ -120,17 +120,9 @@ class Runner:
 
     def move(self, shard: int, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
         """Starts copies of a shard's blocks to its host tier, and then of host blocks to its pools."""
-        for group, host in enumerate(self._host[shard]):
-            ids, host_ids = _ids_of(spills, group)
-            for part, blocks in self.read_pool(shard, group, ids):
-                host.put(host_ids[part], blocks)
-        for group, host in enumerate(self._host[shard]):
-            host_ids, ids = _ids_of(loads, group)
-            self.write_pool(shard, group, ids, functools.partial(_from_host, host, host_ids))
-
-    def read_host_blocks(self, shard: int, group: int, host_ids: Sequence[int]) -> tuple[LayerBlocks, ...]:
-        """Blocks of a shard's host tier."""
-        return self._host[shard][group].get(host_ids, len(host_ids))
+        if self.host is not None:
+            self.host.spill(self._pools(), shard, spills)
+            self._kv = self.host.load(self._pools(), shard, loads).flat_kv()
 
     def _copy(self, copies: Sequence[Sequence[Copy]]) -> None:
         """Of each shard."""
@@ -164,13 +156,3 @@ class Runner:
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += bucket.num_tokens * len(shards)
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt, _last=last)
-
-
-def _ids_of(copies: Sequence[Copy], group: int) -> tuple[list[int], list[int]]:
-    """Sources and targets of a group's copies."""
-    own = [copy for copy in copies if copy.pool == group]
-    return [copy.source for copy in own], [copy.target for copy in own]
-
-
-def _from_host(host: HostMemory, host_ids: Sequence[int], part: slice, size: int) -> tuple[LayerBlocks, ...]:
-    return host.get(host_ids[part], size)

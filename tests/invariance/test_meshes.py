@@ -53,4 +53,7 @@ def test_tokens_and_logits_are_equal_for_any_reuse_chunk_size_preemption_tier_an
 @pytest.mark.slow
 def test_one_device_and_n_devices_of_one_shard_have_equal_tables_and_plans(meshes):
     one, two, _ = meshes
-    assert two["plans"] == one["plans"] and two["metrics"] == one["metrics"]
+    twice = {  # the model's one KV head is on both devices, and in the host memory of both
+        name: metrics | {"host_bytes": 2 * metrics["host_bytes"]} for name, metrics in one["metrics"].items()
+    }
+    assert two["plans"] == one["plans"] and two["metrics"] == twice

@@ -1,0 +1,105 @@
+"""HostTransfers: blocks from the pools to host memory and back, beside the steps.
+
+An executable gathers blocks into buffers on their devices; a transfer takes each to its device's host memory while
+steps go on. Back it is the other way around. Nothing waits but what uses a buffer: a load that follows a spill of the
+same block, the scatter that follows a load. Of several processes each keeps what its own devices have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from ferrum_jax.cache.blocks import LayerBlocks
+from ferrum_jax.cache.host_blocks import Buffers, blocks_of, buffer_shapes
+from ferrum_jax.cache.host_memory import HostMemory, OwnBuffers, host_memory_kind
+from ferrum_jax.cache.pools import Pools
+from ferrum_jax.plan import Copy
+from ferrum_jax.runtime.block_copies import TIER_BATCHES, BlockCopies, batches
+from ferrum_jax.runtime.processes import own_device
+from ferrum_jax.sharding import DATA
+
+
+class HostTransfers:
+    """The host memory of each data shard and cache group, and the copies to and from it."""
+
+    def __init__(self, copies: BlockCopies) -> None:
+        """Raises ValueError if the devices have no host memory."""
+        self._copies = copies
+        num_shards = copies.mesh.shape[DATA]
+        self._devices = copies.mesh.devices.reshape(num_shards, -1).tolist()
+        self.kind = host_memory_kind(own_device(copies.mesh))
+        self._memory = [[HostMemory(self.kind) for _ in copies.of_blocks] for _ in range(num_shards)]
+        self._nulls = [_zeros(buffer_shapes(copies.pool_shapes(group), copies.mesh)) for group in copies.of_blocks]
+
+    def spill(self, pools: Pools, shard: int, spills: Sequence[Copy]) -> None:
+        """Starts copies of a shard's blocks to host memory."""
+        for group, memory in enumerate(self._memory[shard]):
+            ids, host_ids = _ids_of(spills, group)
+            for batch in batches(len(ids), TIER_BATCHES):
+                spill = self._copies.get("spill", group, batch.size)
+                blocks = spill(self._copies.pick(pools, group), self._places(shard, ids[batch.part], batch.size))
+                kept = host_ids[batch.part]
+                memory.put(kept, [self._own(shard, block) for block in blocks[: len(kept)]])
+
+    def load(self, pools: Pools, shard: int, loads: Sequence[Copy]) -> Pools:
+        """The pools, of which those of groups that load are donated, with a shard's blocks from host memory."""
+        for group, memory in enumerate(self._memory[shard]):
+            host_ids, ids = _ids_of(loads, group)
+            for batch in batches(len(ids), TIER_BATCHES):
+                blocks = [self._whole(group, block) for block in memory.on_devices(host_ids[batch.part])]
+                blocks += [self._nulls[group]] * (batch.size - len(blocks))
+                places = self._places(shard, ids[batch.part], batch.size)
+                load = self._copies.get("load", group, batch.size)
+                pools = self._copies.put(pools, group, load(self._copies.pick(pools, group), places, tuple(blocks)))
+        return pools
+
+    def read(self, shard: int, group: int, host_ids: Sequence[int]) -> tuple[LayerBlocks, ...]:
+        """Blocks of a shard as NumPy arrays. Waits for them."""
+        blocks = self._memory[shard][group].get(host_ids)
+        return blocks_of(self._copies.pool_shapes(group), blocks, self._copies.head_copies)
+
+    def close(self) -> None:
+        """Frees the memory."""
+        for memory in (memory for shard in self._memory for memory in shard):
+            memory.clear()
+
+    def _places(self, shard: int, ids: Sequence[int], size: int) -> np.ndarray:
+        """[shards * size] int32: ids of one data shard, after them and of all others null ones."""
+        places = np.zeros((len(self._devices), size), np.int32)
+        places[shard, : len(ids)] = ids
+        return places.reshape(-1)
+
+    def _own(self, shard: int, block: Buffers) -> OwnBuffers:
+        """Of each buffer the parts on devices of the shard, in their order, as far as this process has them."""
+        if self._copies.mesh.size == 1:
+            return tuple((buffer,) for buffer in block)
+        parts = [{part.device: part.data for part in buffer.addressable_shards} for buffer in block]
+        return tuple(tuple(of[device] for device in self._devices[shard] if device in of) for of in parts)
+
+    def _whole(self, group: int, block: OwnBuffers) -> Buffers:
+        """The buffers of a block of one data shard, with zeros in those of others."""
+        if self._copies.mesh.size == 1:
+            return tuple(part for (part,) in block)
+        whole = []
+        for null, own in zip(self._nulls[group], block, strict=True):
+            parts = {part.device: part.data for part in null.addressable_shards} | {part.device: part for part in own}
+            whole.append(jax.make_array_from_single_device_arrays(null.shape, null.sharding, list(parts.values())))
+        return tuple(whole)
+
+
+def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> Buffers:
+    """The buffers of no block: what null ids are given."""
+    whole = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
+    return tuple(
+        jax.make_array_from_callback(shape.shape, shape.sharding, array.__getitem__)
+        for shape, array in zip(shapes, whole, strict=True)
+    )
+
+
+def _ids_of(copies: Sequence[Copy], group: int) -> tuple[list[int], list[int]]:
+    """Sources and targets of a group's copies."""
+    own = [copy for copy in copies if copy.pool == group]
+    return [copy.source for copy in own], [copy.target for copy in own]
