@@ -4,17 +4,29 @@ import numpy as np
 import pytest
 
 from tests.sharding.same import run_on
+from tests.support import GOLDENS
 
-MESHES = ("dp=4", "tp=4", "dp=2,tp=2")
+# Each golden on the meshes of four devices that divide its heads.
+MESHES = {
+    "bert": ("dp=4", "tp=4", "dp=2,tp=2"),
+    "bert_masked": ("dp=4", "dp=2,tp=2"),
+    "xlm_roberta": ("dp=4", "dp=2,tp=2"),
+    "xlm_roberta_masked": ("dp=4",),
+}
 
 
 @pytest.mark.slow
-def test_vectors_on_a_mesh_equal_those_of_one_device_and_data_shards_change_no_bit():
-    """90 words are padded to 92 for tp=4, and the weights are the same ones."""
-    one, *others = run_on("bert", "tp=1", *MESHES, program="encoder_run.py")
-    for mesh, many in zip(MESHES, others, strict=True):
+@pytest.mark.parametrize("name", [n if n == "bert" else pytest.param(n, marks=pytest.mark.long) for n in MESHES])
+def test_vectors_on_a_mesh_equal_those_of_one_device_and_data_shards_change_no_bit(name):
+    """Words are padded to a multiple of tp, those of bert 90 to 92, and the weights are the same ones."""
+    one, *others = run_on(name, "tp=1", *MESHES[name], program="encoder_run.py")
+    for mesh, many in zip(MESHES[name], others, strict=True):
         assert many["fingerprint"] == one["fingerprint"], mesh
         assert (many["weights_bytes"] < one["weights_bytes"]) == ("tp" in mesh), mesh
         for pooling, vectors in one["vectors"].items():
             np.testing.assert_allclose(many["vectors"][pooling], vectors, rtol=1e-5, atol=1e-5, err_msg=mesh)
     assert others[0]["vectors"] == one["vectors"]
+
+
+def test_every_golden_encoder_is_on_a_mesh_of_four_devices():
+    assert set(MESHES) == {path.parent.name for path in GOLDENS.glob("encoders/*/golden.npz")}
