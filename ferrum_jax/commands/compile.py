@@ -58,8 +58,8 @@ def without_device(target: str) -> None:
 
 
 def time_left(seconds: float | None) -> str:
-    """How long it still takes, in words; nothing where that is not known."""
-    if seconds is None:
+    """How long it still takes, in words; nothing where that is not known, or at the end."""
+    if not seconds:
         return ""
     return f"about {seconds / 60:.0f} minutes left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
