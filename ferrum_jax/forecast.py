@@ -40,10 +40,7 @@ class Forecast:
 def forecast(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int) -> Forecast:
     """Raises ValueError where such a request is longer than max_model_len."""
     length = tokens_in + tokens_out
-    if length > layout.max_model_len:
-        raise ValueError(
-            f"{tokens_in} tokens in and {tokens_out} out are {length}, more than max_model_len, {layout.max_model_len}"
-        )
+    refuse_length(tokens_in, tokens_out, layout.max_model_len)
     spec, ledger = layout.options.spec, layout.ledger
     blocks = math.ceil(length / ledger.block_size)
     rows = min(ledger.num_blocks // blocks, layout.num_rows // ledger.num_shards)
@@ -60,6 +57,15 @@ def forecast(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int)
         decode_bound_by="memory" if memory_s >= arithmetic_s else "arithmetic",
         prefill_tokens_per_s=target.flops_per_s / of_token * ledger.num_shards,
     )
+
+
+def refuse_length(tokens_in: int, tokens_out: int, max_model_len: int) -> None:
+    """Raises ValueError where such a request is longer than max_model_len."""
+    length = tokens_in + tokens_out
+    if length > max_model_len:
+        raise ValueError(
+            f"{tokens_in} tokens in and {tokens_out} out are {length}, more than max_model_len, {max_model_len}"
+        )
 
 
 def _context_bytes(layout: Layout, context: int) -> float:

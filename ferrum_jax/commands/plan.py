@@ -37,14 +37,19 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ferrum_jax.bundling import BundleOrder
-    from ferrum_jax.forecast import forecast
+    from ferrum_jax.forecast import forecast, refuse_length
     from ferrum_jax.runtime.fit import temporaries_bytes, with_temporaries
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
+
+    def ask(layout: Layout) -> int:
+        refuse_length(args.tokens_in, args.tokens_out, layout.max_model_len)  # before minutes of compiling
+        return temporaries_bytes(layout, None)
+
     with Console(stderr=True).status(f"compiling the largest steps for {args.target}"):
-        layout = order.lay_out()
+        layout = order.lay_out(ask)
         if layout.ledger.temporaries_bytes == 0:  # the config names the pool
-            layout = with_temporaries(layout, temporaries_bytes(layout, None))
+            layout = with_temporaries(layout, ask(layout))
     found = forecast(layout, layout.options.target, tokens_in=args.tokens_in, tokens_out=args.tokens_out)
     if args.json:
         print(json.dumps(_as_json(order, layout, found)))
@@ -72,6 +77,8 @@ def _print(order: BundleOrder, layout: Layout, found: Forecast) -> None:
     from rich.table import Table
 
     from ferrum_jax.cache.budget import RESERVED_BYTES
+    from ferrum_jax.runtime.block_copies import BlockCopies
+    from ferrum_jax.runtime.compile import parts_of
     from ferrum_jax.runtime.fit import scalar_bytes
 
     ledger, console = layout.ledger, Console()
@@ -104,8 +111,9 @@ def _print(order: BundleOrder, layout: Layout, found: Forecast) -> None:
         console.print(f"scalar memory of the largest step: {taken:,} of {there:,} bytes", highlight=False)
     decode = sum(bucket.decode_only for bucket in layout.ladder.buckets)
     mixed = len(layout.ladder.buckets) - decode
+    beside = len(parts_of(layout)[1]) + len(BlockCopies(layout, None).parts())
     console.print(
-        f"executables: steps of {decode} decode and {mixed} mixed buckets, and 3 beside them", highlight=False
+        f"executables: steps of {decode} decode and {mixed} mixed buckets, and {beside} small ones", highlight=False
     )
     console.print()
     for line in (
@@ -136,7 +144,7 @@ def _print_meshes(order: BundleOrder, layout: Layout) -> None:
     from ferrum_jax.meshes import meshes_of
 
     meshes = meshes_of(order, layout)
-    if not meshes:
+    if len(meshes) < 2:  # the one of a single device is the one above
         return
     console = Console()
     console.print(f"\nMeshes of {order.target}, each with the step that was compiled:", highlight=False)
