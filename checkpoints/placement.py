@@ -82,7 +82,8 @@ def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStr
 def _stretched(source: np.ndarray, index: Index, target: jax.ShapeDtypeStruct, stretch: Stretch) -> np.ndarray:
     rows = stretch.stored(np.arange(target.shape[0])[index[0]])
     real = rows[rows < stretch.rows]
-    out = aligned_empty((len(rows), *source[(slice(0, 1), *index[1:])].shape[1:]), np.dtype(target.dtype))
+    columns = [len(range(*part.indices(length))) for part, length in zip(index[1:], source.shape[1:], strict=True)]
+    out = aligned_empty((len(rows), *columns), np.dtype(target.dtype))
     done = 0
     for run in np.split(real, np.flatnonzero(np.diff(real) != 1) + 1):  # neighbours are copied as one slice
         cast_into(out[done : done + len(run)], source[(slice(run[0], run[-1] + 1), *index[1:])])

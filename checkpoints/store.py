@@ -7,14 +7,15 @@
                              of format 1 params/ itself has all of them
     leftovers.safetensors    tensors that the model does not need and packed ones, kept for the way back
 
-`writer.py` writes it. The only module that knows Orbax; it is imported when first used, because a start from a
-Hugging Face folder does without it.
+`writer.py` writes it. The only module that knows Orbax, which writes, and TensorStore, which is beneath it and reads,
+slice by slice. Both are imported when first used, because a start from a Hugging Face folder does without them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,14 +24,14 @@ import jax
 import numpy as np
 
 from checkpoints.folder import read_json
-from checkpoints.placement import place, stored_targets
+from checkpoints.placement import aligned_empty, place, stored_targets
 from checkpoints.rules import Stretch
 
 FORMAT = 2
 DESCRIPTION = "ferrum_jax.json"
 PARAMS = "params"
 _CHUNK_BYTES = 1 << 25  # what is compressed and read as one
-_PARTS = 100  # restored in about so many parts; what is in flight is two to three times one of them
+_MOST_IN_FLIGHT = 8  # chunks that are read at once
 
 
 def check_free(path: Path) -> None:
@@ -46,48 +47,59 @@ def restore(
 ) -> dict[str, jax.Array]:
     """{parameter: array} with exactly the shapes, dtypes and shardings of `targets`, cast where dtypes differ.
 
-    stretches: of targets that are longer than what is stored; those are read whole into host memory first.
+    stretches: of targets that are longer than what is stored. One shard at a time is in host memory, and a few chunks.
     Raises one ValueError for all parameters missing, left over or of another shape, and a ValueError
     naming the folder when its data is damaged.
     """
     _check_parameters(path, stored_targets(targets, stretches))
-    _check_files(path)
-    nbytes = {name: int(np.prod(t.shape, dtype=np.int64)) * np.dtype(t.dtype).itemsize for name, t in targets.items()}
-    limit = max(sum(nbytes.values()) // _PARTS, 1)
-    default = jax.device_put(np.zeros((), np.float32)).sharding  # of jnp it would be compiled
-
-    def how(ocp: Any, name: str) -> Any:
-        if name in stretches:
-            return ocp.RestoreArgs(restore_type=np.ndarray)
-        return ocp.ArrayRestoreArgs(sharding=targets[name].sharding or default, dtype=targets[name].dtype)
-
-    params: dict[str, jax.Array] = {}
-    for folder, members in _folders(path):
-        for names in grouped({name: nbytes[name] for name in members}, limit):
-            part = _restore(folder, names, how, max(nbytes[name] for name in names))
-            for n in stretches.keys() & set(names):
-                part[n] = place([np.asarray(part[n])], targets[n], stretches[n])
-            params |= part
-            jax.block_until_ready([params[n] for n in names])
-    return {name: params[name] for name in targets}
+    found = {}
+    for name, stored in _open(path, {name: target.dtype for name, target in targets.items()}):
+        found[name] = place([stored], targets[name], stretches.get(name))
+    return {name: found[name] for name in targets}
 
 
 def read_params(path: Path, wanted: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, array on the host) of every parameter as it is stored, one group in memory at a time.
+    """(name, array on the host) of every parameter as it is stored, one at a time.
 
     wanted: of these names alone; None is all. Raises ValueError naming the folder when its data is damaged.
     """
+    entries = read_description(path)["parameters"]
+    dtypes = {name: np.dtype(entry["dtype"]) for name, entry in entries.items() if wanted is None or name in wanted}
+    yield from ((name, stored[...]) for name, stored in _open(path, dtypes))
+
+
+class _Stored:
+    """A parameter on disk; a slice of it is read into memory of its own, cast to `dtype`."""
+
+    def __init__(self, folder: Path, array: Any, dtype: np.dtype) -> None:
+        self._folder, self._array, self.dtype = folder, array, dtype
+        self.shape: tuple[int, ...] = array.shape
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        import tensorstore as ts
+
+        part = self._array[index]
+        out = aligned_empty(part.shape, self.dtype)
+        with _damage_named(self._folder):  # chunk after chunk is cast to its place, so nothing is there twice
+            ts.array(out).write(ts.cast(part[ts.d[:].translate_to[0]], self.dtype)).result()
+        return out
+
+
+def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, _Stored) of these parameters, in turn. Raises ValueError naming the folder when its data is damaged."""
+    import tensorstore as ts
+
     _check_files(path)
-    stored = read_description(path)["parameters"]
-    nbytes = sizes(stored)
+    limits = {"data_copy_concurrency": {"limit": min(os.cpu_count() or 1, _MOST_IN_FLIGHT)}}
+    context = ts.Context(limits | {"cache_pool": {"total_bytes_limit": 0}})
     for folder, members in _folders(path):
-        for names in grouped({name: nbytes[name] for name in members if wanted is None or name in wanted}, 1):
-            arrays = _restore(folder, names, _on_host, max(nbytes[name] for name in names))
-            yield from ((name, np.asarray(arrays[name])) for name in names)
-
-
-def _on_host(ocp: Any, name: str) -> Any:
-    return ocp.RestoreArgs(restore_type=np.ndarray)
+        base = folder.absolute().as_uri() + "/"
+        for name in members:
+            if name in dtypes:
+                place_of = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+                with _damage_named(folder):
+                    array = ts.open({"driver": "zarr", "kvstore": place_of}, read=True, context=context).result()
+                yield name, _Stored(folder, array, np.dtype(dtypes[name]))
 
 
 def _folders(path: Path) -> Iterator[tuple[Path, Sequence[str]]]:
@@ -100,14 +112,12 @@ def _folders(path: Path) -> Iterator[tuple[Path, Sequence[str]]]:
         yield path / PARAMS / group_folder(group), names
 
 
-def _restore(folder: Path, names: Sequence[str], how: Callable[[Any, str], Any], largest_bytes: int) -> dict[str, Any]:
-    """These parameters of an Orbax folder; how(orbax, name): its restore arguments."""
+@contextlib.contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Raises ValueError naming the folder for what TensorStore finds wrong with it."""
     try:
-        with _checkpointer(largest_bytes) as (checkpointer, ocp):
-            item = dict.fromkeys(names, 0)
-            args = ocp.args.PyTreeRestore(item, restore_args={n: how(ocp, n) for n in names}, partial_restore=True)
-            return dict(checkpointer.restore(folder.absolute(), args=args))
-    except Exception as error:  # what Orbax raises for damaged data is a bare Exception
+        yield
+    except Exception as error:  # of many kinds
         raise ValueError(f"{folder} cannot be read ({error}); copy or convert the checkpoint again") from error
 
 

@@ -24,6 +24,7 @@ HEAVY = (
     "jax",
     "flax",
     "orbax",
+    "tensorstore",
     "safetensors",
     "tokenizers",
     "jinja2",
@@ -158,7 +159,7 @@ MAY_IMPORT = {
 MAY_USE = {
     **dict.fromkeys(NOUN_MODULES, ("numpy",)),
     "pallas_kernels": ("jax", "numpy"),
-    "checkpoints": ("jax", "numpy", "orbax", "safetensors", "fsspec"),
+    "checkpoints": ("jax", "numpy", "orbax", "tensorstore", "safetensors", "fsspec"),
     "ferrum_jax.scheduling": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
     "ferrum_jax.flags": (),

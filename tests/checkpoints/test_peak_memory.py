@@ -96,10 +96,26 @@ def test_a_load_of_mxfp4_weights_peaks_under_the_models_size_plus_ten_percent(tm
 
 @pytest.mark.slow
 def test_a_load_of_our_own_folder_peaks_under_the_models_size_plus_ten_percent(tmp_path):
-    # 560 MB, because Orbax itself costs 40 MB (code and allocator arenas) whatever the model's size.
     layers = tuple(range(140))
     folder, total = write(tmp_path / "hf", 140, "bfloat16")
+    check(convert_to_ours(folder, tmp_path / "out", layers, 1024), 140, "float32", total)
+
+
+@pytest.mark.slow
+def test_a_load_of_our_own_folder_onto_eight_devices_takes_their_bytes_a_shard_and_a_few_chunks(tmp_path):
+    """Of one matrix of 512 MB in float32, which Orbax's own restore holds twice."""
+    num_rows = 1 << 17
+    folder, total = write(tmp_path / "hf", 1, "bfloat16", num_rows=num_rows)
+    ours = convert_to_ours(folder, tmp_path / "out", (0,), num_rows)
+    found = measure(ours, 1, "float32", num_devices=8, num_rows=num_rows)
+    assert found["total"] == pytest.approx(total)
+    assert found["device_bytes"] == [found["loaded_bytes"] // 8] * 8
+    chunks = 2 * min(os.cpu_count(), 8) * (32 << 20)  # one a core, each as it is stored and as it is read
+    assert found["peak_bytes"] <= found["loaded_bytes"] + found["loaded_bytes"] // 8 + chunks
+
+
+def convert_to_ours(folder, out, layers, num_rows):
     rules = (Rule(source="model.layers.{i}.weight", target="layers.{i}.weight", layers=layers),)
-    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((1024, 1024), "bfloat16") for i in layers}
-    convert(folder, tmp_path / "out", rules=rules, harmless=(), targets=targets)
-    check(tmp_path / "out", 140, "float32", total)
+    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((num_rows, 1024), "bfloat16") for i in layers}
+    convert(folder, out, rules=rules, harmless=(), targets=targets)
+    return out
