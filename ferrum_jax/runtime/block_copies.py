@@ -26,8 +26,8 @@ from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import DATA, describe, formats, whole
 
 BATCHES = (4, 32)  # ids of a call
+_PROMPT_BATCHES = (32, 32)  # a hidden state is small, padding costs less than an executable more
 TIER_BATCHES = (1, 4)  # of one of these kinds, whose programs grow with it
-_OF_TIER = ("spill", "load")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class _Batch:
     size: int
 
 
-def batches(count: int, sizes: tuple[int, int] = BATCHES) -> Iterator[_Batch]:
+def batches(count: int, sizes: tuple[int, int]) -> Iterator[_Batch]:
     """How `count` ids are copied: in large calls, unless more than half of one would be padding."""
     small, large = sizes
     start = 0
@@ -59,6 +59,7 @@ class BlockCopies:
     def __init__(self, layout: Layout, source: ExecutableSource | None) -> None:
         spec = layout.options.spec
         self._pools = layout.pools
+        self._has_tier = layout.ledger.num_host_blocks > 0
         self._groups = [group.layers for group in spec.kv_groups]
         self._layers = (*self._groups, spec.state_layers)
         self.mesh = layout.mesh
@@ -96,26 +97,31 @@ class BlockCopies:
         return ["/".join([str(layers[path[0].idx]), *(_name(entry) for entry in path[1:])]) for path, _ in paths]
 
     def parts(self) -> dict[tuple[str, int, int], Part]:
-        """Every executable by what it does, pool and size."""
-        pools = [*self.of_blocks, *([self.of_states] if self._layers[self.of_states] else []), self.of_prompts]
-        return {
-            (kind, index, size): self._part(kind, index, size)
-            for index in pools
-            for kinds, sizes in ((("gather", "scatter"), BATCHES), (_OF_TIER, TIER_BATCHES))
-            for kind, size in itertools.product(kinds, sizes)
-            if index in self.of_blocks or kind not in _OF_TIER
-        }
+        """Every executable by what it does, pool and size; those of a host tier where the layout has one."""
+        keys = [*self._keys(tier=False), *(self._keys(tier=True) if self._has_tier else ())]
+        return {key: self._part(*key) for key in keys}
+
+    def _keys(self, *, tier: bool) -> Iterator[tuple[str, int, int]]:
+        states = [self.of_states] if self._layers[self.of_states] else []
+        pools = self.of_blocks if tier else [*self.of_blocks, *states, self.of_prompts]
+        for index in pools:
+            sizes = TIER_BATCHES if tier else self._sizes(index)
+            yield from itertools.product(
+                ("spill", "load") if tier else ("gather", "scatter"), [index], sorted({*sizes})
+            )
+
+    def _sizes(self, index: int) -> tuple[int, int]:
+        return _PROMPT_BATCHES if index == self.of_prompts else BATCHES
 
     def warm_up(self, *, tier: bool) -> None:
         """Make every executable that copies to and from host memory now, or every other one."""
-        for key in self.parts():
-            if (key[0] in _OF_TIER) == tier:
-                self.get(*key)
+        for key in self._keys(tier=tier):
+            self.get(*key)
 
     def read(self, pools: Pools, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
         """(which of the ids, what they stand for) in batches, on their way to the host; padding follows the ids."""
         first = self._first(shard, index)
-        for batch in batches(len(ids)):
+        for batch in batches(len(ids), self._sizes(index)):
             places = _padded(ids[batch.part], batch.size, first)
             found = self._gather(index, batch.size)(self.pick(pools, index), places)
             for array in jax.tree.leaves(found):
@@ -127,7 +133,7 @@ class BlockCopies:
     ) -> Pools:
         """The pools, of which number `index` is donated, with data at `ids`. data(which of the ids, size): a batch."""
         first = self._first(shard, index)
-        for batch in batches(len(ids)):
+        for batch in batches(len(ids), self._sizes(index)):
             new = data(batch.part, batch.size)
             places = _padded(ids[batch.part], batch.size, first)
             pools = self.put(pools, index, self._scatter(index, batch.size)(self.pick(pools, index), places, new))
