@@ -27,6 +27,7 @@ class CommandLLM(FakeLLM):
     made: "list[CommandLLM]"
     startup_s = 0.5
     bundled = None
+    host_memory_kind = None
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
     ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, groups=(blocks,), block_size=16)
 

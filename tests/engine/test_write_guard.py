@@ -50,8 +50,11 @@ def test_a_step_that_writes_what_others_may_read_is_found(monkeypatch, pool, wha
     def faulty(plan):
         in_flight = dispatch(plan)
         shapes = engine.runner.copies.shapes(pool)
-        zeros = jax.tree.map(lambda a: np.zeros((4, *a.shape[1:]), a.dtype), shapes)
-        engine.runner.write_pool(0, pool, [first], lambda part, size: zeros)
+
+        def zeros(part, size):
+            return jax.tree.map(lambda a: np.zeros((size, *a.shape[1:]), a.dtype), shapes)
+
+        engine.runner.write_pool(0, pool, [first], zeros)
         return in_flight
 
     monkeypatch.setattr(engine.runner, "dispatch", faulty)
