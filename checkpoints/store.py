@@ -93,7 +93,7 @@ def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     limits = {"data_copy_concurrency": {"limit": min(os.cpu_count() or 1, _MOST_IN_FLIGHT)}}
     context = ts.Context(limits | {"cache_pool": {"total_bytes_limit": 0}})
     for folder, members in _folders(path):
-        base = folder.absolute().as_uri() + "/"
+        base = {"driver": "file", "path": f"{folder.absolute()}/"}
         for name in members:
             if name in dtypes:
                 place_of = {"driver": "ocdbt", "base": base, "path": f"{name}/"}

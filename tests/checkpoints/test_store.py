@@ -16,7 +16,7 @@ from tests.support import ROOT
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """(folder, parameters as bfloat16): one checkpoint for tests that only read or copy it."""
-    root = tmp_path_factory.mktemp("store")
+    root = tmp_path_factory.mktemp("a store, 100%25")
     params = {name: value.astype(jnp.bfloat16) for name, value in parameters(tensors()).items()}
     source = write_single(root / "hf", tensors())
     (source / "tokenizer.json").write_text("{}")
