@@ -183,33 +183,9 @@ def file_sizes(folder: Path) -> dict[str, int]:
     return {f.relative_to(folder).as_posix(): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-def sizes(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes of each parameter, as a description has them."""
-    return {
-        name: int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
-        for name, entry in parameters.items()
-    }
-
-
 def group_folder(group: int) -> str:
     """The name of a group's folder in params/."""
     return f"{group:05d}"
-
-
-def grouped(nbytes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """All names, largest first, in groups of at most the largest parameter or `limit` bytes.
-
-    Largest first: the buffers in flight are a few times the group, and then little else is there yet.
-    """
-    limit = max([limit, *nbytes.values()])
-    group: list[str] = []
-    for name, size in sorted(nbytes.items(), key=lambda entry: -entry[1]):
-        if group and sum(nbytes[n] for n in group) + size > limit:
-            yield group
-            group = []
-        group.append(name)
-    if group:
-        yield group
 
 
 @contextlib.contextmanager

@@ -31,9 +31,7 @@ from checkpoints.store import (
     check_free,
     file_sizes,
     group_folder,
-    grouped,
     save_arrays,
-    sizes,
 )
 
 GROUP_BYTES = 1 << 29  # what is in memory at once, unless a single parameter is larger
@@ -121,7 +119,7 @@ def open_writer(path: Path, parameters: Mapping[str, Mapping[str, Any]], source:
     part = path.parent / f".{path.name}.part"
     plan = {
         "parameters": dict(sorted(parameters.items())),
-        "groups": list(grouped(sizes(parameters), GROUP_BYTES)),
+        "groups": list(_grouped(_sizes(parameters), GROUP_BYTES)),
         **source,
     }
     with _locked(part.with_suffix(".lock")):
@@ -148,3 +146,24 @@ def _locked(file: Path) -> Iterator[None]:
             yield
         finally:
             file.unlink()
+
+
+def _sizes(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes of each parameter, as a description has them."""
+    return {
+        name: int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+        for name, entry in parameters.items()
+    }
+
+
+def _grouped(nbytes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """All names, largest first, in groups of at most the largest parameter or `limit` bytes."""
+    limit = max([limit, *nbytes.values()])
+    group: list[str] = []
+    for name, size in sorted(nbytes.items(), key=lambda entry: -entry[1]):
+        if group and sum(nbytes[n] for n in group) + size > limit:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
