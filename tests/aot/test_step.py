@@ -14,6 +14,7 @@ from tests.support import ROOT
 pytestmark = pytest.mark.aot
 LAYERS = 2  # more of them add the same ops again
 DECODE, MIXED = (64, True), (512, False)
+OTHER_MIXED = (384, False)  # for weights of 512 rows a device: as many tokens make activations that look like them
 
 
 def case(model: str, topology: str, mesh: str, *buckets: tuple[int, bool], slow: bool = False, **options: str):
@@ -31,9 +32,9 @@ CASES = [
     case("Qwen3-0.6B", "v6e:2x2", "tp=1", DECODE, MIXED, slow=True),
     case("Qwen3-0.6B", "v5e:2x2", "tp=1", MIXED, slow=True, implementation="xla"),
     case("Llama-3-8B", "v5e:2x2", "tp=4", DECODE, MIXED, slow=True),
-    case("Llama-3-8B", "v5e:4x4", "tp=8", DECODE, MIXED, slow=True),
+    case("Llama-3-8B", "v5e:4x4", "tp=8", DECODE, OTHER_MIXED, slow=True),
     case("Llama-3-8B", "v6e:4x4", "dp=4,tp=4", MIXED, slow=True, implementation="xla"),
-    case("Llama-3-8B", "v6e:4x4", "tp=8", DECODE, MIXED, slow=True, kv_dtype="int8"),
+    case("Llama-3-8B", "v6e:4x4", "tp=8", DECODE, OTHER_MIXED, slow=True, kv_dtype="int8"),
     case("Llama-3-8B", "TPU7x:2x2x1", "tp=4", DECODE, MIXED, slow=True, kv_dtype="fp8_e4m3"),
     case("Qwen3-30B-A3B", "v5e:4x4", "tp=4", DECODE, MIXED, slow=True),
     case("Qwen3-30B-A3B", "v6e:4x4", "dp=4,tp=4", DECODE, MIXED, slow=True),
