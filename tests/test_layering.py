@@ -142,7 +142,7 @@ MAY_IMPORT = {
         "ferrum_jax.progress",
     ),
     "ferrum_jax.padding": (*NOUN_MODULES, "ferrum_jax.scheduling", "ferrum_jax.runtime"),
-    "ferrum_jax.batch": NOUN_MODULES,
+    "ferrum_jax.batch": (*NOUN_MODULES, "ferrum_jax.progress"),
     "ferrum_jax.bench": (*NOUN_MODULES, "ferrum_jax.llm", "ferrum_jax.kv_error"),
     "ferrum_jax.kv_error": (
         *NOUN_MODULES,

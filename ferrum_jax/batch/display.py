@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ferrum_jax.progress import PLAIN_INTERVAL_S, clock
 from ferrum_jax.request import EmbeddingOutput, RequestOutput
 
-_PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 _BAR_INTERVAL_S = 0.1
 
 
@@ -93,7 +93,7 @@ class Display:
 
     def update(self) -> None:
         """Shows the tally as it is now, if it is time to."""
-        interval_s = _BAR_INTERVAL_S if self._console.is_terminal else _PLAIN_INTERVAL_S
+        interval_s = _BAR_INTERVAL_S if self._console.is_terminal else PLAIN_INTERVAL_S
         if time.monotonic() - self._shown_s < interval_s:
             return
         self._shown_s = time.monotonic()
@@ -123,8 +123,7 @@ class Display:
         pace = (tally.num_done - self._first_rows) / max(tally.wall_s, 1e-9)
         if not pace:
             return "time left unknown"
-        left_s = round((tally.num_rows - tally.num_done) / pace)
-        return f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"
+        return f"{clock((tally.num_rows - tally.num_done) / pace)} left"
 
 
 def summary_table(tally: Tally, title: str) -> Table:

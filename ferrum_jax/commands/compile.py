@@ -71,15 +71,24 @@ def _run(args: argparse.Namespace) -> int:
 
     from ferrum_jax.bundling import BundleOrder, make_bundle
     from ferrum_jax.bundling import Progress as Done
+    from ferrum_jax.progress import plain_lines
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
+    console = Console(stderr=True)
     columns = TextColumn("compiling"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True)) as progress:
-        task = progress.add_task("compiling", total=None, parts="", left="")
+    bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal)
+    parts = left = ""
+
+    def say() -> str:
+        return f"compiling for {args.target}{parts and f': {parts} executables'}{left and f', {left}'}"
+
+    with bar, plain_lines(console, say):
+        task = bar.add_task("compiling", total=None, parts=parts, left=left)
 
         def show(found: Done) -> None:
+            nonlocal parts, left
             parts, left = f"{found.done}/{found.total}", time_left(found.left_s)
-            progress.update(task, total=1.0, completed=found.share, parts=parts, left=left)
+            bar.update(task, total=1.0, completed=found.share, parts=parts, left=left)
 
         summary = make_bundle(order, args.out, num_processes=args.processes, on_done=show)
     print(

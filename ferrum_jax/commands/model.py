@@ -59,14 +59,11 @@ def open_llm(
     from rich.markup import escape
 
     from ferrum_jax.llm import LLM
+    from ferrum_jax.progress import status
 
     console = Console(stderr=True)
     name = escape(str(args.model))
-    with console.status(f"loading {name}") as status:
-
-        def show(what: str, done: int, total: int) -> None:
-            status.update(f"loading {name}: {what} {done}/{total}")
-
+    with status(console, f"loading {args.model}") as update:
         llm = LLM(
             args.model,
             config,
@@ -74,7 +71,7 @@ def open_llm(
             bundle=args.bundle,
             require_bundle=args.require_bundle,
             reach=reach,
-            on_progress=show,
+            on_progress=lambda what, done, total: update(f"{what} {done}/{total}"),
             on_problem=lambda text: console.print(escape(text), highlight=False),
         )
     console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)

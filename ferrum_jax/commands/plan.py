@@ -38,6 +38,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from ferrum_jax.bundling import BundleOrder
     from ferrum_jax.forecast import forecast, refuse_length
+    from ferrum_jax.progress import status
     from ferrum_jax.runtime.fit import temporaries_bytes, with_temporaries
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
@@ -46,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
         refuse_length(args.tokens_in, args.tokens_out, layout.max_model_len)  # before minutes of compiling
         return temporaries_bytes(layout, None)
 
-    with Console(stderr=True).status(f"compiling the largest steps for {args.target}"):
+    with status(Console(stderr=True), f"compiling the largest steps for {args.target}"):
         layout = order.lay_out(ask)
         if layout.ledger.temporaries_bytes == 0:  # the config names the pool
             layout = with_temporaries(layout, ask(layout))
