@@ -2,18 +2,40 @@
 
 Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
-Exit codes: 0 done, 1 some rows failed (batch, embed), 2 wrong usage or input, 130 interrupted.
+Exit codes: 0 done, 1 some rows failed (batch, embed), 2 wrong usage or input, 3 too many rows failed (batch),
+75 ended for a notice of the system (batch), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
+from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate, plan
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE = 2
+
+
+def command() -> NoReturn:
+    """The process of the command: runs `main` and ends with its exit code.
+
+    One that was interrupted ends at once. What was to be kept is durable by then, and what else an interpreter does at
+    its end (handlers, threads that it waits for, a device's client) may take longer than the machine is there.
+    """
+    code: object
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = ended.code
+    if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,4 +74,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

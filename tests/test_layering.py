@@ -152,7 +152,12 @@ MAY_IMPORT = {
         "pallas_kernels",
     ),
     "ferrum_jax.commands": ("ferrum_jax", "checkpoints", "pallas_kernels.target"),
-    "ferrum_jax.__main__": (*NOUN_MODULES, "ferrum_jax.commands", "ferrum_jax.distributed"),
+    "ferrum_jax.__main__": (
+        *NOUN_MODULES,
+        "ferrum_jax.batch.notice",
+        "ferrum_jax.commands",
+        "ferrum_jax.distributed",
+    ),
     "ferrum_jax": (*NOUN_MODULES, "ferrum_jax.llm"),
 }
 # Libraries beyond the standard one; the rest of ferrum_jax may use what it likes.

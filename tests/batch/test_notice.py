@@ -89,8 +89,9 @@ def test_a_second_signal_ends_what_the_first_one_would_let_end_in_order():
 
 
 JOB = """
-import ctypes, io, sys, time
+import atexit, ctypes, io, sys, time
 from rich.console import Console
+from ferrum_jax import __main__ as cli
 from ferrum_jax.batch.job import run_batch
 from ferrum_jax.batch.notice import Notice, exit_in_time
 from tests.batch.fake_llm import FakeLLM
@@ -105,16 +106,25 @@ def on_step(llm):
             library.pthread_mutex_lock(mutex), library.pthread_mutex_lock(mutex)
     time.sleep(0.01)
 
-notice = Notice()
-with exit_in_time(notice, 0.5 if what == "stuck" else 17):
-    sys.exit(run_batch(lambda rows: FakeLLM(on_step=on_step), folder + "/in.jsonl", folder + "/out.jsonl", model="fake",
-        notice=notice, at_notice=lambda llm: print("saved"), console=Console(file=io.StringIO())))
+def main():
+    notice = Notice()
+    with exit_in_time(notice, 0.5 if what == "stuck" else 17):
+        return run_batch(lambda rows: FakeLLM(on_step=on_step), folder + "/in.jsonl", folder + "/out.jsonl",
+            model="fake", notice=notice, at_notice=lambda llm: print("saved"), console=Console(file=io.StringIO()))
+
+@atexit.register
+def block():
+    print("waited for", flush=True)
+    time.sleep(60)
+
+cli.main = main
+cli.command()
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_PREEMPTED), (signal.SIGINT, EXIT_INTERRUPTED)])
 @pytest.mark.parametrize("what", ["answering", "stuck"])
-def test_a_signalled_process_ends_within_20_seconds_with_its_own_code_even_if_a_call_never_returns(
+def test_a_signalled_process_ends_within_20_seconds_with_its_own_code_whatever_never_returns(
     tmp_path, what, number, code
 ):
     rows = [{"custom_id": str(i), "prompt": f"row {i}", "max_tokens": 64} for i in range(100)]
