@@ -49,19 +49,18 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def write_rows(path: Path, max_tokens: int) -> Path:
-    """Rows that share prefixes; greedy and drawn ones."""
-    prefix = list(range(20, 60))
+def write_rows(path: Path, max_tokens: int, *, shared: bool = True) -> Path:
+    """Rows that share prefixes, or none; greedy and drawn ones."""
     rows = [
         {
             "custom_id": f"row-{i}",
-            "prompt_token_ids": [*prefix[: 40 - 8 * (i % 3)], 100 + i],
+            "prompt_token_ids": [*range(first, first + 40 - 8 * (i % 3)), 100 + i],
             "max_tokens": max_tokens,
             "temperature": 0.8 if i % 4 == 3 else 0,
             "ignore_eos": True,
             "logprobs": 2,
         }
-        for i in range(NUM_ROWS)
+        for i, first in enumerate([20] * NUM_ROWS if shared else range(20, 20 + NUM_ROWS))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

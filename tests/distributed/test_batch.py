@@ -57,14 +57,14 @@ def start(folder, output, mesh, num_devices, *more, program=ORDINARY):
 
 
 @contextlib.contextmanager
-def two(folder, output, mesh, programs=(ORDINARY, ORDINARY)):
+def two(folder, output, mesh, programs=(ORDINARY, ORDINARY), flags=()):
     """Two processes that run a job together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     together = ["--coordinator", coordinator, "--num-processes", "2", "--process-id"]
     both = [
-        start(folder, output, mesh, 4, *together, str(number), program=program)
+        start(folder, output, mesh, 4, *flags, *together, str(number), program=program)
         for number, program in enumerate(programs)
     ]
     try:
@@ -75,9 +75,9 @@ def two(folder, output, mesh, programs=(ORDINARY, ORDINARY)):
                 process.kill()
 
 
-def run_two(folder, output, mesh, programs=(ORDINARY, ORDINARY)):
+def run_two(folder, output, mesh, programs=(ORDINARY, ORDINARY), flags=()):
     """(exit code, stderr) of two processes that run a job together."""
-    with two(folder, output, mesh, programs) as (first, second):
+    with two(folder, output, mesh, programs, flags) as (first, second):
         second_said = second.communicate(timeout=300)[1]
         first_said = first.communicate(timeout=NOTICED_S)[1]
     return (first.returncode, first_said), (second.returncode, second_said)
@@ -148,6 +148,23 @@ def test_with_data_shards_too_two_processes_answer_as_one(folder, alone):
     tokens, logprobs = answers(folder, "shards.jsonl")
     assert tokens == alone[0]
     assert logprobs == pytest.approx(alone[1], abs=1e-5)
+
+
+@pytest.mark.long
+def test_blocks_come_back_from_the_host_memory_of_both_processes(folder):
+    """The pool holds one row and a part of another, whose blocks go to the hosts when it gives way."""
+    own = ("--input", str(write_rows(folder / "own.jsonl", max_tokens=48, shared=False)))
+    process = start(folder, "roomy.jsonl", "tp=8", 8, *own)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    flags = (*own, "--num-blocks", "7", "--host-cache-bytes", str(1 << 20))
+    (code, said), (other_code, other_said) = run_two(folder, "tier.jsonl", "tp=8", flags=flags)
+    assert (code, other_code) == (0, 0), said + other_said
+    reuse = json.loads((folder / "tier.jsonl.report.json").read_text())["runs"][-1]["engine"]
+    assert reuse["preemptions"] > 0 and reuse["spilled_blocks"] > 0 and reuse["loaded_blocks"] > 0, reuse
+    (roomy, roomy_logprobs), (tokens, logprobs) = (answers(folder, name) for name in ("roomy.jsonl", "tier.jsonl"))
+    assert tokens == roomy
+    assert logprobs == pytest.approx(roomy_logprobs, abs=1e-5)
 
 
 def test_a_model_that_one_process_cannot_open_ends_both_with_its_words(folder):
