@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ MAX_STOP_IDS = 16
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
-    max_tokens: most tokens to generate; None means up to `max_model_len`.
+    max_tokens: most tokens to generate; None means up to `max_model_len`. min_tokens: so many come before an end token
+    or one of stop_token_ids may, and no stop string among them ends the text.
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: as in the literature.
     repetition_penalty counts prompt and output; presence and frequency penalties count output only.
     seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
@@ -61,6 +62,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for field in ("stop", "stop_token_ids"):
+            if getattr(self, field) is None:  # vLLM's spelling of none
+                object.__setattr__(self, field, ())
         for field, low, high, what in _RANGES:
             _check_number(field, getattr(self, field), low, high, what)
         for field in ("n", "min_tokens", "top_k"):
@@ -89,6 +93,9 @@ class SamplingParams:
             _check_seed(self.seed)
 
     def _check_lists(self) -> None:
+        for field, kinds, what in _COLLECTIONS:
+            if not isinstance(getattr(self, field), kinds):
+                raise ValueError(f"{field} is {getattr(self, field)!r}; it must be {what}")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop holds {text!r}; each stop must be a string that is not empty")
@@ -133,6 +140,11 @@ _RANGES = (
     ("repetition_penalty", 5e-324, _MOST, "more than 0"),
     ("presence_penalty", -2.0, 2.0, "between -2 and 2"),
     ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
+)
+_COLLECTIONS = (
+    ("stop", Sequence | Set, "a string or a list of strings"),
+    ("stop_token_ids", Sequence | Set, "a list of token ids"),
+    ("logit_bias", Mapping | None, "a mapping of token id to bias"),
 )
 _FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 

@@ -40,12 +40,15 @@ REFUSED = [
     ("truncate_prompt_tokens", 0),
     ("stop", ""),
     ("stop", [3]),
+    ("stop", 3),
     ("stop_token_ids", ["a"]),
+    ("stop_token_ids", 5),
     ("stop_token_ids", range(MAX_STOP_IDS + 1)),
     ("ignore_eos", 1),
     ("logit_bias", {5: 100.5}),
     ("logit_bias", {5: math.nan}),
     ("logit_bias", {"5": 1.0}),
+    ("logit_bias", [5, 1.0]),
     ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
 ]
 
@@ -91,8 +94,9 @@ def test_a_number_beyond_every_float_is_not_spelled_out():
         SamplingParams(temperature=10**5000)
 
 
-def test_one_stop_string_is_a_list_of_one():
+def test_one_stop_string_is_a_list_of_one_and_none_is_no_stop():
     assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
 
 
 def test_unknown_parameters_are_all_named_with_what_is_known():
