@@ -184,7 +184,7 @@ class Intake:
     def _derive_seed(self, token_ids: array[int], key: str) -> int:
         """64 bits from the engine's seed, the prompt and the key; the same in every process."""
         state = hashlib.blake2b(digest_size=8)
-        state.update(struct.pack("<q", self._seed))
+        state.update(struct.pack("<Q", self._seed & (2**64 - 1)))
         state.update(token_ids.tobytes())
         state.update(key.encode())
         return int.from_bytes(state.digest(), "little")
@@ -196,6 +196,7 @@ class Intake:
             self._tokenizer,
             stop=tuple(sampling.stop),
             include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
             skip_special_tokens=sampling.skip_special_tokens,
             after=submission.prompt_token_ids,
         )

@@ -20,6 +20,7 @@ class TextStream:
 
     stop: strings that end the text; the one that is complete first wins, the longest among equals.
     include_stop: whether the text ends with the stop string or before it.
+    min_tokens: a stop string that is complete within the first so many tokens does not count.
     after: the prompt's token ids, where the text is to continue the prompt's text.
     """
 
@@ -29,6 +30,7 @@ class TextStream:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
         after: Sequence[int] = (),
     ) -> None:
@@ -36,7 +38,10 @@ class TextStream:
         self._skips = skip_special_tokens
         self._stop = tuple(stop)
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._held = ""  # certain text that may be the beginning of a stop string
+        self._num_early = 0  # characters of it that are of the first min_tokens tokens
         self._decoder: _Decoder = (
             _ByteText(tokenizer)
             if tokenizer.byte_level
@@ -61,6 +66,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str | None:
         """Takes the next token; the stop string that has ended the text, if one has. What comes after it is dropped."""
+        self._num_tokens += 1
         if self.stopped is None and self._tokenizer.visible((token_id,), self._skips):
             self._add(self._decoder.push(token_id))
         return self.stopped
@@ -81,13 +87,16 @@ class TextStream:
 
     def _certain(self, text: str) -> str:
         """What of `text` can be emitted; the rest is held. Notes a stop string that is in it."""
-        found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text]
+        if self._num_tokens <= self._min_tokens:
+            self._num_early = len(text)
+        starts = {stop: text.find(stop, max(0, self._num_early - len(stop) + 1)) for stop in self._stop}
+        found = [(start + len(stop), -len(stop), stop) for stop, start in starts.items() if start >= 0]
         if found:
             end, negative_length, self.stopped = min(found)
             self._held = ""
             return text[: end if self._include_stop else end + negative_length]
         kept = len(text) - max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[kept:]
+        self._held, self._num_early = text[kept:], max(0, self._num_early - kept)
         return text[:kept]
 
 

@@ -80,9 +80,9 @@ def test_what_is_taken_is_the_text_once():
     assert stream.take() == ""
 
 
-def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """Reading character by character: the end of the text when a stop string is first complete, and which."""
-    for end in range(1, len(text) + 1):
+def first_stop(text: str, stops: list[str], early: int = 0) -> tuple[int, str] | None:
+    """Reading on after `early` characters: the end of the text when a stop string is first complete, and which."""
+    for end in range(early + 1, len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
             return end, max(done, key=len)
@@ -115,6 +115,23 @@ def test_push_names_the_stop_string_at_the_token_that_completes_it_and_drops_the
     assert [stream.push(i) for i in ids] == [None, None, None, "##", "##"]
     assert stream.text == "ab"
     assert stream.flush() == "##" and stream.text == "ab"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROFILE
+@given(
+    text=st.text("ab é", max_size=16),
+    stops=st.lists(st.text("ab é", min_size=1, max_size=3), min_size=1, max_size=2),
+    min_tokens=st.integers(0, 8),
+)
+def test_a_stop_string_within_the_first_min_tokens_does_not_count(kind, text, stops, min_tokens):
+    ids = tokenizer(kind).encode(text)
+    plain, _ = stream_of(kind, ids)
+    texts, stream = stream_of(kind, ids, stop=stops, min_tokens=min_tokens)
+    early = 0 if min_tokens == 0 else len(plain[min_tokens - 1 if min_tokens < len(ids) else -1])
+    end, stop = first_stop(text, stops, early) or (len(text), None)
+    assert stream.stopped == stop and texts[-1] == text[: end - len(stop or "")]
+    assert all(texts[-1].startswith(part) for part in texts)
 
 
 def test_a_stop_string_that_only_the_flush_completes_is_found():
