@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -30,6 +31,7 @@ class ChatTemplate:
     """A compiled template.
 
     special_tokens: texts by role, which templates see as bos_token, eos_token and so on.
+    variables: names that the template reads.
     now: the clock of `strftime_now`; a job that must give the same prompts again passes its own start.
     """
 
@@ -50,6 +52,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
+            self.variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not parse, line {error.lineno}: {error.message}") from error

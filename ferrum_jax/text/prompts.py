@@ -35,9 +35,18 @@ class PromptEncoder:
         return self._encode(self.render_chat(messages, **arguments), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
-        """The text that the checkpoint's chat template makes of messages."""
+        """The text that the checkpoint's chat template makes of messages.
+
+        Raises ValueError for an argument that the template never reads, so that none is dropped in silence.
+        """
         if self.chat is None:
             raise ValueError("the checkpoint has no chat template; give a plain prompt, or LLM(tokenizer=...) with one")
+        given = {name for name, value in arguments.items() if name != "tools" or value}
+        unread = sorted(given - self.chat.variables - {"add_generation_prompt"})
+        if unread:
+            raise ValueError(
+                f"the chat template reads no {' and no '.join(unread)}; leave it out, or put it into a message"
+            )
         return self.chat.render(messages, **arguments)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

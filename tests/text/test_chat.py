@@ -8,6 +8,7 @@ import json
 import pytest
 
 from ferrum_jax.text import ChatTemplate, Tokenizer, require_chat_template
+from ferrum_jax.text.prompts import PromptEncoder
 from tests.text.samples import folder
 
 CHATML = """{%- for message in messages %}
@@ -37,6 +38,16 @@ def test_template_arguments_and_tools_are_variables_and_json_is_not_escaped():
     source = "{{ enable_thinking }} {{ tools | tojson }} {{ {'b': 1, 'a': '<é>'} | tojson(indent=None) }}"
     text = ChatTemplate(source).render(TURNS, tools=[{"name": "f"}], enable_thinking=False)
     assert text == 'False [{"name": "f"}] {"b": 1, "a": "<é>"}'
+
+
+def test_an_argument_that_the_template_never_reads_is_refused_by_name():
+    source = "{% if not date is defined %}{% set date = 1 %}{% endif %}{{ date }}{{ messages[0].content }}"
+    prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate(source))
+    assert prompts.render_chat(TURNS, date=2, tools=[], add_generation_prompt=False) == "2Be brief."
+    with pytest.raises(
+        ValueError, match="the chat template reads no continue_final_message and no tools; leave it out"
+    ):
+        prompts.render_chat(TURNS, continue_final_message=True, tools=[{"name": "f"}])
 
 
 def test_a_generation_block_is_only_its_text():
