@@ -28,6 +28,7 @@ from ferrum_jax.engine import Engine
 from ferrum_jax.following import make_engine
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Executables, compile_all
 from ferrum_jax.runtime.host_transfers import HostTransfers
@@ -50,14 +51,15 @@ class ModelSource:
 
     read(targets, stretches): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
     `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
-    headless: of a decoder's weights without what makes logits.
+    headless: of a decoder's weights without what makes logits. end_ids: tokens that end a text
+    beside those that the spec names.
     """
 
     spec: ModelSpec | BertSpec
     read: Callable[..., dict[str, jax.Array]]
     folder: Path | None = None
     headless: bool = False
-    generation_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    end_ids: frozenset[int] = frozenset()
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> ModelSource:
@@ -76,7 +78,7 @@ class ModelSource:
             headless=spec is not None and spec != registry.spec_of(checkpoint.config),
             read=read,
             folder=checkpoint.path,
-            generation_config=checkpoint.generation_config,
+            end_ids=_end_ids(checkpoint.generation_config),
         )
 
     @classmethod
@@ -142,7 +144,7 @@ def load(
         executables=executables,
         copies=BlockCopies(layout, source),
         fingerprint=digest,
-        end_ids=_end_ids(spec, model.generation_config),
+        end_ids=model.end_ids | frozenset(spec.eos_token_ids),
         weights_s=weights_s,
         executables_s=executables_s,
     )
@@ -259,9 +261,8 @@ def _trace_header(cache: CacheManager, config: EngineConfig, layout: Layout) -> 
     )
 
 
-def _end_ids(spec: ModelSpec, generation_config: Mapping[str, Any]) -> frozenset[int]:
-    """End tokens of config.json and generation_config.json together."""
-    extra = generation_config.get("eos_token_id")
-    return frozenset(spec.eos_token_ids) | frozenset(
-        extra if isinstance(extra, list) else [] if extra is None else [extra]
-    )
+def _end_ids(generation_config: Mapping[str, Any]) -> frozenset[int]:
+    try:
+        return frozenset(ConfigReader(generation_config).token_ids("eos_token_id"))
+    except ValueError as error:
+        raise ValueError(f"generation_config.json: {error}") from error

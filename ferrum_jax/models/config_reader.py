@@ -77,9 +77,12 @@ class ConfigReader:
                 )
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them, as a tuple; empty when absent."""
+        """A token id or a list of them, as a tuple; empty when absent. Raises ValueError for anything else."""
         value = self.get(key, ())
-        return (value,) if isinstance(value, int) else tuple(value)
+        ids = value if isinstance(value, list | tuple) else (value,)
+        if any(type(i) is not int or i < 0 for i in ids):
+            raise ValueError(f"{key} is {value!r}; it must be a token id or a list of them")
+        return tuple(ids)
 
     def finish(self) -> None:
         """Raises one ValueError that names every key nobody understood."""

@@ -35,8 +35,8 @@ class Tokenizer:
         self.byte_level = decoder.get("type") == "ByteLevel"
         self.byte_ids = _byte_ids(library) if _uses(decoder, "ByteFallback") else frozenset()
         self.special_ids = frozenset(i for i, token in library.get_added_tokens_decoder().items() if token.special)
-        self._bos = _Edge(self._id_of("bos_token"), config.get("add_bos_token"), self._adds(0))
-        self._eos = _Edge(self._id_of("eos_token"), config.get("add_eos_token"), self._adds(-1))
+        self._bos = _Edge(self._id_of("bos_token"), _wish(config, "add_bos_token"), self._adds(0))
+        self._eos = _Edge(self._id_of("eos_token"), _wish(config, "add_eos_token"), self._adds(-1))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer | None:
@@ -179,7 +179,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Role ("bos_token", ...) to the text of the special token that a tokenizer's configuration names for it."""
-    return {role: _text_of(config[role]) for role in _SPECIAL if config.get(role)}
+    return {role: _text_of(role, config[role]) for role in _SPECIAL if config.get(role)}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -195,8 +195,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _text_of(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
+def _text_of(role: str, token: object) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ValueError(f"tokenizer_config.json has {role} {token!r}; it must be text, or an object with its content")
+    return text
+
+
+def _wish(config: dict[str, Any], key: str) -> bool | None:
+    wish = config.get(key)
+    if wish is not None and not isinstance(wish, bool):
+        raise ValueError(f"tokenizer_config.json has {key} {wish!r}; it must be true or false")
+    return wish
 
 
 def _uses(decoder: dict[str, Any], kind: str) -> bool:

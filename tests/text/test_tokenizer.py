@@ -95,6 +95,13 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("said", [{"eos_token": {"lstrip": False}}, {"eos_token": ["</s>"]}, {"add_bos_token": "yes"}])
+def test_a_configuration_that_names_no_token_is_refused(tmp_path, said):
+    (folder(tmp_path) / "tokenizer_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=rf"tokenizer_config.json has {next(iter(said))} .*; it must be"):
+        Tokenizer.load(tmp_path)
+
+
 def test_text_that_is_no_unicode_is_refused():
     with pytest.raises(ValueError, match="lone surrogates"):
         tokenizer("byte_level").encode("a\ud800")
