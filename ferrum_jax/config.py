@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ON_RECOMPILE = ("warn", "error")
+_KINDS = {"int": (numbers.Integral, "a whole number"), "bool": (bool, "true or false"), "str": (str, "a text")}
 _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -130,6 +132,7 @@ class EngineConfig:
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {_DTYPES}")
         if self.kv_dtype not in _KV_DTYPES:
@@ -138,6 +141,8 @@ class EngineConfig:
             raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
         if self.on_recompile not in _ON_RECOMPILE:
             raise ValueError(f"on_recompile is {self.on_recompile!r}; it must be one of {_ON_RECOMPILE}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}; it must fit in 64 bits")
         MeshShape.parse(self.mesh)
         if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):
             raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
@@ -158,3 +163,12 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs, "
                 f"{self.max_num_seqs}; a step must hold one token of every row"
             )
+
+    def _check_types(self) -> None:
+        """Raises ValueError for a field whose value is of no kind that its annotation names."""
+        for field in dataclasses.fields(self):
+            name, *optional = str(field.type).split(" | ")
+            value, (kind, what) = getattr(self, field.name), _KINDS[name]
+            if (value is None and optional) or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
+                continue
+            raise ValueError(f"{field.name} is {value!r}; it must be {what}{' or None' if optional else ''}")
