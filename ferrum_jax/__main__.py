@@ -3,7 +3,7 @@
 Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
 Exit codes: 0 done, 1 some rows failed (batch, embed), 2 wrong usage or input, 3 too many rows failed (batch),
-75 ended for a notice of the system (batch), 130 interrupted.
+75 ended for a notice of the system (batch), 130 interrupted, 141 who read the output has gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate, plan
 
-EXIT_USAGE = 2
+EXIT_USAGE, EXIT_CLOSED = 2, 141
 
 
 def command() -> NoReturn:
@@ -32,7 +32,7 @@ def command() -> NoReturn:
     except SystemExit as ended:
         code = ended.code
     if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
-        sys.stdout.flush()
+        _output_is_closed()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
@@ -54,15 +54,28 @@ def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> i
     try:
         if join is not None:
             join(args.coordinator, args.num_processes, args.process_id)
-        return args.run(args)
+        code = args.run(args)
+        return EXIT_CLOSED if _output_is_closed() else code
     except KeyboardInterrupt:
         print("ferrum-jax: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            return EXIT_CLOSED
         if args.traceback:
             raise
         print(f"ferrum-jax {args.command}: error: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _output_is_closed() -> bool:
+    """Writes out what is printed; whether nobody reads it any more, as in `ferrum-jax generate ... | head -1`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        return True
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
 _SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {
     "n": (int, "completions of each prompt"),
     "max_tokens": (int, "most tokens to generate"),
-    "min_tokens": (int, "fewest tokens before an end token may come"),
+    "min_tokens": (int, "fewest tokens before an end token may come or a stop string counts"),
     "temperature": (float, "0 is greedy"),
     "top_k": (int, "keep the k most likely tokens; 0 is off"),
     "top_p": (float, "keep the most likely tokens up to this probability"),
@@ -110,7 +110,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     values = _given(args, SamplingParams)
     values.pop("seed", None)  # --seed is the engine's; each prompt and choice gets its own from it
     if "logit_bias" in values:
-        values["logit_bias"] = dict(values["logit_bias"])
+        pairs = values["logit_bias"]
+        values["logit_bias"] = dict(pairs)
+        if len(values["logit_bias"]) < len(pairs):
+            raise ValueError(f"--logit-bias is given twice for a token: {[token for token, _ in pairs]}")
     return SamplingParams(**values)
 
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import types
@@ -243,6 +244,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
         ("generate --model missing p", "missing has no config.json"),
         ("generate --model m p --temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
         ("generate --model m p --top-p 0", "top_p is 0.0"),
+        ("generate --model m p --logit-bias 5=1 --logit-bias 5=2", "given twice for a token: [5, 5]"),
         ("generate --model m p --dtype int4", "dtype is 'int4'; it must be one of"),
         ("generate --model m p --logprobs 1", "add --json"),
         ("generate --model m p --system s", "--system needs --chat"),
@@ -278,6 +280,17 @@ def test_wrong_usage_is_exit_code_2(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(command.split())
     assert stopped.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])  # streamed; and written when the command ends
+def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(llms, capsys, monkeypatch, flags):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["generate", "--model", "m", "p", *flags]) == 141
+        print("what comes after it is dropped", flush=True)
+    assert capsys.readouterr().err == "m ready in 0.5 s\n"
 
 
 def test_traceback_shows_where_an_error_comes_from(llms):
