@@ -2,14 +2,16 @@
 
 Each call has an inbox, and whoever steps the engine fills them all. A call that is broken off in the middle of a step
 (Ctrl-C, an error) leaves pools that are donated and not returned: that engine is dropped, and a fresh one is made for
-the next call.
+the next call. While requests run, other threads are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ferrum_jax.engine import Engine
@@ -32,6 +34,8 @@ class Calls:
         self._inboxes: dict[int, Inbox] = {}  # by unfinished submission
         self._counter = counter
         self._on_recompile = on_recompile
+        self._owner: int | None = None  # thread whose requests run
+        self._inside = threading.RLock()  # a stream that is collected in the middle of a call ends in its thread
         self.num_compiles = 0  # of steps, which call executables and compile nothing
 
     @property
@@ -47,15 +51,16 @@ class Calls:
 
     def add(self, inbox: Inbox, token_ids: Sequence[int], sampling: SamplingParams, **how: Any) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id. how: as `Engine.add` takes it."""
-        try:
-            submission = self.engine.add(token_ids, sampling, **how)
-        except ValueError:  # refused, with nothing left behind
-            raise
-        except BaseException:
-            self.drop()
-            raise
-        self._inboxes[submission] = inbox
-        return submission
+        with self._owned():
+            try:
+                submission = self.engine.add(token_ids, sampling, **how)
+            except ValueError:  # refused, with nothing left behind
+                raise
+            except BaseException:
+                self.drop()
+                raise
+            self._inboxes[submission] = inbox
+            return submission
 
     def receive(self, inbox: Inbox) -> RequestOutput:
         """The next output for `inbox`; steps until there is one."""
@@ -65,11 +70,34 @@ class Calls:
 
     def step(self) -> None:
         """One step of the engine; what it gives goes into the inboxes."""
-        if not self.engine.has_unfinished:
-            raise RuntimeError("the engine was broken off in another call; ask again")
-        for output in self.whole(self._counted_step):
-            get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
-            get(output.request_id).append(output)
+        with self._owned():
+            if not self.engine.has_unfinished:
+                raise RuntimeError("the engine was broken off in another call; ask again")
+            for output in self.whole(self._counted_step):
+                get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
+                get(output.request_id).append(output)
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        """The engine for this thread's use. Raises RuntimeError while requests of another one run."""
+        me = threading.get_ident()
+        if self._owner in (None, me):
+            with self._inside:
+                if self._owner in (None, me):
+                    self._owner = me
+                    try:
+                        yield
+                    finally:
+                        self._release()
+                    return
+        raise RuntimeError(
+            "requests of another thread are running, and one LLM serves one thread: let one thread make all calls, and "
+            "hand it the requests of the others"
+        )
+
+    def _release(self) -> None:
+        if not self._inboxes:
+            self._owner = None
 
     def _counted_step(self) -> list[RequestOutput]:
         before = self._counter.count_here()
@@ -87,11 +115,13 @@ class Calls:
 
     def end(self, inbox: Inbox) -> None:
         """Ends what is unfinished of an inbox; waits for the device if nothing else runs."""
-        for submission in [i for i, box in self._inboxes.items() if box is inbox]:
-            del self._inboxes[submission]
-            self.engine.abort(submission)
-        if self._engine is not None and not self._engine.has_unfinished:
-            self.whole(self._engine.drain)
+        with self._inside:
+            for submission in [i for i, box in self._inboxes.items() if box is inbox]:
+                del self._inboxes[submission]
+                self.engine.abort(submission)
+            if self._engine is not None and not self._engine.has_unfinished:
+                self.whole(self._engine.drain)
+            self._release()
 
     def whole(self, call: Callable[[], T]) -> T:
         """The result of a call into the engine. One that is broken off ends everything that runs."""

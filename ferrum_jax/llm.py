@@ -27,7 +27,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.opening import Measure, Opening, tell_processes
 from ferrum_jax.prefix_cache import PrefixCache
 from ferrum_jax.progress import progress_bar, texts_bar
-from ferrum_jax.prompt import Message, Prompt, single, take_apart
+from ferrum_jax.prompt import Message, Prompt, listed, single, take_apart
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
 from ferrum_jax.runtime.processes import current, refuse_several_processes
 
@@ -169,7 +169,7 @@ class LLM:
         progress: a bar on the terminal; None shows one only where there is a terminal.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        many: list[Any] = [prompts] if single(prompts) else list(prompts)
+        many = listed(prompts)
         params = self._params_for(many, sampling_params)
         priorities = _priorities_for(many, priority)
         inbox: Inbox = deque()
@@ -202,7 +202,7 @@ class LLM:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
         inbox: Inbox = deque()
         try:
-            self._add(prompt, sampling_params or SamplingParams(), inbox, streams=True)
+            self._add(prompt, self._params_for([prompt], sampling_params)[0], inbox, streams=True)
             finished = False
             while not finished:
                 output = self.calls.receive(inbox)
@@ -276,7 +276,7 @@ class LLM:
         prompt_name: of the checkpoint's prompts, put before each text. pooling: "mean", "cls" or "last". truncate: cut
         texts that are too long. progress: as in `generate`. Raises ValueError naming the prompt that cannot be served.
         """
-        many: list[Any] = [prompts] if single(prompts) else list(prompts)
+        many = listed(prompts)
         found: dict[int, EmbeddingOutput] = {}
         outputs = self.embed_as_completed(
             enumerate(many), prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
@@ -341,7 +341,7 @@ class LLM:
         """
         keys = None
         if prompts is not None:
-            many: list[Any] = [prompts] if single(prompts) else list(prompts)
+            many = listed(prompts)
             keys = [key for prompt in many for key in self._prompt_keys(prompt, whole=True)]
         return self._prefix_cache().save(Path(path), keys)
 
@@ -465,6 +465,8 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+            raise ValueError(f"sampling_params is {params!r}; it must be SamplingParams, or a list of them")
         if len(params) != len(prompts):
             raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
         return params

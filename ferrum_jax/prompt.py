@@ -14,7 +14,7 @@ their ids do not show; it enters the keys of the blocks that it touches.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,15 @@ def single(prompts: object) -> bool:
         return False
     first = prompts[0]
     return isinstance(first, int | np.integer) or (isinstance(first, Mapping) and not is_prompt_mapping(first))
+
+
+def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """One prompt or many as a list of them. Raises ValueError for what is neither."""
+    if single(prompts):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is {prompts!r}; it must be a string, token ids, messages, or a list of such prompts")
+    return list(prompts)
 
 
 def _salt(salt: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import json
 import math
+from collections import deque
 
 import jax
 import numpy as np
@@ -63,6 +65,7 @@ REFUSED = {
     "truth": ([5, True], {}, r"the prompt holds True, which is not a token id"),
     "nothing": (None, {}, r"the prompt is None; it must be"),
     "bytes": (b"abc", {}, r"the prompt is b'abc'; it must be"),
+    "number": (7, {}, r"the prompt is 7; it must be"),
     "bias beyond the vocabulary": (PROMPT, {"logit_bias": {VOCABULARY: 1.0}}, r"logit_bias holds token id 310"),
     "stop beyond the vocabulary": (PROMPT, {"stop_token_ids": [VOCABULARY]}, r"stop_token_ids holds token id 310"),
 }
@@ -96,6 +99,15 @@ def test_stop_strings_without_a_tokenizer_are_refused(llm):
 def test_parameters_must_be_one_or_one_for_each_prompt(llm):
     with pytest.raises(ValueError, match=r"3 sampling_params for 2 prompts"):
         llm.generate([PROMPT, PROMPT], [GREEDY] * 3)
+    with pytest.raises(ValueError, match=r"sampling_params is {'n': 2}; it must be SamplingParams, or a list"):
+        llm.generate([PROMPT], {"n": 2})
+
+
+@pytest.mark.parametrize("prompts", [None, 7.5])
+def test_what_is_neither_a_prompt_nor_many_is_refused(llm, prompts):
+    with pytest.raises(ValueError, match=r"prompts is .*; it must be a string, token ids, messages, or a list of such"):
+        llm.generate(prompts, GREEDY)
+    assert llm.generate([], GREEDY) == []
 
 
 def test_truncation_keeps_the_last_tokens_of_a_prompt_that_is_too_long(llm):
@@ -197,6 +209,24 @@ def test_an_interrupted_step_releases_everything_and_the_llm_serves_again(llm, m
     assert is_idle(llm) and held_bytes() < held + llm.stats()["kv_bytes"], "the pools are there once"
     again = llm.generate([PROMPT, prompt(30)], GREEDY, progress=False)
     assert [o.token_ids for o in again] == [o.token_ids for o in expected]
+
+
+def test_a_second_thread_is_told_that_one_llm_serves_one_and_the_first_goes_on(llm, monkeypatch):
+    expected = llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids
+    step, threads = llm.engine.step, concurrent.futures.ThreadPoolExecutor(1)
+
+    def step_while_another_comes():
+        refused = threads.submit(llm.calls.add, deque(), PROMPT, GREEDY)
+        with pytest.raises(RuntimeError, match="requests of another thread are running, and one LLM serves one thread"):
+            refused.result()
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", step_while_another_comes)
+    assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == expected
+    monkeypatch.undo()
+    assert threads.submit(llm.generate, PROMPT, GREEDY, progress=False).result()[0].token_ids == expected
+    threads.shutdown()
+    assert is_idle(llm)
 
 
 def test_a_stream_whose_engine_was_broken_off_says_so(llm, monkeypatch):
@@ -329,6 +359,13 @@ def test_a_stop_token_ends_a_request_and_is_no_text(llm, free):
     assert output.token_ids == free.token_ids[: first + 1]
     assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
     assert output.text == llm.tokenizer.decode(output.token_ids[:-1])
+
+
+def test_a_stop_string_among_the_first_min_tokens_does_not_end_a_request(llm, free):
+    stop = next(free.text[i : i + 2] for i in range(5, 40) if free.text[i : i + 2].isascii())
+    params = SamplingParams(max_tokens=40, min_tokens=39, temperature=0.0, ignore_eos=True, stop=stop)
+    (output,) = run(llm, [PROMPT], params)
+    assert len(output.token_ids) > 39 and output.text.startswith(free.text[: free.text.index(stop) + len(stop)])
 
 
 def test_an_end_token_ends_a_request_unless_it_is_ignored(llm):
