@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
-from ferrum_jax.batch.formats import BadRow, Row
+from ferrum_jax.batch.formats import Row
 from ferrum_jax.batch.parsing import Line, parser_errors
 
 _MOST_AT_ONCE = 256  # lines that the process parses while as many rows are taken
@@ -26,7 +26,7 @@ class ReadAhead:
         self._connection, self._line = connection, line
         self._expected: deque[int] = deque()
         self._asked: list[int] = []
-        self._ready: dict[int, Row | BadRow] = {}
+        self._ready: dict[int, Row] = {}
 
     def expect(self, indices: Iterable[int]) -> None:
         """These will be taken after those that were expected before, in about this order."""
@@ -34,11 +34,11 @@ class ReadAhead:
         if not self._asked:
             self._ask()
 
-    def take(self, index: int) -> Row | BadRow | None:
+    def take(self, index: int) -> Row | None:
         """The row, or None if it is none of those that come next. Raises OSError if the process has ended."""
         if index not in self._ready and index in self._asked:
             with parser_errors():
-                self._ready.update(zip(self._asked, self._connection.recv(), strict=True))
+                self._ready.update(zip(self._asked, map(Row._make, self._connection.recv()), strict=True))
             self._ask()
         return self._ready.pop(index, None)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -51,9 +52,14 @@ class Row(NamedTuple):
     id: str
     custom_id: str
     prompt: Prompt
-    params: SamplingParams
+    asked: SamplingParams  # without the seed; one object for rows that ask for the same
+    seed: int | None  # None where a vector is asked for
     url: str  # what is asked for: a completion, a chat's answer or an embedding
     returns_token_ids: bool
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.asked if self.seed is None else self.asked.with_seed(self.seed)
 
     @property
     def is_chat(self) -> bool:
@@ -73,20 +79,18 @@ class BadRow(NamedTuple):
     message: str
 
 
-def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | None = None) -> Row | BadRow:
+def parse_line(raw: bytes, line_number: int, digest: str | None = None, *, seed: int = 0) -> Row | BadRow:
     """The row of one line that is not blank. line_number counts from 1. Never raises for what a line holds.
 
     A row without a seed gets one from `seed` (the job's) and its own digest, so that neither its
-    neighbours nor a restart change what is drawn. digest: of a line that was a good row before, so that not all of
-    it is checked again.
+    neighbours nor a restart change what is drawn. digest: of a line that was a good row before.
     """
-    is_checked = digest is not None  # its token ids
     try:
         line = load_line(raw)
         custom_id = custom_id_of(line)
+        packed = packed_ids(line.get("prompt_token_ids"))
         if digest is None:
-            packed = packed_ids(line.get("prompt_token_ids"))
-            is_checked, digest = packed is not None, _digest(canonical(line, packed))
+            digest = _digest(canonical(line, packed))
     except LineError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=line_digest(raw, line_number), custom_id=None, code=error.code, message=message)
@@ -94,10 +98,12 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | Non
         key, given, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
         url = _URL_OF[key]
         asked = _asked(url, rest)
-        content: Any = given if is_checked and key == "prompt_token_ids" else _CONTENTS[key](key, given)
-        params, own_seed = asked.params, rest.get("seed")
-        if url != EMBEDDINGS_URL:
-            params = params.with_seed(_row_seed(seed, digest) if own_seed is None else own_seed)
+        content: Any = packed if packed is not None and key == "prompt_token_ids" else _CONTENTS[key](key, given)
+        own_seed = None if url == EMBEDDINGS_URL else rest.get("seed")
+        if own_seed is not None:
+            asked.params.with_seed(own_seed)  # refuses what is no seed
+        elif url != EMBEDDINGS_URL:
+            own_seed = _row_seed(seed, digest)
         prompt = content if asked.cache_salt is None else with_salt(content, asked.cache_salt)
     except ValueError as error:
         message = f"line {line_number}: {error}"
@@ -107,9 +113,10 @@ def parse_line(raw: bytes, line_number: int, *, seed: int = 0, digest: str | Non
         id=digest,
         custom_id=custom_id,
         prompt=prompt,
-        params=params,
+        asked=asked.params,
+        seed=own_seed,
         url=url,
-        returns_token_ids=url == COMPLETIONS_URL and isinstance(content, list) if wants_ids is None else wants_ids,
+        returns_token_ids=url == COMPLETIONS_URL and isinstance(content, array) if wants_ids is None else wants_ids,
     )
 
 

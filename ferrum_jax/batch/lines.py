@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ def load_line(raw: bytes) -> dict[str, Any]:
     return line
 
 
-def canonical(line: Mapping[str, Any], packed: bytes | None) -> bytes:
+def canonical(line: Mapping[str, Any], packed: array[int] | None) -> bytes:
     """The line's bytes, whatever its spacing and key order. Raises LineError for what has none.
 
     packed: its prompt_token_ids, where they can be packed; they stand behind the JSON and a newline, which is in no
@@ -41,7 +42,7 @@ def canonical(line: Mapping[str, Any], packed: bytes | None) -> bytes:
     try:
         if packed is None:
             return _ENCODER.encode(line).encode()
-        return _ENCODER.encode({**line, "prompt_token_ids": None}).encode() + b"\n" + packed
+        return _ENCODER.encode({**line, "prompt_token_ids": None}).encode() + b"\n" + packed.tobytes()
     except UnicodeEncodeError as error:
         raise LineError("invalid_json", "holds half of a surrogate pair; write both halves") from error
     except RecursionError as error:

@@ -39,7 +39,7 @@ class Features:
             return
         salt, content = _content(row)
         self._keys.extend(_chain(salt, content))
-        max_tokens = _UNLIMITED_TOKENS if row.params.max_tokens is None else row.params.max_tokens
+        max_tokens = _UNLIMITED_TOKENS if row.asked.max_tokens is None else row.asked.max_tokens
         self._lengths.append(min(len(content) // 4 + max_tokens, _MOST_LENGTH))
         self._embeds.append(row.is_embedding)
 
@@ -73,8 +73,8 @@ def _content(row: Row) -> tuple[bytes, bytes]:
         salt, content = parts.cache_salt.encode(), parts.content
     if isinstance(content, str):
         return salt, content.encode()
-    if content and isinstance(content[0], int):
-        return salt, array("I", content).tobytes()  # type: ignore[arg-type]
+    if isinstance(content, array):
+        return salt, content.tobytes()
     return salt, b"".join(f"{m['role']}\0{m['content']}\0".encode() for m in content)  # type: ignore[index]
 
 

@@ -121,7 +121,7 @@ def _logit_bias(bias: object) -> dict[int, float]:
     return found
 
 
-def with_salt(content: str | list[int] | list[dict[str, str]], cache_salt: object) -> Prompt:
+def with_salt(content: str | array[int] | list[dict[str, str]], cache_salt: object) -> Prompt:
     """The prompt of a body that may name a cache_salt."""
     if cache_salt is None:
         return content
@@ -136,7 +136,7 @@ def refuse_unknown_for_embedding(body: Mapping[str, Any]) -> None:
     _refuse(body, _KNOWN_EMBEDDING)
 
 
-def prompt_of(field: str, prompt: object) -> str | list[int]:
+def prompt_of(field: str, prompt: object) -> str | array[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError(f"{field} is empty; give at least one token")
@@ -146,24 +146,25 @@ def prompt_of(field: str, prompt: object) -> str | list[int]:
     return token_ids_of(field, prompt)
 
 
-def token_ids_of(field: str, token_ids: object) -> list[int]:
+def token_ids_of(field: str, token_ids: object) -> array[int]:
     if not isinstance(token_ids, list):
         kind = "a list of token ids" if field == "prompt_token_ids" else "a string or a list of token ids"
         raise ValueError(f"{field} is {token_ids!r}; it must be {kind}")
     if not token_ids:
         raise ValueError(f"{field} is empty; give at least one token")
-    if packed_ids(token_ids) is None:
-        wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**32)
-        raise ValueError(f"{field} holds {wrong!r}; token ids are whole numbers, 0 or more and less than 2**32")
-    return token_ids
+    packed = packed_ids(token_ids)
+    if packed is None:
+        wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**31)
+        raise ValueError(f"{field} holds {wrong!r}; token ids are whole numbers, 0 or more and less than 2**31")
+    return packed
 
 
-def packed_ids(token_ids: object) -> bytes | None:
-    """Four bytes for each token id; None for all that is no list of them, or an empty one."""
-    if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int}:
+def packed_ids(token_ids: object) -> array[int] | None:
+    """The ids as int32; None for all that is no list of them, or an empty one."""
+    if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int} or min(token_ids) < 0:
         return None
     try:
-        return array("I", token_ids).tobytes()
+        return array("i", token_ids)
     except OverflowError:  # out of its range
         return None
 

@@ -96,7 +96,7 @@ def _left(
             continue
         row, ids, outputs = found
         before, salt = salt, take_apart(row.prompt).cache_salt
-        yield ids, salt != before, outputs * row.params.n
+        yield ids, salt != before, outputs * row.asked.n
 
 
 def _num_shared(a: np.ndarray, b: np.ndarray) -> int:

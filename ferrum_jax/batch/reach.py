@@ -37,8 +37,8 @@ def measured(
         except ValueError:  # a template error: the row fails alone
             yield None
             continue
-        ids = ids[-(row.params.truncate_prompt_tokens or 0) :]
-        outputs = max_model_len - len(ids) if row.params.max_tokens is None else row.params.max_tokens
+        ids = ids[-(row.asked.truncate_prompt_tokens or 0) :]
+        outputs = max_model_len - len(ids) if row.asked.max_tokens is None else row.asked.max_tokens
         yield None if outputs < 1 or len(ids) + outputs > max_model_len else (row, ids, outputs)
 
 
@@ -48,7 +48,7 @@ def reach_of(rows: Rows, token_ids: TokenIds, max_model_len: int) -> Reach | Non
         return None
     found = [each for each in measured(rows, rows.order.tolist(), token_ids, max_model_len) if each is not None]
     totals = [len(ids) + outputs for _, ids, outputs in found]
-    choices = [row.params.n for row, _, _ in found]
+    choices = [row.asked.n for row, _, _ in found]
     return Reach(
         num_rows=max(sum(choices), 1),
         num_tokens=max(sum(n * total for n, total in zip(choices, totals, strict=True)), 1),
@@ -63,7 +63,7 @@ def as_traced(rows: Rows, token_ids: TokenIds, max_model_len: int) -> list[Trace
         if found is None:
             continue
         row, ids, outputs = found
-        if row.params.max_tokens is None:
+        if row.asked.max_tokens is None:
             outputs = min(outputs, _LONG_OUTPUT)
         choice = TracedChoice(token_ids=[0] * outputs, finish_reason="length")
         requests.append(
@@ -72,7 +72,7 @@ def as_traced(rows: Rows, token_ids: TokenIds, max_model_len: int) -> list[Trace
                 arrival=0,
                 prompt_token_ids=ids.tolist(),
                 max_tokens=outputs,
-                choices=[choice] * row.params.n,
+                choices=[choice] * row.asked.n,
                 cache_salt=take_apart(row.prompt).cache_salt,
             )
         )

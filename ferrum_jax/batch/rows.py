@@ -79,7 +79,7 @@ class Rows:
         if row is not None:
             return row
         if not self.is_bad[index]:
-            return self._line_to_parse(index).parse(self._seed)
+            return parse_line(*self._line_to_parse(index), seed=self._seed)
         raw, number = self._checked_line(index)
         found, first_line = parse_line(raw, number, seed=self._seed), self._first_lines.get(index)
         if first_line is None:
@@ -88,7 +88,7 @@ class Rows:
         return duplicate_row(raw, number, found.custom_id, first_line)
 
     def _line_to_parse(self, index: int) -> Line:
-        return Line(*self._checked_line(index), self.digest(index))
+        return *self._checked_line(index), self.digest(index)
 
     def _checked_line(self, index: int) -> tuple[bytes, int]:
         raw, number = self._line(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -136,7 +137,9 @@ def _cut(choice: CompletionOutput, length: int) -> CompletionOutput:
 def answer(prompt: object, params: SamplingParams) -> RequestOutput:
     """Tokens that differ by prompt, seed and choice, with logprobs where they are asked for."""
     prompt_ids = (
-        tuple(prompt) if isinstance(prompt, list) and isinstance(prompt[0], int) else tuple(str(prompt).encode())
+        tuple(prompt)
+        if isinstance(prompt, list | array) and isinstance(prompt[0], int)
+        else tuple(str(prompt).encode())
     )
     choices = tuple(_choice(prompt_ids, params, index) for index in range(params.n))
     tops = None
