@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate, plan
+from ferrum_jax.commands.parsers import CommandParser
 
 EXIT_USAGE, EXIT_CLOSED = 2, 141
 
@@ -79,7 +80,7 @@ def _output_is_closed() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ferrum-jax", description="LLM inference in JAX: paged KV, prefix reuse.")
+    parser = CommandParser(prog="ferrum-jax", description="LLM inference in JAX: paged KV, prefix reuse.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (generate, batch, embed, bench, plan, compile, convert, cache):
         command.add(commands)

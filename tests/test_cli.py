@@ -282,6 +282,14 @@ def test_wrong_usage_is_exit_code_2(command, capsys):
     assert stopped.value.code == 2 and "error: " in capsys.readouterr().err
 
 
+def test_a_flag_that_is_not_known_is_refused_by_its_command_with_the_one_that_may_be_meant(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["cache", "save", "out", "--model", "m", "--promt", "p"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: ferrum-jax cache save DIR --model DIR")
+    assert error == "ferrum-jax cache save: error: unrecognized arguments: --promt p; did you mean --prompt?"
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]])  # streamed; and written when the command ends
 def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(llms, capsys, monkeypatch, flags):
     reader, writer = os.pipe()

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Refuses what it does not know itself, with its own usage; argparse leaves that to the outermost parser."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            meant = get_close_matches(unknown[0].split("=")[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
+        return found, unknown
 
 
 def new_command(
