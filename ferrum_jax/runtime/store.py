@@ -16,6 +16,7 @@ import pathlib
 import pickle
 import stat
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from ferrum_jax.runtime.later import Later
 
 MAX_BYTES = 8 << 30
 _CHECK_BYTES = 32
+_SUFFIX = ".executable"
+_STRAY_S = 3600  # nobody writes a file for so long
 
 
 class ExecutableSource(Protocol):
@@ -49,7 +52,7 @@ class ExecutableStore:
     """Executables by description. `hits` and `misses` count what was asked for.
 
     devices: of the mesh that they run on, in its order; None for the default device. max_bytes: of the folder.
-    Raises ValueError if the folder belongs to somebody else or others may write to it.
+    Raises ValueError if the folder cannot be made, belongs to somebody else, or others may write to it.
     """
 
     def __init__(self, folder: str, devices: Sequence[Any] | None = None, *, max_bytes: int = MAX_BYTES) -> None:
@@ -57,7 +60,13 @@ class ExecutableStore:
         self._environment = repr(dataclasses.astuple(Environment.of_device(self._devices[0])))
         self._max_bytes = max_bytes
         self._folder = pathlib.Path(folder).expanduser()
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ValueError(
+                f"compilation_cache_dir is {self._folder}, which cannot be made ({error}); choose another, or None "
+                "(--compilation-cache-dir '') to keep nothing"
+            ) from error
         if others_may_write(self._folder):
             raise ValueError(
                 f"compilation_cache_dir is {self._folder}, and others can write to it; what lies there is run as "
@@ -69,9 +78,10 @@ class ExecutableStore:
     def get(self, description: str, compile: Callable[[], Any]) -> Later:
         """The executable that `description` names, from disk, or compiled and kept.
 
-        A damaged file is compiled again and replaced, and so is one that cannot be loaded, with a warning.
+        A damaged file is compiled again and replaced, and so is one that cannot be loaded, with a warning. So is one
+        that cannot be written.
         """
-        path = self._folder / f"{self._name(description)}.executable"
+        path = self._folder / f"{self._name(description)}{_SUFFIX}"
         payload = _read(path)
         if payload is None:
             return Later.made(self._make(path, compile))
@@ -89,8 +99,12 @@ class ExecutableStore:
     def _make(self, path: pathlib.Path, compile: Callable[[], Any]) -> Any:
         self.misses += 1
         executable = compile()
-        write_beside(path, _checked(serialize(executable)))
-        self._drop_oldest()
+        try:
+            write_beside(path, _checked(serialize(executable)))
+            self._drop_oldest()
+        except OSError as error:  # a full disk, say: it runs all the same
+            text = f"{path} cannot be kept, so the next start compiles it again: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return executable
 
     def _name(self, description: str) -> str:
@@ -98,12 +112,16 @@ class ExecutableStore:
         return digest(self._environment, f"{ids} {description}")
 
     def _drop_oldest(self) -> None:
-        """Deletes what was used longest ago until the folder is within its size. A reader may be faster or slower."""
+        """Deletes what was used longest ago until the folder is within its size. A reader may be faster or slower.
+
+        What a process left that ended while it wrote is deleted as well, and never what one is writing.
+        """
         files: list[tuple[float, int, pathlib.Path]] = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process deletes too
                 status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
+                if path.suffix == _SUFFIX or status.st_mtime < time.time() - _STRAY_S:
+                    files.append((status.st_mtime, status.st_size, path))
         excess = sum(size for _, size, _ in files) - self._max_bytes
         for _, size, path in sorted(files)[:-1]:  # the newest stays, however large
             if excess <= 0:
@@ -139,9 +157,14 @@ def others_may_write(path: pathlib.Path) -> bool:
 def write_beside(path: pathlib.Path, data: bytes, *, mode: int = 0o600) -> None:
     """Puts a whole file in place of what is there: a reader sees the one or the other."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)
-    os.replace(file.name, path)
+        try:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def digest(*parts: str) -> str:
@@ -156,9 +179,10 @@ def _read(path: pathlib.Path) -> bytes | None:
     """What was written to the file; None if there is none or it is damaged."""
     try:
         data = path.read_bytes()
-        path.touch()  # it was used
     except FileNotFoundError:
         return None
+    with contextlib.suppress(FileNotFoundError):  # another process deletes too
+        os.utime(path)  # it was used
     payload = data[_CHECK_BYTES:]
     return payload if data == _checked(payload) else None
 

@@ -1,10 +1,16 @@
 """Executables on disk: what is found runs the same, and what is damaged or unsafe is not run."""
 
+import concurrent.futures
+import errno
+import os
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ferrum_jax.runtime import store as stores
 from ferrum_jax.runtime.store import ExecutableStore, _checked
 
 
@@ -66,3 +72,66 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
 def test_a_new_folder_is_for_its_owner_alone(tmp_path):
     ExecutableStore(str(tmp_path / "executables"))
     assert (tmp_path / "executables").stat().st_mode & 0o777 == 0o700
+
+
+def test_over_its_size_what_was_used_longest_ago_goes(tmp_path):
+    first = ExecutableStore(str(tmp_path))
+    for age, name in enumerate(("stray", "a", "b"), start=1):
+        before = {*tmp_path.iterdir()}
+        first.get(name, compile_trivial)
+        (path,) = {*tmp_path.iterdir()} - before
+        os.utime(path, (age, age))
+    size = path.stat().st_size
+    (path.parent / "tmp_of_a_killed_process").write_bytes(bytes(size))
+    os.utime(path.parent / "tmp_of_a_killed_process", (1, 1))
+    (path.parent / "tmp_being_written").write_bytes(bytes(size))
+    store = ExecutableStore(str(tmp_path), max_bytes=2 * size + size // 2)
+    store.get("a", refuse)
+    store.get("c", compile_trivial)
+    for name in ("a", "c"):
+        store.get(name, refuse)
+    assert len([*tmp_path.iterdir()]) == 3 and (path.parent / "tmp_being_written").exists()
+
+
+def test_stores_that_share_a_folder_and_drop_each_other_s_files_always_give_what_was_asked_for(tmp_path):
+    """As processes do: each has a store of its own, and no lock is between them."""
+    executables = {
+        f"times {n}": jax.jit(lambda x, n=n: n * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+        for n in range(4)
+    }
+    size = len(stores.serialize(executables["times 1"]))
+
+    def run(seed):
+        order, store = random.Random(seed), ExecutableStore(str(tmp_path), max_bytes=2 * size)
+        for _ in range(25):
+            n = order.randrange(4)
+            found = store.get(f"times {n}", lambda n=n: executables[f"times {n}"]).result()
+            np.testing.assert_array_equal(found(np.float32([1, 2, 3])), n * np.float32([1, 2, 3]))
+        return store.hits, store.misses
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        counts = [*threads.map(run, range(4))]
+    assert all(hits + misses == 25 for hits, misses in counts)
+    assert all(path.suffix == ".executable" for path in tmp_path.iterdir())
+
+
+def test_what_cannot_be_kept_runs_all_the_same_and_is_said(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stores, "write_beside", full)
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept, so the next start compiles it again: .*No space left"):
+        found = ExecutableStore(str(tmp_path)).get("double", compile_trivial).result()
+    np.testing.assert_array_equal(found(np.float32([1, 2, 3])), [3, 5, 7])
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError):
+        stores.write_beside(tmp_path / "file", "no bytes")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_what_to_set(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"cannot be made .*choose another, or None"):
+        ExecutableStore(str(tmp_path / "file" / "executables"))
