@@ -86,7 +86,7 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     if args.plan:
-        return show_plan(args, _batch_config(config, given="invariant" in args))
+        return show_plan(args, _batch_config(args, config))
     kept = args.save_prefixes_at_notice
     if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
         raise ValueError(f"--save-prefixes-at-notice {kept} is there and not empty; name a new folder")
@@ -105,8 +105,7 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
     from ferrum_jax.batch.reach import reach_of
 
     def make_llm(rows: Rows) -> LLM:
-        chosen = _batch_config(config, given="invariant" in args or args.bundle is not None)
-        return open_llm(args, chosen, stack, functools.partial(reach_of, rows))
+        return open_llm(args, _batch_config(args, config), stack, functools.partial(reach_of, rows))
 
     return run_batch(
         make_llm,
@@ -149,10 +148,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _batch_config(config: EngineConfig, *, given: bool) -> EngineConfig:
-    """A job's config: where nothing else was said, the CPU gives every row the same bits in any company."""
+def _batch_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
+    """A job's config: where flags and bundle say nothing else, the CPU gives every row the same bits in any company."""
     import jax
 
-    if given or jax.default_backend() != "cpu" or config.dtype == "bfloat16":
+    if "invariant" in args or args.bundle is not None or jax.default_backend() != "cpu" or config.dtype == "bfloat16":
         return config
     return dataclasses.replace(config, invariant=True)
