@@ -7,6 +7,7 @@ engine out by itself, from the same config; what goes between them is the number
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -15,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.bundle import BundleWriter, Purpose, begun_bundle, config_for, purpose_of
 from ferrum_jax.runtime.compile import Part, parts_of
 from ferrum_jax.runtime.encoder import EncoderLayout, encoder_parts, lay_out_encoder
-from ferrum_jax.runtime.fit import expected_temporaries, fit, temporaries_bytes, temporaries_in
+from ferrum_jax.runtime.fit import (
+    TooSmall,
+    changes_that_fit,
+    expected_temporaries,
+    fit,
+    refuse_overfull,
+    temporaries_bytes,
+    temporaries_in,
+)
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import serialize
 from ferrum_jax.runtime.topology import target_devices
@@ -54,7 +63,14 @@ class BundleOrder:
         temporaries_of: see `fit`; without it the compiler is asked, which takes minutes for a large model.
         """
         asked = functools.partial(temporaries_bytes, source=None)
-        return fit(self.spec, self.config, self._mesh(), temporaries_of=temporaries_of or asked)
+        try:
+            layout = fit(self.spec, self.config, self._mesh(), temporaries_of=temporaries_of or asked)
+        except TooSmall as small:
+            changes = changes_that_fit(self.spec, self.config, target_devices(self.target), small)
+            advice = f"Any one of these would do: {', '.join(changes)}" if changes else "No mesh would do"
+            raise ValueError(f"{small.what}. {advice}") from small
+        refuse_overfull(layout)
+        return layout
 
     def lay_out_encoder(self) -> EncoderLayout:
         """An encoder's layout. Raises ValueError as `lay_out` does."""
@@ -170,27 +186,26 @@ def _fill(work: _Work, out: str, num_processes: int, on_done: Callable[[Progress
     on_done(pace.progress(kept, len(parts), 0))
     processes = _start(work.order, max(min(num_processes, len(missing)), 1))
     try:
-        jobs = {processes.submit(_compile, number): number for number in missing}
-        for done, job in enumerate(concurrent.futures.as_completed(jobs), kept + 1):
-            number = jobs[job]
-            made[number], temporaries = _made(parts[number], job, target)
-            if number in untried and temporaries > work.promised:
-                raise _NeedsMore(temporaries)
-            untried.discard(number)
-            if not untried:
-                writer = writer or BundleWriter(out, work.purpose)
-                while made:
-                    finished, payload = made.popitem()
-                    writer.put(parts[finished].description, payload)
-            finished_effort += parts[number].effort
-            on_done(pace.progress(done, len(parts), finished_effort))
+        with _ended_at_once(processes):
+            jobs = {processes.submit(_compile, number): number for number in missing}
+            for done, job in enumerate(concurrent.futures.as_completed(jobs), kept + 1):
+                number = jobs[job]
+                made[number], temporaries = _made(parts[number], job, target)
+                if number in untried and temporaries > work.promised:
+                    raise _NeedsMore(temporaries)
+                untried.discard(number)
+                if not untried:
+                    writer = writer or BundleWriter(out, work.purpose)
+                    while made:
+                        finished, payload = made.popitem()
+                        writer.put(parts[finished].description, payload)
+                finished_effort += parts[number].effort
+                on_done(pace.progress(done, len(parts), finished_effort))
     except BrokenProcessPool as error:
         raise ValueError(
             f"a compiler for {target} crashed; what was finished is in {out}, and the same command goes on from "
             "there (fewer --processes take less memory)"
         ) from error
-    finally:
-        processes.shutdown(cancel_futures=True)
     assert writer is not None, "all parts were tried"
     return BundleSummary(num_compiled=len(missing), num_kept=kept, num_bytes=writer.num_bytes)
 
@@ -203,6 +218,21 @@ def _start(order: BundleOrder, num_processes: int) -> concurrent.futures.Executo
         initializer=_begin,
         initargs=(order,),
     )
+
+
+@contextlib.contextmanager
+def _ended_at_once(processes: concurrent.futures.Executor) -> Iterator[None]:
+    """After an error or Ctrl-C nobody takes what the processes still compile, so they end in the middle of it."""
+    others = multiprocessing.active_children()
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.terminate()
+        raise
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def _made(part: Part, job: concurrent.futures.Future[tuple[bytes, int]], target: str) -> tuple[bytes, int]:

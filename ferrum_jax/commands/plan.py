@@ -39,7 +39,7 @@ def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.bundling import BundleOrder
     from ferrum_jax.forecast import forecast, refuse_length
     from ferrum_jax.progress import status
-    from ferrum_jax.runtime.fit import temporaries_bytes, with_temporaries
+    from ferrum_jax.runtime.fit import refuse_overfull, temporaries_bytes, with_temporaries
 
     order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
 
@@ -51,6 +51,7 @@ def _run(args: argparse.Namespace) -> int:
         layout = order.lay_out(ask)
         if layout.ledger.temporaries_bytes == 0:  # the config names the pool
             layout = with_temporaries(layout, ask(layout))
+            refuse_overfull(layout)
     found = forecast(layout, layout.options.target, tokens_in=args.tokens_in, tokens_out=args.tokens_out)
     if args.json:
         print(json.dumps(_as_json(order, layout, found)))

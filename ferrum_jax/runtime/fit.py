@@ -7,26 +7,29 @@ that is, and no share of the memory is guessed.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from ferrum_jax.cache.budget import RESERVED_BYTES
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig, MeshShape, Reach
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.runtime.compile import parts_of
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.processes import own_device, smallest
 from ferrum_jax.runtime.step import attention_config
 from ferrum_jax.runtime.store import ExecutableSource
+from ferrum_jax.sharding import make_mesh, refusals
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.paged_attention import TpuConfig
 from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
+_GIB = 2**30
 # Of Qwen3-0.6B on v6e a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
 _LOGIT_ARRAYS, _LEAST_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
 _GRAIN_BYTES = 256 << 20  # free memory differs a little at each start, and every pool size wants executables of its own
@@ -44,34 +47,86 @@ def fit(
 
     temporaries_of: what a step of a layout needs at most, as `temporaries_bytes` asks the compiler. reach: as in
     `lay_out`; it does not change how many blocks there are, so that jobs share executables. Raises ValueError with
-    every reason why the engine cannot run on the mesh, among them by how much its memory is too small.
+    every reason why the engine cannot run on the mesh, TooSmall where that is its memory.
     """
     device = own_device(mesh)
     if device.platform == "cpu" or config.num_blocks is not None or config.kv_memory_bytes is not None:
         return lay_out(spec, config, mesh, reach)
     probe = lay_out(spec, dataclasses.replace(config, num_blocks=PROBE_BLOCKS), mesh)
+    memory = smallest(available_bytes(device))
+    kv_bytes_left(probe, memory, 0)  # whose weights alone do not fit is told so before minutes of compiling
     temporaries = temporaries_of(probe)
-    left = kv_bytes_left(probe, smallest(available_bytes(device)), temporaries)
+    left = kv_bytes_left(probe, memory, temporaries)
     left = left // _GRAIN_BYTES * _GRAIN_BYTES or left
     layout = lay_out(spec, dataclasses.replace(config, kv_memory_bytes=left), mesh, reach)
     return with_temporaries(layout, temporaries)
 
 
+class TooSmall(ValueError):
+    """A device's memory does not hold weights, a step and a KV block. what: without advice."""
+
+    def __init__(self, what: str, missing_bytes: int, weights_bytes: int) -> None:
+        advice = "take more devices along tp, or lower max_num_batched_tokens or max_num_seqs"
+        super().__init__(f"{what}; {advice}")
+        self.what, self.missing_bytes, self.weights_bytes = what, missing_bytes, weights_bytes
+
+
 def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
     """What a device of so much memory has left for its KV pool beside everything else of a layout.
 
-    Raises ValueError saying by how much it is too small, if not even one block fits beside the null block.
+    Raises TooSmall saying by how much it is, if not even one block fits beside the null block.
     """
     ledger = layout.ledger
     left = memory - (ledger.used_bytes - ledger.kv_bytes - ledger.temporaries_bytes) - temporaries
     short = 2 * ledger.block_bytes - left
     if short > 0:
-        raise ValueError(
-            f"{short / 2**30:.2f} GiB too small: {memory / 2**30:.2f} GiB for weights of "
-            f"{ledger.weights_bytes / 2**30:.2f}, a step of {temporaries / 2**30:.2f}, slots and a KV block; take more "
-            "devices along tp, or lower max_num_batched_tokens or max_num_seqs"
+        raise TooSmall(
+            f"{short / _GIB:.2f} GiB too small: {memory / _GIB:.2f} GiB for weights of "
+            f"{ledger.weights_bytes / _GIB:.2f}, a step of {temporaries / _GIB:.2f}, slots and a KV block",
+            short,
+            ledger.weights_bytes,
         )
     return left
+
+
+def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[Any], small: TooSmall) -> list[str]:
+    """What would make the memory do, each setting at the value nearest to its own; of the target's devices if it can.
+
+    The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
+    """
+
+    def fits(**changes: Any) -> bool:
+        changed = dataclasses.replace(config, **changes)
+        try:
+            mesh = make_mesh(MeshShape.parse(changed.mesh), devices)
+            fit(spec, changed, mesh, temporaries_of=expected_temporaries)
+        except ValueError:
+            return False
+        return True
+
+    shape, found = MeshShape.parse(config.mesh), []
+    wider = (MeshShape(dp=min(shape.dp, len(devices) // tp), tp=tp) for tp in range(shape.tp + 1, len(devices) + 1))
+    if nearest := next((mesh for mesh in wider if fits(mesh=str(mesh))), None):
+        found.append(f"mesh {nearest}")
+    limits = {
+        "max_num_seqs": range(1, config.max_num_seqs),
+        "max_num_batched_tokens": range(config.max_num_seqs, config.max_num_batched_tokens),
+    }
+    for name, values in limits.items():
+        if values and fits(**{name: values[0]}):
+            count = bisect.bisect_left(values, True, key=lambda value, name=name: not fits(**{name: value}))
+            found.append(f"{name}={values[count - 1]}")
+    return found or _larger_slices(spec, shape, small)
+
+
+def _larger_slices(spec: ModelSpec, shape: MeshShape, small: TooSmall) -> list[str]:
+    """The least mesh, of more devices than the target has, whose share of the weights leaves enough."""
+    for factor in (2, 4, 8, 16, 32, 64):
+        mesh = MeshShape(dp=shape.dp, tp=shape.tp * factor)
+        saved = small.weights_bytes - small.weights_bytes // factor
+        if saved >= small.missing_bytes and not refusals(spec, mesh):
+            return [f"mesh {mesh} of a target with {mesh.size} devices"]
+    return []
 
 
 def with_temporaries(layout: Layout, temporaries: int) -> Layout:
@@ -123,12 +178,34 @@ def missing_bytes(layout: Layout, device: Any) -> int:
     return layout.ledger.used_bytes - layout.ledger.weights_bytes - (stats["bytes_limit"] - stats["bytes_in_use"])
 
 
+def refuse_overfull(layout: Layout) -> None:
+    """Raises ValueError where a pool whose size was named is more than its device has beside everything else."""
+    ledger, target = layout.ledger, layout.options.target
+    if target.platform == "cpu":
+        return
+    memory = target.memory_bytes - RESERVED_BYTES
+    left = memory - (ledger.used_bytes - ledger.kv_bytes)
+    if ledger.kv_bytes > left:
+        raise ValueError(
+            f"a KV pool of {ledger.num_blocks:,} blocks takes {ledger.kv_bytes / _GIB:.2f} GiB, and beside weights of "
+            f"{ledger.weights_bytes / _GIB:.2f}, a step of {ledger.temporaries_bytes / _GIB:.2f} and slots "
+            f"{max(left, 0) / _GIB:.2f} of {memory / _GIB:.2f} are left; set kv_memory_bytes to at most "
+            f"{max(left, 0)}, or leave out what names its size"
+        )
+
+
 def scalar_bytes(layout: Layout) -> tuple[int, int] | None:
     """(taken, there) of a TPU's scalar memory, of the largest bucket; None where attention needs none."""
-    bucket, pool, options = layout.ladder.buckets[-1], layout.pools.kv[0], layout.options
+    bucket, options = layout.ladder.buckets[-1], layout.options
+    pool = jax.tree.map(_on_one_device, layout.pools.kv[options.spec.kv_groups[0].layers[0]])
     config = attention_config(bucket, options, pool)
     if not isinstance(config, TpuConfig):
         return None
     assert options.target.smem_bytes is not None, "a TPU target has it"
     taken = config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width, options.block_size)
     return taken, options.target.smem_bytes
+
+
+def _on_one_device(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    assert array.sharding is not None
+    return jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)

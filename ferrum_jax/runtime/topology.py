@@ -9,6 +9,7 @@ Nothing but this file knows how a device that is not here is described to a comp
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,9 @@ def target_devices(target: str) -> Sequence[Any]:
     if platform == "cpu" and not rest:
         return jax.devices("cpu")
     if platform == "tpu" and rest:
-        return _describe("tpu", target, "libtpu (pip install 'ferrum_jax[tpu]')", topology_name=rest)
+        known = "a generation and a shape of whole hosts, such as tpu:v6e:2x2 or tpu:v5p:2x2x1"
+        needs = known if importlib.util.find_spec("libtpu") else "libtpu (pip install 'ferrum_jax[tpu]')"
+        return _describe("tpu", target, needs, topology_name=rest)
     kind, _, count = rest.partition(":")
     if platform == "gpu" and kind in _GPUS and (count or "1").isdecimal():
         shape = f"1x1x{count or 1}"  # processes x hosts x GPUS
