@@ -3,10 +3,12 @@
 import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import numpy as np
@@ -100,6 +102,19 @@ def test_processes_that_compile_end_with_the_one_that_started_them():
         assert parent.stdout.readline() == b"begun\n"
         parent.kill()
         assert parent.stdout.read() == b"", "it went on to its end"
+
+
+def test_an_error_or_ctrl_c_ends_what_still_compiles():
+    """Be it the process alone that is told, as `kill -INT` tells it, and not its children too."""
+    context = multiprocessing.get_context("spawn")
+    processes = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
+    with pytest.raises(KeyboardInterrupt), bundling._ended_at_once(processes):
+        processes.submit(os.getpid).result()  # it has begun
+        job = processes.submit(time.sleep, 120)
+        while not job.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert isinstance(job.exception(), BrokenProcessPool)
 
 
 class Compiler(concurrent.futures.ThreadPoolExecutor):
