@@ -15,7 +15,7 @@ import pytest
 from ferrum_jax import __main__ as cli
 from ferrum_jax import flags
 from ferrum_jax.cache.budget import GroupBlocks, Ledger
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.request import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
 
@@ -38,7 +38,7 @@ class CommandLLM(FakeLLM):
         if "missing" in model:
             raise ValueError(f"{model} has no config.json")
         on_progress("compiling", 1, 2)
-        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.model, self.config, self.tokenizer, self.reach = model, config, tokenizer, reach
         self.asked: list = []
         CommandLLM.made.append(self)
 
@@ -138,6 +138,20 @@ def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys):
     assert "kept: 7 blocks of 16 tokens" in out and "kept: 5 blocks of 16 tokens, undamaged" in out
     assert cli.main(["generate", "--model", "m", "--load-prefix-cache", "kept", "hi", "ho"]) == 0
     assert llms[2].asked[0] == Path("kept") and llms[2].asked[1][0] == ["hi", "ho"]
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "tokens"),
+    [
+        ("generate abc ab --n 3 --max-tokens 5", 6, 3 * (3 + 2 + 2 * 5)),
+        ("cache save kept --prompt abc --token-ids 1,2", 2, 3 + 2 + 2 * 1),
+        ("cache load kept", 1, 1),
+    ],
+)
+def test_a_command_that_knows_its_prompts_compiles_for_no_more_than_these(llms, command, rows, tokens):
+    assert cli.main([*command.split(), "--model", "m"]) == 0
+    reach = llms[0].reach(lambda content: content, 100)
+    assert reach == Reach(num_rows=rows, num_tokens=tokens, request_tokens=None)
 
 
 def test_every_engine_flag_reaches_the_config(llms):

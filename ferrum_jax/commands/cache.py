@@ -9,7 +9,8 @@ from typing import Any
 
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.commands.prompts import add_prompts, read_prompts
+from ferrum_jax.commands.prompts import add_prompts, reach_of, read_prompts
+from ferrum_jax.request import SamplingParams
 
 
 def add(commands: Any) -> None:
@@ -59,7 +60,7 @@ def add(commands: Any) -> None:
 def _save(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, chosen_config(args), stack)
+        llm = open_llm(args, chosen_config(args), stack, reach_of(prompts, SamplingParams(max_tokens=1)))
         for prompt in prompts:
             llm.cache_prefix(prompt)
         count = llm.save_prefix_cache(args.dir, prompts)
@@ -69,7 +70,7 @@ def _save(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, chosen_config(args), stack)
+        llm = open_llm(args, chosen_config(args), stack, reach_of([], SamplingParams()))  # it runs no step
         count = llm.load_prefix_cache(args.dir)
     print(f"{args.dir}: {count} blocks of {llm.ledger.block_size} tokens, undamaged and of this model")
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.commands.prompts import add_prompts, read_prompts
+from ferrum_jax.commands.prompts import add_prompts, reach_of, read_prompts
 from ferrum_jax.flags import add_sampling_flags, sampling_params
 from ferrum_jax.request import RequestOutput
 
@@ -34,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("log-probabilities are printed as JSON only; add --json")
     prompts = read_prompts(args)
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, config, stack)
+        llm = open_llm(args, config, stack, reach_of(prompts, params))
         if len(prompts) == 1 and params.n == 1 and not args.json:
             _print_stream(llm.stream(prompts[0], params))
         else:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ferrum_jax.prompt import Prompt
+from ferrum_jax.config import Reach
+from ferrum_jax.prompt import Content, Prompt, take_apart
+from ferrum_jax.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ferrum_jax.llm import Measure
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +48,25 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
         raise ValueError("--chat takes text; leave --token-ids out")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [[*system, {"role": "user", "content": text}] for text in texts]
+
+
+def reach_of(prompts: Sequence[Prompt], params: SamplingParams) -> Measure:
+    """What the steps of these prompts can reach, so that nothing else is compiled for them.
+
+    Block tables stay as wide as max_model_len, for other prompts shall find the same executables the next time.
+    """
+    return functools.partial(_reach_of, prompts, params)
+
+
+def _reach_of(
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    token_ids: Callable[[Content], Sequence[int]],
+    max_model_len: int,
+) -> Reach:
+    lengths = [len(token_ids(take_apart(prompt).content)) for prompt in prompts]
+    totals = [max_model_len if params.max_tokens is None else length + params.max_tokens for length in lengths]
+    return Reach(num_rows=max(params.n * len(prompts), 1), num_tokens=max(params.n * sum(totals), 1))
 
 
 def _token_id(text: str) -> int:
