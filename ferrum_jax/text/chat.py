@@ -24,7 +24,15 @@ from ferrum_jax.text.tokenizer import read_json, read_tokenizer_config, special_
 
 Message = Mapping[str, Any]
 
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class ChatTemplate:
@@ -131,9 +139,10 @@ def _part(index: int, part: object) -> str:
 def _default_of(source: object, path: Path) -> str:
     if isinstance(source, str):
         return source
-    named = {entry["name"]: entry["template"] for entry in source} if isinstance(source, list) else {}
-    if "default" not in named:
-        raise ValueError(f"{path} names the chat templates {sorted(named)}; one of them must be 'default'")
+    entries = [entry for entry in source if isinstance(entry, Mapping)] if isinstance(source, list) else []
+    named = {str(entry.get("name")): entry.get("template") for entry in entries}
+    if not isinstance(named.get("default"), str):
+        raise ValueError(f"{path} names the chat templates {sorted(named)}; one of them must be 'default', and a text")
     return named["default"]
 
 

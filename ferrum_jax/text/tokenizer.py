@@ -35,8 +35,8 @@ class Tokenizer:
         self.byte_level = decoder.get("type") == "ByteLevel"
         self.byte_ids = _byte_ids(library) if _uses(decoder, "ByteFallback") else frozenset()
         self.special_ids = frozenset(i for i, token in library.get_added_tokens_decoder().items() if token.special)
-        self._bos = _Edge(self._id_of("bos_token"), _wish(config, "add_bos_token"), self._adds(0))
-        self._eos = _Edge(self._id_of("eos_token"), _wish(config, "add_eos_token"), self._adds(-1))
+        self._bos = _Edge(self._id_of("bos_token"), self._wish(config, "bos_token"), self._adds(0))
+        self._eos = _Edge(self._id_of("eos_token"), self._wish(config, "eos_token"), self._adds(-1))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer | None:
@@ -136,6 +136,16 @@ class Tokenizer:
         text = self.special_tokens.get(role)
         return None if text is None else self._library.token_to_id(text)
 
+    def _wish(self, config: dict[str, Any], role: str) -> bool | None:
+        """Whether the configuration wants BOS (or EOS) added; None where it does not say."""
+        wish = config.get(f"add_{role}")
+        if wish is not None and not isinstance(wish, bool):
+            raise ValueError(f"tokenizer_config.json has add_{role} {wish!r}; it must be true or false")
+        if wish and self._id_of(role) is None:
+            named = self.special_tokens.get(role)
+            raise ValueError(f"tokenizer_config.json has add_{role} true and {role} {named!r}, which is no token here")
+        return wish
+
     def _adds(self, place: int) -> int | None:
         """The id that the tokenizer itself puts first (0) or last (-1); None if it adds nothing there."""
         plain = self._library.encode("a", add_special_tokens=False).ids
@@ -156,7 +166,7 @@ class _Edge:
         self.id = -1 if token_id is None else token_id
         self.added_by_library = token_id is not None and added == token_id
         self.unwanted = wish is False
-        self._wanted = wish is True and token_id is not None
+        self._wanted = wish is True
 
     def is_missing_from(self, edge: list[int]) -> bool:
         return self._wanted and edge != [self.id]
@@ -200,13 +210,6 @@ def _text_of(role: str, token: object) -> str:
     if not isinstance(text, str):
         raise ValueError(f"tokenizer_config.json has {role} {token!r}; it must be text, or an object with its content")
     return text
-
-
-def _wish(config: dict[str, Any], key: str) -> bool | None:
-    wish = config.get(key)
-    if wish is not None and not isinstance(wish, bool):
-        raise ValueError(f"tokenizer_config.json has {key} {wish!r}; it must be true or false")
-    return wish
 
 
 def _uses(decoder: dict[str, Any], kind: str) -> bool:

@@ -86,6 +86,7 @@ def test_a_message_with_tool_calls_needs_no_content():
         "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{{ missing.field }}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
     ],
 )
 def test_what_a_template_refuses_or_may_not_do_is_an_error_about_the_messages(source):
@@ -112,6 +113,8 @@ def test_a_template_is_found_in_its_own_file_or_in_the_configuration(tmp_path):
 def test_templates_without_a_default_and_folders_without_a_template_say_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=r"\['rag'\].*'default'"):
         ChatTemplate.load(folder(tmp_path, chat_template=[{"name": "rag", "template": "r"}]))
+    with pytest.raises(ValueError, match=r"\['default'\]; one of them must be 'default', and a text"):
+        ChatTemplate.load(folder(tmp_path, chat_template=[{"name": "default"}, "no template"]))
     with pytest.raises(ValueError, match="no chat template: give a prompt as text"):
         require_chat_template(None, tmp_path)
 

@@ -95,10 +95,18 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("said", [{"eos_token": {"lstrip": False}}, {"eos_token": ["</s>"]}, {"add_bos_token": "yes"}])
-def test_a_configuration_that_names_no_token_is_refused(tmp_path, said):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"eos_token": {"lstrip": False}}, "eos_token .*; it must be text, or an object with its content"),
+        ({"eos_token": ["</s>"]}, "eos_token .*; it must be text, or an object with its content"),
+        ({"add_bos_token": "yes"}, "add_bos_token 'yes'; it must be true or false"),
+        ({"add_bos_token": True, "bos_token": "<no>"}, "add_bos_token true and bos_token '<no>', which is no token"),
+    ],
+)
+def test_a_configuration_that_names_no_token_is_refused(tmp_path, said, message):
     (folder(tmp_path) / "tokenizer_config.json").write_text(json.dumps(said))
-    with pytest.raises(ValueError, match=rf"tokenizer_config.json has {next(iter(said))} .*; it must be"):
+    with pytest.raises(ValueError, match=rf"tokenizer_config.json has {message}"):
         Tokenizer.load(tmp_path)
 
 
