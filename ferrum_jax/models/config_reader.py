@@ -45,6 +45,16 @@ _ROPE_KEYS = {
 }
 
 
+_KINDS: Mapping[type, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    str: (str, "a string"),
+    list: (list | tuple, "a list"),
+    dict: (Mapping, "an object"),
+}
+
+
 class ConfigReader:
     """Hands out the values of a config and remembers which keys were asked for."""
 
@@ -54,19 +64,26 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any) -> Any:
-        """The value of key, or default where it is absent, null or empty."""
+        """The value of key, or default where it is absent, null or empty.
+
+        Raises ValueError for a value of another type than the default's; one of None takes all.
+        """
         self._read.add(key)
-        return self._values.get(key, default)
+        value = self._values.get(key, default)
+        kinds, what = _KINDS.get(type(default), (object, ""))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and type(default) in (int, float)):
+            raise ValueError(f"{key} is {json.dumps(value)}; it must be {what}")
+        return value
 
     def nullable(self, key: str, default: Any) -> Any:
         """The value of key, None where it is null, and default where it is absent: for keys whose null means none."""
         return None if key in self._nulls else self.get(key, default)
 
-    def require(self, key: str) -> Any:
-        """The value of key. Raises ValueError when it is absent."""
+    def require(self, key: str, like: Any = 0) -> Any:
+        """The value of key, of the type of `like`. Raises ValueError when it is absent or of another."""
         if key not in self._values:
             raise ValueError(f"config.json has no {key!r}, which this architecture needs")
-        return self.get(key, None)
+        return self.get(key, like)
 
     def only(self, **values: Any) -> None:
         """Raises ValueError where the config has one of these keys with another value than the one a family knows."""
@@ -107,6 +124,10 @@ def cache_groups(kinds: Sequence[str], num_layers: int, window: int | None) -> t
     if len(kinds) != num_layers:
         raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {num_layers}")
     slides = [window is not None and kind == "sliding_attention" for kind in kinds]
+    if any(slides) and (type(window) is not int or window < 1):
+        raise ValueError(
+            f"sliding_window is {json.dumps(window)}; it must be a whole number, 1 or more, or null for none"
+        )
     full = tuple(layer for layer, does in enumerate(slides) if not does)
     windowed = tuple(layer for layer, does in enumerate(slides) if does)
     groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="window", layers=windowed, window=window))
@@ -137,11 +158,12 @@ def rope_from(
     """
     scaling, nested = (mapping(reader, key) for key in ("rope_scaling", "rope_parameters"))
     values = {key: value for key, value in (scaling or nested).items() if value is not None}
-    theta = values.pop("rope_theta", reader.get("rope_theta", nested.get("rope_theta", default_theta)))
+    outside = reader.get("rope_theta", 0.0) or nested.get("rope_theta", default_theta)
+    theta = values.pop("rope_theta", outside)
     spelled = values.pop("type", "default")
     rope_type = values.pop("rope_type", spelled)
-    spelled_outside = reader.get("partial_rotary_factor", nested.get("partial_rotary_factor", default_partial or 1.0))
-    partial = float(values.pop("partial_rotary_factor", spelled_outside))
+    factor = nested.get("partial_rotary_factor", default_partial or 1.0)
+    partial = float(values.pop("partial_rotary_factor", reader.get("partial_rotary_factor", 0.0) or factor))
     if default_partial is None and partial != 1:
         raise ValueError(f"partial_rotary_factor is {partial}; this architecture turns whole heads")
     if rope_type not in _ROPE_KEYS:
@@ -155,7 +177,9 @@ def rope_from(
 
 def mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
     """The object under a key of rotary positions, empty when absent. Raises ValueError where it is none."""
-    value = reader.get(key, {})
+    value = reader.get(key, None)
+    if value is None:
+        return {}
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} is {value!r}; it must be an object whose rope_type is one of {tuple(_ROPE_KEYS)}")
     return dict(value)

@@ -71,7 +71,9 @@ def gemma3_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
     for key in _OF_IMAGES:
         reader.get(key, None)
     inherited = {key: reader.get(key, None) for key in ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")}
-    text = {key: value for key, value in inherited.items() if value is not None} | reader.require("text_config")
+    text = {key: value for key, value in inherited.items() if value is not None} | reader.require(
+        "text_config", like={}
+    )
     reader.finish()
     if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
         text["eos_token_id"] = inherited["eos_token_id"]
@@ -115,7 +117,7 @@ def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:
         zero_centred_norms=True,
         sandwich_norms=True,
         embedding_scale=hidden_size**0.5,
-        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", 256),
+        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", 256.0),
         # also where the window is as long as any context: layers with one may have a rope of their own
         cache_groups=cache_groups(kinds, num_layers, reader.nullable("sliding_window", 4096)),
         dtype=stored_dtype(reader),

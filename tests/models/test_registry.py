@@ -293,6 +293,26 @@ def test_end_tokens_and_dtype_come_from_the_config():
     assert spec_of(TINY | {"eos_token_id": None}).eos_token_ids == ()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"vocab_size": "40"}, 'vocab_size is "40"; it must be a whole number'),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5; it must be a whole number"),
+        ({"head_dim": True}, "head_dim is true; it must be a whole number"),
+        ({"rms_norm_eps": "x"}, 'rms_norm_eps is "x"; it must be a number'),
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"; it must be true or false'),
+        ({"rope_theta": "1e6"}, 'rope_theta is "1e6"; it must be a number'),
+        ({"hidden_act": 3}, "hidden_act is 3; it must be a string"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; it must be a token id or a list of them"),
+        ({"eos_token_id": [1, -1]}, r"eos_token_id is \[1, -1\]"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": -4, "use_sliding_window": True}, "window is -4"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_key(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        spec_of(TINY | wrong)
+
+
 def test_one_cache_group_holds_all_layers():
     assert spec_of(TINY).cache_groups == (CacheGroup(kind="full", layers=(0, 1)),)
 
