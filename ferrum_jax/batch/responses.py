@@ -9,6 +9,7 @@ depends on the run (cached tokens, times) is not in a line. A row that failed ha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -22,13 +23,20 @@ _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
 _COMPLETION_USAGE = '{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobIdentity:
     """What all lines of a job share. created: its first start, in seconds since 1970. fingerprint: of its settings."""
 
     model: str
     created: int
     fingerprint: str
+
+    @functools.cached_property
+    def fields(self) -> str:
+        """As every line has them."""
+        return (
+            f'"created": {self.created}, "model": {_json(self.model)}, "system_fingerprint": {_json(self.fingerprint)}'
+        )
 
 
 def completed_line(row: Row, output: RequestOutput, job: JobIdentity) -> bytes:
@@ -37,7 +45,7 @@ def completed_line(row: Row, output: RequestOutput, job: JobIdentity) -> bytes:
     choices = ", ".join([_choice(row, choice) for choice in output.outputs])
     num_prompt, generated = len(output.prompt_token_ids), sum([len(choice.token_ids) for choice in output.outputs])
     usage = _COMPLETION_USAGE % (num_prompt, generated, num_prompt + generated)
-    body = f'"id": "{kind}-{row.id}", "object": "{name}", {_job(job)}, "choices": [{choices}], "usage": {usage}'
+    body = f'"id": "{kind}-{row.id}", "object": "{name}", {job.fields}, "choices": [{choices}], "usage": {usage}'
     if output.prompt_logprobs is not None:
         body += f', "prompt_logprobs": {_json([entry and _by_token_id(entry) for entry in output.prompt_logprobs])}'
     return _answer(row, body)
@@ -49,7 +57,7 @@ def embedding_line(row: Row, output: EmbeddingOutput, job: JobIdentity) -> bytes
     data = f'[{{"object": "embedding", "index": 0, "embedding": {vector}}}]'
     count = len(output.prompt_token_ids)
     usage = f'{{"prompt_tokens": {count}, "total_tokens": {count}}}'
-    return _answer(row, f'"object": "list", "data": {data}, {_job(job)}, "usage": {usage}')
+    return _answer(row, f'"object": "list", "data": {data}, {job.fields}, "usage": {usage}')
 
 
 def failed_line(bad: BadRow) -> bytes:
@@ -61,10 +69,6 @@ def failed_line(bad: BadRow) -> bytes:
 def _answer(row: Row, body: str) -> bytes:
     response = f'{{"status_code": 200, "request_id": "req_{row.id}", "body": {{{body}}}}}'
     return (_LINE % (row.id, _json(row.custom_id), response, "null")).encode()
-
-
-def _job(job: JobIdentity) -> str:
-    return f'"created": {job.created}, "model": {_json(job.model)}, "system_fingerprint": {_json(job.fingerprint)}'
 
 
 def _choice(row: Row, choice: CompletionOutput) -> str:

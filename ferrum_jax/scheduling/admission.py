@@ -36,7 +36,7 @@ class Admission:
     def fits(self, hit: Hit, totals: Sequence[int]) -> bool:
         """Whether every group has the blocks that are missing, once the hit is retained."""
         for group, pool in enumerate(self._pools):
-            missing = totals[group] - hit.num_blocks + hit.num_to_load(group)
+            missing = totals[group] - hit.num_blocks + (hit.num_to_load(group) if hit.loads else 0)
             if missing > pool.num_free - pool.num_cached_among(hit.held(group)):
                 return False
         return self._states is None or self._states.fits(hit.snapshot)

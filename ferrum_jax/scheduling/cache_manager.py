@@ -149,6 +149,8 @@ class CacheManager:
     def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
         """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""
         total = ceil_div(len(request.token_ids), self.block_size)
+        if not self.blocks.has_windows:
+            return [total] * len(self.pools)
         end = hit.num_tokens + self._chunk(hit.num_tokens, len(request.token_ids), budget)
         first = ceil_div(end, self.block_size)
         return [total if window is None else first for window in self.windows]
@@ -156,13 +158,15 @@ class CacheManager:
     def _count_lookup(self, hit: Hit, request: Request) -> None:
         counters = self.counters
         counters.lookups += 1
-        counters.hits += hit.num_tokens > 0
-        counters.misses += hit.num_tokens == 0
-        counters.prompt_hits += hit.source > 0
+        counters.missed_tokens += len(request.token_ids) - hit.num_tokens
         counters.host_hits += bool(hit.loads)
+        if not hit.num_tokens:
+            counters.misses += 1
+            return
+        counters.hits += 1
+        counters.prompt_hits += hit.source > 0
         counters.hit_blocks += hit.num_blocks
         counters.hit_tokens += hit.num_tokens
-        counters.missed_tokens += len(request.token_ids) - hit.num_tokens
         counters.saved_prefill_tokens += hit.num_tokens if request.num_preemptions == 0 else 0
 
     def rows_to_grow(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
@@ -179,11 +183,12 @@ class CacheManager:
         assert num_tokens >= published, f"trim to {num_tokens} tokens, of which {published} are published"
         self.blocks.cut(slot, ceil_div(num_tokens, self.block_size))
 
-    def release(self, slot: int) -> None:
-        """Give back all blocks of `slot`, and its state."""
-        self.blocks.clear(slot)
+    def release(self, *slots: int) -> None:
+        """Give back all blocks of row slots, and their states."""
+        self.blocks.clear(slots)
         if self.states is not None:
-            self.states.leave(slot)
+            for slot in slots:
+                self.states.leave(slot)
 
     def chunk(self, request: Request, budget: int) -> int:
         """How many of a row's known tokens a step computes, at most `budget`.

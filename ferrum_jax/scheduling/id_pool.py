@@ -195,7 +195,7 @@ class IdPool:
 
     def missing(self, keys: Iterable[bytes]) -> set[bytes]:
         """Those keys that no id carries."""
-        return {key for key in keys if key not in self._id_of}
+        return set(keys).difference(self._id_of)
 
     def keyed(self) -> list[tuple[int, bytes]]:
         """(id, key) of every keyed id: cached ones from the least recently used on, then live ones."""

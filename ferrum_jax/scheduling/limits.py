@@ -26,15 +26,16 @@ def refuse_endless(request: Request, caches: Sequence[CacheManager], *, max_mode
             f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
             f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"
         )
-    shortages = [_shortage(request, cache, max_chunk) for cache in caches]
-    if all(shortages):
-        raise ValueError(f"request {request.id} {shortages[0]}; shorten it, or raise num_blocks or kv_memory_bytes")
+    for cache in caches:
+        if holds(request, cache, max_chunk):
+            return
+    lack = _shortage(request, caches[0], max_chunk)
+    raise ValueError(f"request {request.id} {lack}; shorten it, or raise num_blocks or kv_memory_bytes")
 
 
 def holds(request: Request, cache: CacheManager, max_chunk: int) -> bool:
     """Whether the request could run on a shard to its end, with nothing beside it but what is pinned."""
-    needed = _num_needed(request, cache, max_chunk)
-    return all(n <= usable for n, usable in zip(needed, _num_usable(request, cache), strict=True))
+    return not _shortage(request, cache, max_chunk)
 
 
 def _shortage(request: Request, cache: CacheManager, max_chunk: int) -> str:

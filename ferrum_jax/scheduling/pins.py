@@ -44,4 +44,4 @@ class Pins:
 
     @property
     def num_pinned(self) -> int:
-        return sum(len(pinned) for pinned in self._ids)
+        return sum(map(len, self._ids))

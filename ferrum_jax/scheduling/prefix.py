@@ -49,12 +49,12 @@ def extend_keys(
     assert end <= len(token_ids), f"{num_blocks} blocks of {block_size} exceed {len(token_ids)} tokens"
     blocks = struct.iter_unpack(f"{4 * block_size}s", token_ids[start:end].tobytes())
     key = keys[-1] if keys else root
-    media = [span for span in media if span.end > start]
     if not media:
         for (block,) in blocks:
             key = blake2b(block, digest_size=KEY_BYTES, salt=key).digest()
             keys.append(key)
         return
+    media = [span for span in media if span.end > start]
     for index, (block,) in enumerate(blocks, first):
         content = block + _extra_keys(media, index * block_size, block_size)
         key = blake2b(content, digest_size=KEY_BYTES, salt=key).digest()

@@ -115,13 +115,18 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         if request.id in self._unfinished:
-            self._drop(request)
+            self._forget([request])
 
-    def _drop(self, request: Request) -> None:
-        """Forget an ended request, which runs or waits."""
-        del self._unfinished[request.id]
-        if self._waiting.remove(request.id) is None:
-            self._shards[request.shard].leave(request)
+    def _forget(self, ended: Sequence[Request]) -> None:
+        """Requests that run or wait are here no more; what they hold is free."""
+        for request in ended:
+            del self._unfinished[request.id]
+            if not request.slot:
+                self._waiting.remove(request.id)
+        for shard in self._shards:
+            rows = [request for request in ended if request.slot and request.shard == shard.index]
+            if rows:
+                shard.leave(rows)
 
     # -- the next step ---------------------------------------------------------------------------------
 
@@ -196,9 +201,7 @@ class Scheduler:
             end = first + part.plan.num_rows
             got += shard.commit(part, token_ids[first:end], first)
             first = end
-        for request, _ in got:
-            if request.finish_reason is not None:
-                self._drop(request)
+        self._forget([request for request, _ in got if request.finish_reason is not None])
         return got
 
     def metrics(self) -> ReuseMetrics:

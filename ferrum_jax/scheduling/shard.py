@@ -9,6 +9,7 @@ A row that must give way for one of them goes back to the queue that all shards 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,9 +41,8 @@ class _Draft:
     requests: list[Request]
     chunks: list[tuple[Request, int]]
     budget: int  # tokens that are left for new rows
-    is_open: bool  # to new rows
+    num_open: int  # row slots for new rows
     filling: set[bytes] | None = None  # keys that the step adds to the cache, once somebody has asked
-    num_reserved: int = 0  # row slots for requests that will hit what the step fills
 
 
 class Shard:
@@ -66,15 +66,14 @@ class Shard:
 
     def _empty_draft(self) -> _Draft:
         none = np.zeros(0, np.int32)
-        return _Draft(slots=none, starts=none, requests=[], chunks=[], budget=0, is_open=False)
+        return _Draft(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
 
     # -- where a request may go ------------------------------------------------------------------------
 
     @property
     def takes_rows(self) -> bool:
         """Whether a waiting request may become a row in the step that is being planned."""
-        draft = self._draft
-        return draft.is_open and draft.budget > 0 and self.rows.slots.num_free > draft.num_reserved
+        return self._draft.budget > 0 and self._draft.num_open > 0
 
     @property
     def load(self) -> tuple[int, int]:
@@ -102,7 +101,7 @@ class Shard:
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
-        self._draft.num_reserved += 1
+        self._draft.num_open -= 1
 
     # -- the step that is being planned ----------------------------------------------------------------
 
@@ -125,7 +124,7 @@ class Shard:
             requests=requests,
             chunks=chunks,
             budget=budget - sum(count for _, count in chunks),
-            is_open=not waits and not preempted,
+            num_open=0 if waits or preempted else self.rows.slots.num_free,
         )
 
     def _plan_decodes(self) -> tuple[np.ndarray, list[Request], np.ndarray]:
@@ -160,7 +159,7 @@ class Shard:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
         self.cache.sharing.publish(request, request.slot, request.num_computed)
         token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
-        self.leave(request)
+        self.leave([request])
         request.num_preemptions += 1
         self.cache.counters.preemptions += 1
         self._queue.push(request, is_awaited=token_in_flight)
@@ -202,6 +201,7 @@ class Shard:
         self._filling().update(self._keys_to_publish(request, count))
         draft.chunks.append((request, count))
         draft.budget -= count
+        draft.num_open -= 1
         return True
 
     def finish(self) -> PlannedRows:
@@ -231,10 +231,11 @@ class Shard:
             self.cache.sharing.publish(request, request.slot, int(done[row]))
         return got
 
-    def leave(self, request: Request) -> None:
-        """Take a row off and free what it holds."""
-        self.cache.release(request.slot)
-        self.rows.remove(request)
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Take rows off and free what they hold."""
+        self.cache.release(*[request.slot for request in requests])
+        for request in requests:
+            self.rows.remove(request)
 
     def check_invariants(self) -> None:
         """Prove the books of rows and blocks."""

@@ -77,11 +77,17 @@ class BlockTables:
                 given_back.fill(0)
                 self.num_blocks[group, slot] = keep
 
-    def clear(self, slot: int) -> None:
-        """Give back all blocks of a row that ends."""
-        self.cut(slot, 0)
-        self.num_published[slot] = 0
-        self.num_behind[:, slot] = 0
+    def clear(self, slots: Sequence[int]) -> None:
+        """Give back all blocks of rows that end, in this order; of each row the deepest first, as `cut` does."""
+        rows = np.array(slots)
+        width = int(self.num_blocks[:, rows].max())
+        for pool, table in zip(self._pools, self.tables, strict=True):
+            ids = table[rows, :width][:, ::-1]
+            pool.release(ids[ids != 0].tolist())
+        self._all[:, rows, :width] = 0
+        self.num_blocks[:, rows] = 0
+        self.num_published[rows] = 0
+        self.num_behind[:, rows] = 0
 
     def leave_behind(self, slot: int) -> int:
         """Give back the published blocks to which no token after them attends; how many.
