@@ -141,9 +141,10 @@ def _default_of(source: object, path: Path) -> str:
         return source
     entries = [entry for entry in source if isinstance(entry, Mapping)] if isinstance(source, list) else []
     named = {str(entry.get("name")): entry.get("template") for entry in entries}
-    if not isinstance(named.get("default"), str):
+    default = named.get("default")
+    if not isinstance(default, str):
         raise ValueError(f"{path} names the chat templates {sorted(named)}; one of them must be 'default', and a text")
-    return named["default"]
+    return default
 
 
 def _tojson(value: object, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
