@@ -35,7 +35,7 @@ class Tally:
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_hit_tokens += output.num_cached_tokens
         if isinstance(output, RequestOutput):
-            self.num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+            self.num_output_tokens += sum([len(choice.token_ids) for choice in output.outputs])
 
     @property
     def num_done(self) -> int:

@@ -24,6 +24,7 @@ from ferrum_jax.request import CompletionOutput
 
 OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
 _TODO, _IS_OK, _IS_FAILED = range(3)
+_STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED}
 _FLUSH_BYTES = 4 << 20  # more than this is not kept back
 _MOST_NAMED = 5
 
@@ -37,14 +38,14 @@ class _Place(NamedTuple):
     epoch: int
 
 
-class _Pending(NamedTuple):
-    """A record that is not written yet; its payload is the last so many bytes before the newline."""
+class _Record(NamedTuple):
+    """What the books take from a record whose payload lies at `offset` in its segment."""
 
-    content: bytes
     kind: bytes
     index: int
-    length: int
     epoch: int
+    offset: int
+    length: int
 
 
 class Journal:
@@ -55,7 +56,7 @@ class Journal:
         self._segments: list[str] = []
         self._known: set[str] = set()
         self._state = np.zeros(len(rows), np.uint8)
-        self._counts = [0, 0, 0]  # rows by state
+        self._counts = np.zeros(3, np.int64)  # rows by state
         self._segment = np.zeros(len(rows), np.uint32)
         self._offset = np.zeros(len(rows), np.uint32)
         self._length = np.zeros(len(rows), np.uint32)
@@ -64,8 +65,7 @@ class Journal:
         self.num_crashes: dict[int, int] = {}  # by row
         self.num_torn = 0  # segments whose tail was dropped
         self.busy_s = 0.0  # in append and flush, of both threads; those of the other one cost the loop less
-        self._pending: list[_Pending] = []
-        self._pending_bytes = 0
+        self._pending, self._pending_records = bytearray(), list[_Record]()
         self._num_written = 0
         self._books, self._writing = threading.Lock(), threading.Lock()
 
@@ -74,11 +74,11 @@ class Journal:
     @property
     def num_ok(self) -> int:
         """Rows whose line is durable and holds an answer."""
-        return self._counts[_IS_OK]
+        return int(self._counts[_IS_OK])
 
     @property
     def num_failed(self) -> int:
-        return self._counts[_IS_FAILED]
+        return int(self._counts[_IS_FAILED])
 
     @property
     def is_complete(self) -> bool:
@@ -136,9 +136,10 @@ class Journal:
         content = b"%s %d %s %s" % (kind, epoch, self._rows.digest(index).encode(), payload)
         record = b"%08x %s\n" % (zlib.crc32(content), content)
         with self._books:
-            self._pending.append(_Pending(record, kind, index, len(payload), epoch))
-            self._pending_bytes += len(record)
-            is_full = self._pending_bytes > _FLUSH_BYTES
+            self._pending += record
+            end = len(self._pending)
+            self._pending_records.append(_Record(kind, index, epoch, end - 1 - len(payload), len(payload)))
+            is_full = end > _FLUSH_BYTES
             self.busy_s += time.perf_counter() - started_s
         if is_full:
             self.flush()
@@ -147,61 +148,70 @@ class Journal:
         """Writes what was added as one segment. All of it is durable then, and none of it if this raises."""
         with self._writing:
             with self._books:
-                pending, self._pending, self._pending_bytes = self._pending, [], 0
-            if not pending:
+                content, records = bytes(self._pending), self._pending_records
+                self._pending, self._pending_records = bytearray(), []
+            if not records:
                 return
             started_s = time.perf_counter()
             name = f"segments/{self._worker}.{self._num_written:06d}"
-            content = b"".join(record.content for record in pending)
             # no other worker has this name: if it is there, a client repeated a write of which it did not hear
             if not self._store.create(name, content) and self._store.read(name) != content:
                 raise OSError(f"{name} of the journal is there already; start the job again")
             self._num_written += 1
             with self._books:
-                self._book_written(name, pending)
+                self._book_records(name, records)
                 self.busy_s += time.perf_counter() - started_s
 
-    def _book_written(self, path: str, records: list[_Pending]) -> None:
-        segment, end = self._open_segment(path), 0
-        for content, kind, index, length, epoch in records:
-            end += len(content)
-            self._book_record(kind, index, _Place(segment, end - 1 - length, length, epoch))
-
-    def _open_segment(self, path: str) -> int:
-        self._segments.append(path)
-        self._known.add(path)
-        return len(self._segments) - 1
-
     def _book(self, path: str, content: bytes, strange: list[str]) -> None:
-        segment, start = self._open_segment(path), 0
+        records, start = list[_Record](), 0
         while start < len(content):
             end = content.find(b"\n", start)
             record = content[start:end]
             if end < 0 or not _is_whole(record):
                 self.num_torn += 1
-                return
+                break
             _, kind, epoch, digest, payload = record.split(b" ", 4)
             index = self._rows.find(digest.decode())
             if index is None:
                 strange.append(_name(payload))
             else:
-                place = _Place(segment, end - len(payload), len(payload), int(epoch))
-                self._book_record(kind, index, place)
+                records.append(_Record(kind, index, int(epoch), end - len(payload), len(payload)))
             start = end + 1
+        self._book_records(path, records)
 
-    def _book_record(self, kind: bytes, index: int, place: _Place) -> None:
-        if kind == CRASH:
-            self.num_crashes[index] = self.num_crashes.get(index, 0) + 1
-        elif kind == PARTIAL:
-            known = self._partials.get(index)
-            if not self._state[index] and (known is None or place.epoch >= known.epoch):
-                self._partials[index] = place
-        elif not self._state[index] or place.epoch > self._epoch[index]:
-            self._counts[self._state[index]] -= 1
-            self._state[index] = _IS_OK if kind == OK else _IS_FAILED
-            self._counts[self._state[index]] += 1
-            self._segment[index], self._offset[index] = place.segment, place.offset
-            self._length[index], self._epoch[index] = place.length + 1, place.epoch
+    def _book_records(self, path: str, records: list[_Record]) -> None:
+        """Books the records of one segment: its lines at once, for they are most of them."""
+        self._segments.append(path)
+        self._known.add(path)
+        segment = len(self._segments) - 1
+        lines: dict[int, _Record] = {}
+        for record in records:
+            kind, index, epoch, offset, length = record
+            if kind in _STATE_OF:
+                if index not in lines or epoch > lines[index].epoch:
+                    lines[index] = record
+            elif kind == CRASH:
+                self.num_crashes[index] = self.num_crashes.get(index, 0) + 1
+            else:
+                known = self._partials.get(index)
+                if not self._state[index] and (known is None or epoch >= known.epoch):
+                    self._partials[index] = _Place(segment, offset, length, epoch)
+        if lines:
+            self._book_lines(segment, list(lines.values()))
+
+    def _book_lines(self, segment: int, lines: list[_Record]) -> None:
+        """Books lines of different rows; of a row that has one already the later epoch's counts."""
+        indices = np.array([line.index for line in lines])
+        epochs = np.array([line.epoch for line in lines], self._epoch.dtype)
+        counts = (self._state[indices] == _TODO) | (epochs > self._epoch[indices])
+        indices, lines = indices[counts], [line for line, count in zip(lines, counts.tolist(), strict=True) if count]
+        before = np.bincount(self._state[indices], minlength=len(self._counts))
+        self._segment[indices], self._epoch[indices] = segment, epochs[counts]
+        self._offset[indices] = [line.offset for line in lines]
+        self._length[indices] = [line.length + 1 for line in lines]
+        self._state[indices] = [_STATE_OF[line.kind] for line in lines]
+        self._counts += np.bincount(self._state[indices], minlength=len(self._counts)) - before
+        for index in indices.tolist() if self._partials else ():
             self._partials.pop(index, None)
 
 

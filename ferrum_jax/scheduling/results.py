@@ -21,18 +21,20 @@ def append_tokens(
     that the step was planned for, and the token. awaited: ids of preempted requests whose token this may be.
     Returns the requests that got a token, each with its row, counted from `first` on.
     """
-    got, tokens, is_current = [], token_ids.tolist(), current.tolist()
-    for row in np.flatnonzero(samples).tolist():
-        request = requests[row]
-        if not is_current[row]:
+    got = []
+    rows = zip(requests, samples.tolist(), current.tolist(), token_ids.tolist(), strict=True)
+    for row, (request, draws, is_current, token) in enumerate(rows, first):
+        if not draws:
+            continue
+        if not is_current:
             if request.id not in awaited:
                 continue  # it ended while this step was in flight
             awaited.remove(request.id)
-        token, ids = tokens[row], request.token_ids
+        ids = request.token_ids
         ids.append(token)
         if token in request.stop_ids and len(ids) - request.num_prompt_tokens > request.min_tokens:
             request.finish_reason, request.stop_reason = "stop", token
         elif len(ids) >= request.max_total_tokens:
             request.finish_reason = "length"
-        got.append((request, first + row))
+        got.append((request, row))
     return got
