@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import numpy as np
 
 from checkpoints import huggingface, mxfp4, store
 from checkpoints.fingerprint import fingerprint
-from checkpoints.folder import copy_companions, read_json
+from checkpoints.folder import check_space, copy_companions, read_json
 from checkpoints.placement import place
 from checkpoints.remote import RemoteFolder, is_url
 from checkpoints.rules import BASE, Rule, Shape, Source, expand, of_base_model
@@ -130,7 +131,8 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
 
     Tensors have the names and bits of the source, and its dtypes where the conversion did not cast; packed ones are
     those that the conversion kept. One parameter is in memory at a time. Raises ValueError when `out_dir` is there and
-    not empty, and for parameters that cannot go back (MXFP4 that an earlier version did not keep).
+    not empty, for parameters that cannot go back (MXFP4 that an earlier version did not keep), and where the disk has
+    too little room: a mapped file that does not fit ends the process.
     """
     source, out = Path(path), Path(out_dir)
     store.check_free(out)
@@ -141,12 +143,14 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
     leftovers = huggingface.map_file(source / huggingface.LEFTOVERS) if _has_leftovers(source) else {}
     kept = [target for target, parts in plan.items() if all(mxfp4.is_packed(part.name, leftovers) for part in parts)]
     shapes = _source_tensors(plan, stacked, description, kept)
+    shapes_of_all = shapes | {n: (a.shape, a.dtype) for n, a in leftovers.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
+    check_space(out.parent, sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes_of_all.values()))
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     try:
         copy_companions(source, temporary)
-        views = huggingface.write_folder(temporary, shapes | {n: (a.shape, a.dtype) for n, a in leftovers.items()})
+        views = huggingface.write_folder(temporary, shapes_of_all)
         for name, array in leftovers.items():
             views[name][...] = array
         for target, array in store.read_params(source, plan.keys() - kept):
@@ -157,7 +161,7 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
     except BaseException:
         shutil.rmtree(temporary)
         raise
-    return len(shapes) + len(leftovers)
+    return len(shapes_of_all)
 
 
 def _source_tensors(

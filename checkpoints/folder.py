@@ -42,6 +42,16 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Raises ValueError when the folder's disk has less than `num_bytes` free."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ValueError(
+            f"{num_bytes:,} bytes are to be written to {folder}, where {free:,} are free; make room or name another "
+            "output"
+        )
+
+
 def tokenizer_files(folder: Path) -> tuple[str, ...]:
     """Names of the tokenizer's files that the folder has, in the order of TOKENIZER_FILES."""
     return tuple(name for name in TOKENIZER_FILES if (folder / name).is_file())

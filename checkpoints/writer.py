@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from checkpoints.folder import copy_companions, read_json
+from checkpoints.folder import check_space, copy_companions, read_json
 from checkpoints.store import (
     DESCRIPTION,
     FORMAT,
@@ -112,7 +112,8 @@ def open_writer(path: Path, parameters: Mapping[str, Mapping[str, Any]], source:
     """A Writer of these parameters; an error leaves nothing behind, a kill what is done.
 
     parameters: as `describe` gives them. source: what else decides every byte that is written; it goes into the
-    description. Raises ValueError when `path` is there and not empty, or another process is writing it.
+    description. Raises ValueError when `path` is there and not empty, when another process is writing it, and when the
+    disk has too little room, of which nothing is taken then.
     """
     check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,11 +126,15 @@ def open_writer(path: Path, parameters: Mapping[str, Mapping[str, Any]], source:
     with _locked(part.with_suffix(".lock")):
         if not (part / "plan.json").exists() or read_json(part / "plan.json") != plan:
             shutil.rmtree(part, ignore_errors=True)
+        writer, sizes = Writer(path, part, plan), _sizes(parameters)
+        left = [names for group, names in enumerate(writer.groups) if writer.record(group) is None]
+        check_space(path.parent, sum(sizes[name] for names in left for name in names))
+        if not part.exists():
             for folder in (PARAMS, "done"):
                 (part / folder).mkdir(parents=True)
             (part / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         try:
-            yield Writer(path, part, plan)
+            yield writer
         except Exception:
             shutil.rmtree(part)
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import types
 from pathlib import Path
 
 import jax
@@ -104,6 +106,34 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_what_an_uninterrupted_on
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out", "whole"]
+
+
+def test_a_disk_without_room_is_refused_and_what_an_interrupted_conversion_did_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "GROUP_BYTES", 1)
+    source = write_single(tmp_path / "hf", tensors())
+    run(source, tmp_path / "whole", "bfloat16")
+    free = [0]
+    monkeypatch.setattr("checkpoints.folder.shutil.disk_usage", lambda folder: types.SimpleNamespace(free=free[0]))
+    with pytest.raises(
+        ValueError, match=rf"bytes are to be written to {tmp_path}, where 0 are free; make room or name"
+    ):
+        run(source, tmp_path / "out", "bfloat16")
+    with pytest.raises(ValueError, match="make room or name another output"):
+        to_huggingface(tmp_path / "whole", tmp_path / "back", rules=RULES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "whole"]
+    free[0] = sum(math.prod(target.shape) * 2 for target in targets().values())
+    write = writer.Writer.write
+
+    def killed(self, group, params, record):
+        write(self, group, params, record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer.Writer, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(source, tmp_path / "out", "bfloat16")
+    monkeypatch.setattr(writer.Writer, "write", write)
+    free[0] -= 1
+    assert run(source, tmp_path / "out", "bfloat16").num_resumed == 1
 
 
 def test_another_source_or_dtype_begins_anew(tmp_path, monkeypatch):
