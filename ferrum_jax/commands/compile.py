@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     )
     compile.add_argument(
         "--processes",
-        type=int,
+        type=_count,
         default=os.cpu_count() or 1,
         metavar="INT",
         help="how many compile at once, some gigabytes each for large models (default: one a core, here %(default)s)",
@@ -62,6 +62,12 @@ def time_left(seconds: float | None) -> str:
     if not seconds:
         return ""
     return f"about {seconds / 60:.0f} minutes left" if seconds >= 90 else f"about {seconds:.0f} s left"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes, 1 or more")
+    return int(text)
 
 
 def _run(args: argparse.Namespace) -> int:

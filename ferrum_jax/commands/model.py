@@ -76,9 +76,8 @@ def open_llm(
         )
     console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
     if llm.bundled is not None:
-        console.print(
-            f"bundle: {llm.bundled.hits} executables from it, {llm.bundled.misses} compiled here", highlight=False
-        )
+        found = ", ".join(sorted(llm.bundled.found)) or "none"
+        console.print(f"bundle: {llm.bundled.hits} executables ({found}); {llm.bundled.misses} others", highlight=False)
     ledger = llm.ledger
     if ledger.head_copies > 1:
         console.print(

@@ -104,7 +104,8 @@ class BundledExecutables:
     """Executables of a bundle; those that it lacks or that cannot run here come from `fallback`, or are refused.
 
     devices: those of the engine's mesh. fallback: None compiles. required: refuse instead. spec: the model's digest.
-    hits: parts that were loaded. problems: a sentence for everything that did not fit; on_problem is told each.
+    found: names of the parts that it had; hits counts them. misses: parts that came from elsewhere.
+    problems: a sentence for everything that did not fit; on_problem is told each.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class BundledExecutables:
         self._required = required
         self._on_problem = on_problem
         self._lock = threading.Lock()
-        self.hits = 0
+        self.found: list[str] = []
         self.misses = 0
         self.problems: list[str] = []
         differences = bundle.differences(devices, spec)
@@ -131,13 +132,17 @@ class BundledExecutables:
         if differences:
             self._report(f"none of its executables can run here: {'; '.join(differences)}")
 
+    @property
+    def hits(self) -> int:
+        return len(self.found)
+
     def get(self, description: str, compile: Callable[[], Any]) -> Later:
         """The executable, from the bundle or from elsewhere. ValueError instead of the latter if it is required."""
         payload = self._read(description) if self._fits else None
         if payload is None:
             return self._elsewhere(description, compile)
         with self._lock:
-            self.hits += 1
+            self.found.append(_what(description))
         return Later(lambda: self._load(description, payload, compile))
 
     def _load(self, description: str, payload: bytes, compile: Callable[[], Any]) -> Any:
@@ -146,7 +151,7 @@ class BundledExecutables:
         except Unloadable as error:
             self._report(f"{_what(description)}: {error}")
             with self._lock:
-                self.hits -= 1
+                self.found.remove(_what(description))
             return self._elsewhere(description, compile).result()
 
     def _elsewhere(self, description: str, compile: Callable[[], Any]) -> Later:

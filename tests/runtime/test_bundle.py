@@ -67,7 +67,7 @@ def change_manifest(folder, change):
 def test_what_is_in_the_bundle_is_loaded_and_not_compiled(folder):
     source = executables(folder, required=True)
     np.testing.assert_array_equal(source.get(DOUBLE, refuse).result()(X), 2 * X)
-    assert (source.hits, source.misses, source.problems) == (1, 0, [])
+    assert (source.hits, source.found, source.misses, source.problems) == (1, ["double"], 0, [])
 
 
 def test_what_it_lacks_is_compiled_and_said_by_name(folder):
