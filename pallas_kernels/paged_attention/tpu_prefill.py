@@ -2,15 +2,9 @@
 
 One launch walks the query tiles of the step. For a query tile it walks the KV tiles that hold what the tile may see;
 their blocks come by DMA, one KV tile ahead, across query tiles too. The keys of a KV tile are cut into steps and the
-query tile into chunks: an *item* is (KV tile, step, KV head, chunk), and its queries are cut into parts. Three phases
-run as a pipeline over the parts of all items,
-
-    keys      part p + 1    logits = q k^T, masked; tops              MXU
-    softmax   part p        weights, running maximum and sum          VALU, EUP
-    values    part p - 1    sums = sums * kept + weights v            MXU
-
-and what one part needs of another is there before its turn: in the straight code of an item the units never wait for
-each other but where it begins and ends. Logits are in units of log2.
+query tile into chunks: an *item* is (KV tile, step, KV head, chunk), and its queries are cut into parts, which
+`tpu_prefill_stages` takes through three stages. A *stretch* is straight code over the parts of one or more items: its
+beginning and its end are paid once. Which one comes next depends on who is hidden from whom.
 """
 
 from __future__ import annotations
@@ -26,16 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, LANES, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_kv import enter, fetch_blocks
-from pallas_kernels.paged_attention.tpu_prefill_math import (
-    HIDDEN,
-    dot_keys,
-    dot_values,
-    fold_lanes,
-    repeat_lanes,
-    softmax_step,
-    visible,
-)
 from pallas_kernels.paged_attention.tpu_prefill_schedule import PrefillSchedule, Tile
+from pallas_kernels.paged_attention.tpu_prefill_stages import begin, end, run_stretch
 from pallas_kernels.paged_attention.tpu_prefill_tiles import copy_q, finish, start_sums, wait_out
 from pallas_kernels.paged_attention.tpu_prefill_walk import Item, Walk
 
@@ -156,90 +142,43 @@ def _run_tile(w: Walk, t, _) -> None:
         copy_q(w, t + 1).start()
 
     enter(w, t, tile, tile.first_kv)
-    first, end = w.first_of(tile, tile.first_kv), w.config.parts - 1
-    _keys(w, t, tile, first, 0, masked=True)
-    w.buffers["weights"][w.pair(end)] = jnp.zeros_like(w.buffers["weights"][w.pair(end)])  # before the first item
-    w.buffers["kept"][w.pair(end)] = jnp.ones_like(w.buffers["kept"][w.pair(end)])
+    first = w.first_of(tile, tile.first_kv)
+    begin(w, t, tile, first)
     last = jax.lax.fori_loop(tile.first_kv, tile.end_kv, lambda j, before: _run_kv_tile(w, t, tile, j, before), first)
-    _values(w, last, end)
+    end(w, last)
     finish(w, t, tile)
 
 
 def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
     """The items of one KV tile, of which the last is returned. before: the item before the first."""
     (first_step, end_step), (first_chunk, end_chunk) = w.steps_of(tile, j), w.chunks_of(tile, j)
-    last = (end_step - first_step) * w.shape.num_kv_heads * (end_chunk - first_chunk) - 1
+    count = (end_step - first_step) * w.shape.num_kv_heads * (end_chunk - first_chunk)
     following = w.first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
 
-    def one_item(i, items):
-        before, item = items
-        after = w.advance(item, first_chunk, end_chunk)
+    def some_items(state):
+        done, *items = state  # the item before, the next one
+        for _ in range(w.config.stretch):
+            items.append(w.advance(items[-1], first_chunk, end_chunk))
+        chosen = w.choose(tile, items[1:], count - done)
+        done += _select([(is_chosen, jnp.int32(s.items)) for is_chosen, s in chosen])
 
-        @pl.when((i == last) & (j + 1 < tile.end_kv))
+        @pl.when((done == count) & (j + 1 < tile.end_kv))
         def _():
             enter(w, t, tile, j + 1)
 
-        ahead = jax.tree.map(functools.partial(jnp.where, i == last), following, after)
-        has_hidden = w.has_hidden(tile, item) | w.has_hidden(tile, ahead)
-        pl.when(has_hidden)(lambda: _run_item(w, t, tile, (before, item, ahead), masked=True))
-        pl.when(~has_hidden)(lambda: _run_item(w, t, tile, (before, item, ahead), masked=False))
-        return item, after
+        for is_chosen, stretch in chosen:
+            after = _select([(done == count, following), (True, items[stretch.items + 1])])
+            run = functools.partial(run_stretch, w, t, tile, stretch, [*items[: stretch.items + 1], after])
+            pl.when(is_chosen)(run)
+        return done, *(_select([(is_chosen, items[s.items + i]) for is_chosen, s in chosen]) for i in (0, 1))
 
-    return jax.lax.fori_loop(0, last + 1, one_item, (before, w.first_of(tile, j)))[0]
-
-
-def _run_item(w: Walk, t, tile: Tile, items: tuple[Item, Item, Item], *, masked: bool) -> None:
-    """Softmax of the middle one of three items, keys of the part that follows and values of the part before each.
-
-    Phases stand in this order because those of parts that share a buffer do: each is read before it is filled again.
-    """
-    parts = [(item, part) for item in items for part in range(w.config.parts)]
-    for at in range(w.config.parts, 2 * w.config.parts):
-        _values(w, *parts[at - 1])
-        _softmax(w, *parts[at])
-        _keys(w, t, tile, *parts[at + 1], masked=masked)
+    first = (jnp.int32(0), before, w.first_of(tile, j))
+    return jax.lax.while_loop(lambda state: state[0] < count, some_items, first)[1]
 
 
-def _keys(w: Walk, t, tile: Tile, item: Item, part: int, *, masked: bool) -> None:
-    j, step, head, chunk = item
-    buffers, rows, G = w.buffers, w.rows(part), w.shape.group
-    q = buffers["q"][t % 2, pl.ds(head * G, G), w.tokens(chunk, part), :]
-    logits = dot_keys(q.reshape(-1, w.shape.lanes), buffers["keys"][j % 2, step, head])
-    if w.scales is not None:
-        logits = logits * buffers["scales"][j % 2, step, head, pl.ds(0, 1), :]
-    if w.cap is not None:
-        logits = w.cap * jnp.tanh(logits)
-    if masked:
-        seen = visible(
-            (w.config.part_q, w.config.step_kv),
-            first_query=tile.position + chunk * w.config.chunk_q + part * w.config.part_q,
-            first_key=w.start_of(item),
-            end_position=tile.end_position,
-            window=w.window,
-            causal=w.causal,
-        )
-        logits = jnp.where(seen[None], logits.reshape(G, *seen.shape), HIDDEN).reshape(logits.shape)
-    buffers["logits"][rows] = logits
-    buffers["tops"][w.pair(part)] = fold_lanes(logits, jnp.maximum)
-
-
-def _softmax(w: Walk, item: Item, part: int) -> None:
-    j, step, head, _ = item
-    buffers, rows, at = w.buffers, w.rows(part), w.slot_of(item)
-    weights, highest, kept = softmax_step(
-        buffers["logits"][rows], buffers["tops"][w.pair(part)], buffers["highest"][at, rows]
-    )
-    buffers["highest"][at, rows] = highest
-    buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
-    buffers["kept"][w.pair(part)] = kept
-    if w.scales is not None:
-        weights = weights * buffers["scales"][j % 2, step, head, pl.ds(1, 1), :]
-    buffers["weights"][w.pair(part)] = weights.astype(w.shape.dtype)
-
-
-def _values(w: Walk, item: Item, part: int) -> None:
-    j, step, head, _ = item
-    buffers, rows, at = w.buffers, w.rows(part), w.slot_of(item)
-    added = dot_values(buffers["weights"][w.pair(part)], buffers["values"][j % 4, step, head])
-    kept = repeat_lanes(buffers["kept"][w.pair(part)], w.shape.lanes)
-    buffers["sums"][at, rows] = buffers["sums"][at, rows] * kept + added
+def _select(values: list[tuple[Any, Any]]) -> Any:
+    """The value, a tree of scalars, of the first predicate that is true; the last one is where no other is."""
+    *others, (_, found) = values
+    for is_chosen, value in reversed(others):
+        found = jax.tree.map(functools.partial(jnp.where, is_chosen), value, found)
+    return found

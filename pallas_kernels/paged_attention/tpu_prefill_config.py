@@ -13,7 +13,9 @@ LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
 PIECE = 128  # tokens whose heads are taken apart at once
 SMEM_FIXED = 4096  # bytes of scalar memory that arrays are padded with and that the compiler keeps
-_CHUNK_ROWS = 2048  # of an item: each pays once for what the matrix units take to begin and to end
+_CHUNK_ROWS = 1024  # of an item
+_STRETCH_ROWS = 4096  # of items in straight code, which pays once for what the matrix units take to begin and to end
+_STRETCH_ITEMS = 16  # which are small where a step has few tokens
 _PART_ROWS = 512  # rows of a matrix product: K and V are loaded into the MXU once for so many
 _STEP_KV = 512
 _TILE_KV_BYTES = 2 * 2**20
@@ -79,7 +81,7 @@ class PrefillConfig:
     tile_q: tokens of a row that share each load of K and V from HBM, a multiple of chunk_q. chunk_q: of these, the
     tokens whose G heads are one item of the kernel's pipeline. part_q: of these, the tokens of one matrix product.
     tile_kv: tokens of the context that are fetched together, cut at absolute positions, a multiple of step_kv.
-    step_kv: of these, the keys of one item.
+    step_kv: of these, the keys of one item. stretch: items in straight code where nothing is hidden.
     """
 
     tile_q: int
@@ -87,6 +89,7 @@ class PrefillConfig:
     part_q: int
     tile_kv: int
     step_kv: int
+    stretch: int = 1
 
     @property
     def parts(self) -> int:
@@ -113,8 +116,8 @@ class PrefillConfig:
         token_bytes = shape.vectors * shape.lanes * _itemsize(shape.pool_dtype)
         steps = max(1, min(4, _TILE_KV_BYTES // (step_kv * token_bytes), -(-max_context // step_kv)))
         tokens = min(_TILE_Q, _round_up(num_tokens, ALIGNMENT))
-        chunk_q = min(tokens, max(ALIGNMENT, _CHUNK_ROWS // shape.group // ALIGNMENT * ALIGNMENT))
-        chunks = max(1, tokens // chunk_q)
+        chunks = -(-tokens // max(ALIGNMENT, _CHUNK_ROWS // shape.group // ALIGNMENT * ALIGNMENT))
+        chunk_q = _round_up(-(-tokens // chunks), ALIGNMENT)
         while True:
             config = cls(
                 tile_q=chunks * chunk_q,
@@ -122,6 +125,7 @@ class PrefillConfig:
                 part_q=_part_q(chunk_q, shape.group),
                 tile_kv=steps * step_kv,
                 step_kv=step_kv,
+                stretch=_stretch(shape.num_kv_heads * chunks * steps, chunk_q * shape.group),
             )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
                 return config
@@ -201,6 +205,12 @@ def _part_q(chunk_q: int, group: int) -> int:
     """Tokens of a part: at least two parts where they can be cut, so that stages of one hide those of another."""
     wanted = max(2, -(-chunk_q * group // _PART_ROWS))
     return chunk_q // next(parts for parts in range(wanted, 0, -1) if chunk_q % (parts * ALIGNMENT) == 0)
+
+
+def _stretch(items: int, rows: int) -> int:
+    """Of a KV tile's items, of so many rows each, as many as are of use and leave none over."""
+    most = min(_STRETCH_ITEMS, max(1, _STRETCH_ROWS // rows))
+    return next(size for size in range(most, 0, -1) if items % size == 0)
 
 
 def tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:

@@ -92,14 +92,14 @@ def _take_apart(w: Walk, tile: Tile, j, step) -> None:
         _load_words(w, step * size + piece * PIECE)
         rows = pl.ds(pl.multiple_of(piece * PIECE, PIECE), PIECE)
         for head, (k, v) in enumerate(_heads_of_words(w)):
-            w.buffers["keys"][j % 2, step, head, rows, :] = k
-            w.buffers["values"][j % 4, step, head, rows, :] = v
+            w.buffers["keys"][j & 1, step, head, rows, :] = k
+            w.buffers["values"][j & 3, step, head, rows, :] = v
 
     @pl.when((start + size > tile.end_position) | (start < oldest))
     def _():
         @pl.loop(0, w.shape.num_kv_heads)
         def _(head):
-            v = w.buffers["values"].at[j % 4, step, head]
+            v = w.buffers["values"].at[j & 3, step, head]
             position = start + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
             v[...] = jnp.where((position >= oldest) & (position < tile.end_position), v[...], 0)
 
@@ -150,4 +150,4 @@ def _join_scales(w: Walk, j, step, oldest, end_position) -> None:
         position = j * w.config.tile_kv + step * size + i * C + jax.lax.broadcasted_iota(jnp.int32, (1, C), 1)
         scales = jnp.where((position >= oldest) & (position < end_position), scales, 0.0)
         for head in range(K):
-            w.buffers["scales"][j % 2, step, head, :, i * C : (i + 1) * C] = scales[2 * head : 2 * head + 2]
+            w.buffers["scales"][j & 1, step, head, :, i * C : (i + 1) * C] = scales[2 * head : 2 * head + 2]

@@ -37,7 +37,7 @@ def copy_q(w: Walk, t) -> Any:
     """The transfer of query tile t."""
     first = pl.multiple_of(Tile.read(w.tiles, t).first_token, ALIGNMENT)
     source = w.q.at[:, pl.ds(first, w.config.tile_q), :]
-    return pltpu.make_async_copy(source, w.buffers["q"].at[t % 2], w.semaphores["q"])
+    return pltpu.make_async_copy(source, w.buffers["q"].at[t & 1], w.semaphores["q"])
 
 
 def finish(w: Walk, t, tile: Tile) -> None:
@@ -46,7 +46,7 @@ def finish(w: Walk, t, tile: Tile) -> None:
     They take the place of the tile's queries. A group that an earlier tile wrote keeps that tile's tokens, which are
     those before the row's first.
     """
-    out, G = w.buffers["q"].at[t % 2], w.shape.group
+    out, G = w.buffers["q"].at[t & 1], w.shape.group
 
     def one_chunk(head, chunk) -> None:
         at = head * w.config.chunks + chunk
@@ -85,5 +85,5 @@ def _for_groups(w: Walk, t, tile: Tile, run) -> None:
     @pl.loop(tile.first_lane // ALIGNMENT, pl.cdiv(tile.end_lane, ALIGNMENT))
     def _(group):
         there = pl.ds(pl.multiple_of(tile.first_token + group * ALIGNMENT, ALIGNMENT), ALIGNMENT)
-        source = w.buffers["q"].at[t % 2, :, w.group(group), :]
+        source = w.buffers["q"].at[t & 1, :, w.group(group), :]
         run(pltpu.make_async_copy(source, w.out.at[:, there, :], w.semaphores["out"]))

@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
+from pallas_kernels.paged_attention.tpu_prefill_stretch import Stretch, plain, single
 
 Item = tuple[Any, Any, Any, Any]  # int32 scalars
 
@@ -78,13 +79,20 @@ class Walk:
         """Position of the item's first key."""
         return item[0] * self.config.tile_kv + item[1] * self.config.step_kv
 
-    def has_hidden(self, tile: Tile, item: Item) -> Any:
-        """Whether some query of the item may not see some key of it."""
-        start, first = self.start_of(item), item[3] * self.config.chunk_q
-        low = tile.position + jnp.maximum(first, tile.first_lane)
-        high = tile.position + jnp.minimum(first + self.config.chunk_q, tile.end_lane) - 1
-        hidden = start + self.config.step_kv > (low + 1 if self.causal else tile.end_position)
-        return hidden if self.window is None else hidden | (start <= high - self.window)
+    def choose(self, tile: Tile, items: list[Item], left) -> list[tuple[Any, Stretch]]:
+        """The stretches that may be next, and for each whether it is; one of them is.
+
+        items: the next ones. left: how many there are in the KV tile.
+        """
+        several = plain(self.config)
+        is_plain = (left >= several.items) & ~self.hides(tile, items[0], items[several.items - 1])
+        return [(is_plain, several), (~is_plain, single(self.config))]
+
+    def hides(self, tile: Tile, first: Item, last: Item) -> Any:
+        """Whether some query of the tile may not see some key of the items first .. last of a KV tile."""
+        end = self.start_of(last) + self.config.step_kv
+        hidden = end > (tile.low + 1 if self.causal else tile.end_position)
+        return hidden if self.window is None else hidden | (self.start_of(first) <= tile.high - self.window)
 
     def rows(self, part: int) -> Any:
         """A part's rows of an item's logits, weights and sums."""

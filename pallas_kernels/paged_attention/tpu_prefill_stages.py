@@ -1,0 +1,111 @@
+"""Three stages of the TPU prefill kernel, which run as a pipeline over the parts of all items,
+
+    keys      part p + 1    logits = q k^T, masked; tops              MXU
+    softmax   part p        weights, running maximum and sum          VALU, EUP
+    values    part p - 1    sums = sums * kept + weights v            MXU
+
+and what one part needs of another is there before its turn: in a stretch the units never wait for each other but where
+it begins and ends. Logits are in units of log2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.paged_attention.tpu_prefill_math import (
+    HIDDEN,
+    dot_keys,
+    dot_values,
+    fold_lanes,
+    repeat_lanes,
+    softmax_step,
+    visible,
+)
+from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
+from pallas_kernels.paged_attention.tpu_prefill_stretch import Span, Stretch, any_key, every_key
+from pallas_kernels.paged_attention.tpu_prefill_walk import Item, Walk
+
+
+class Part(NamedTuple):
+    """Part `index` of an item, and which of its keys its queries see."""
+
+    item: Item
+    index: int
+    span: Span
+
+
+def begin(w: Walk, t, tile: Tile, first: Item) -> None:
+    """The pipeline of a query tile is filled: keys of the first part, and nothing to do for values before it."""
+    _keys(w, t, tile, Part(first, 0, any_key(w.config)))
+    pair = w.pair(w.config.parts - 1)
+    w.buffers["weights"][pair] = jnp.zeros_like(w.buffers["weights"][pair])
+    w.buffers["kept"][pair] = jnp.ones_like(w.buffers["kept"][pair])
+
+
+def end(w: Walk, last: Item) -> None:
+    """Values of the last part."""
+    _values(w, Part(last, w.config.parts - 1, every_key(w.config)))
+
+
+def run_stretch(w: Walk, t, tile: Tile, stretch: Stretch, items: list[Item]) -> None:
+    """Softmax of all items but the first and last, keys of the part that follows and values of the part before each.
+
+    Stages stand in this order because those of parts that share a buffer do: each is read before it is filled again.
+    """
+    count = w.config.parts
+    parts = [Part(items[1 + i // count], i % count, span) for i, span in enumerate(stretch.spans)]
+    parts = [Part(items[0], count - 1, every_key(w.config)), *parts, Part(items[-1], 0, stretch.ahead)]
+    for before, part, ahead in zip(parts, parts[1:], parts[2:], strict=False):
+        _values(w, before)
+        _softmax(w, part)
+        _keys(w, t, tile, ahead)
+
+
+def _keys(w: Walk, t, tile: Tile, part: Part) -> None:
+    (j, step, head, chunk), index, (first, end) = part
+    buffers, rows, keys, G = w.buffers, w.rows(index), pl.ds(0, end), w.shape.group
+    q = buffers["q"][t & 1, pl.ds(head * G, G), w.tokens(chunk, index), :]
+    logits = dot_keys(q.reshape(-1, w.shape.lanes), buffers["keys"][j & 1, step, head, keys, :])
+    if w.scales is not None:
+        logits = logits * buffers["scales"][j & 1, step, head, pl.ds(0, 1), keys]
+    if w.cap is not None:
+        logits = w.cap * jnp.tanh(logits)
+    if first < end:
+        seen = visible(
+            (w.config.part_q, end - first),
+            first_query=tile.position + chunk * w.config.chunk_q + index * w.config.part_q,
+            first_key=w.start_of(part.item) + first,
+            end_position=tile.end_position,
+            window=w.window,
+            causal=w.causal,
+        )
+        unsure = logits[:, first:]
+        unsure = jnp.where(seen[None], unsure.reshape(G, *seen.shape), HIDDEN).reshape(unsure.shape)
+        logits = jnp.concatenate([logits[:, :first], unsure], axis=1) if first else unsure
+    buffers["logits"][rows, keys] = logits
+    buffers["tops"][w.pair(index)] = fold_lanes(logits, jnp.maximum)
+
+
+def _softmax(w: Walk, part: Part) -> None:
+    (j, step, head, _), index, (_, end) = part
+    buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
+    weights, highest, kept = softmax_step(
+        buffers["logits"][rows, keys], buffers["tops"][w.pair(index)], buffers["highest"][at, rows]
+    )
+    buffers["highest"][at, rows] = highest
+    buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
+    buffers["kept"][w.pair(index)] = kept
+    if w.scales is not None:
+        weights = weights * buffers["scales"][j & 1, step, head, pl.ds(1, 1), keys]
+    buffers["weights"][w.pair(index), keys] = weights.astype(w.shape.dtype)
+
+
+def _values(w: Walk, part: Part) -> None:
+    (j, step, head, _), index, (_, end) = part
+    buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
+    added = dot_values(buffers["weights"][w.pair(index), keys], buffers["values"][j & 3, step, head, keys, :])
+    kept = repeat_lanes(buffers["kept"][w.pair(index)], w.shape.lanes)
+    buffers["sums"][at, rows] = buffers["sums"][at, rows] * kept + added
