@@ -157,7 +157,7 @@ def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
 
     def some_items(state):
         done, *items = state  # the item before, the next one
-        for _ in range(w.config.stretch):
+        for _ in range(max(w.config.stretch, w.config.chunks)):
             items.append(w.advance(items[-1], first_chunk, end_chunk))
         chosen = w.choose(tile, items[1:], count - done)
         done += _select([(is_chosen, jnp.int32(s.items)) for is_chosen, s in chosen])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
+from pallas_kernels.paged_attention.tpu_prefill_config import LANES, PrefillConfig
 
 
 class Span(NamedTuple):
@@ -43,3 +43,22 @@ def plain(config: PrefillConfig) -> Stretch:
 def single(config: PrefillConfig) -> Stretch:
     """An item of any kind."""
     return Stretch(items=1, spans=(any_key(config),) * config.parts, ahead=any_key(config))
+
+
+def diagonal(config: PrefillConfig) -> Stretch | None:
+    """All chunks of a query tile and a head where query i of the tile stands beside key i of the step.
+
+    None where a part may see all keys of a step from the first one on, or a step is too short.
+
+    keys ->     / . . .      = each query of the part sees them, / a mask decides, . they are left out
+    parts       = / . .
+      |         = = / .
+      v         = = = /
+    """
+    parts = config.chunks * config.parts
+    ends = [-(-(i + 1) * config.part_q // LANES) * LANES for i in range(parts)]
+    ends[-1] = config.step_kv  # whoever ends the pipeline knows of no spans
+    if config.tile_q > config.step_kv or ends[0] == config.step_kv:
+        return None
+    spans = tuple(Span(i * config.part_q // LANES * LANES, end) for i, end in enumerate(ends))
+    return Stretch(items=config.chunks, spans=spans, ahead=spans[0])

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
-from pallas_kernels.paged_attention.tpu_prefill_stretch import Stretch, plain, single
+from pallas_kernels.paged_attention.tpu_prefill_stretch import Stretch, diagonal, plain, single
 
 Item = tuple[Any, Any, Any, Any]  # int32 scalars
 
@@ -84,9 +84,22 @@ class Walk:
 
         items: the next ones. left: how many there are in the KV tile.
         """
-        several = plain(self.config)
+        several, beside = plain(self.config), diagonal(self.config)
         is_plain = (left >= several.items) & ~self.hides(tile, items[0], items[several.items - 1])
-        return [(is_plain, several), (~is_plain, single(self.config))]
+        if not self.causal or beside is None:
+            return [(is_plain, several), (~is_plain, single(self.config))]
+        is_diagonal = ~is_plain & self.is_diagonal(tile, items[0])
+        return [(is_plain, several), (is_diagonal, beside), (~is_plain & ~is_diagonal, single(self.config))]
+
+    def is_diagonal(self, tile: Tile, item: Item) -> Any:
+        """Whether a head's items begin with this one, key i of the step beside query i of the tile.
+
+        Each chunk has a query of the row, and a window hides none of the keys.
+        """
+        start, size = self.start_of(item), self.config.chunk_q
+        has_all = (tile.first_lane < size) & (tile.end_lane > self.config.tile_q - size)
+        found = has_all & (item[3] == 0) & (start == tile.position)
+        return found if self.window is None else found & (start > tile.high - self.window)
 
     def hides(self, tile: Tile, first: Item, last: Item) -> Any:
         """Whether some query of the tile may not see some key of the items first .. last of a KV tile."""

@@ -41,6 +41,7 @@ _PREFILL = {
     "mixed_big_blocks": PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=256, step_kv=256),
     "prefill_long": PrefillConfig(tile_q=64, chunk_q=32, part_q=16, tile_kv=128, step_kv=128, stretch=3),
     "encoder": _TWO_PARTS_TWO_STEPS,
+    "diagonal": PrefillConfig(tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4),
 }
 
 
@@ -118,6 +119,25 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
 
 @pytest.mark.parametrize("case", _by_cost(TINY_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
+    _check(case)
+
+
+@pytest.mark.slow
+def test_parts_of_tiles_on_the_diagonal_see_what_is_before_them_and_nothing_behind() -> None:
+    _check(
+        Case(
+            name="diagonal",
+            rows=((256, 256), (0, 200)),
+            num_tokens=512,
+            num_rows=2,
+            window=600,
+            dtype="float32",
+            kv_dtype="float32",
+        )
+    )
+
+
+def _check(case: Case) -> None:
     arguments, a = make_arguments(case, implementation="mosaic_tpu"), make_arguments(case)
     batch = a.batch
     expected = oracle.paged_attention(
