@@ -20,8 +20,9 @@ class Target:
 
     memory_bytes: what programs and their arguments may take of it, less than the data sheet's figure.
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
-    lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. num_cores: a Hopper GPU's
-    multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere float8 is only a format to store in.
+    lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. mxu_columns: of a TPU's
+    matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere
+    float8 is only a format to store in.
     """
 
     platform: str  # "cpu", "tpu", "gpu"
@@ -32,6 +33,7 @@ class Target:
     vmem_bytes: int | None
     smem_bytes: int | None
     clock_hz: float | None
+    mxu_columns: int | None
     has_fp8: bool
     num_cores: int | None = None
 
@@ -77,6 +79,7 @@ def _target(
     *,
     vmem_mib: int | None = None,
     flops_per_cycle: int = 0,
+    mxu: int | None = None,
     has_fp8: bool = False,
     num_cores: int | None = None,
 ) -> Target:
@@ -89,6 +92,7 @@ def _target(
         vmem_bytes=None if vmem_mib is None else vmem_mib * 2**20,
         smem_bytes=_SMEM_BYTES if platform == "tpu" else _SHARED_BYTES if num_cores else None,
         clock_hz=None if not flops_per_cycle else round(tflops * 1e12 / flops_per_cycle, -7),
+        mxu_columns=mxu,
         has_fp8=has_fp8,
         num_cores=num_cores,
     )
@@ -96,17 +100,17 @@ def _target(
 
 # Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
 # Memory of TPUs: what libtpu's compiler says is there when a program takes more; of GPUs: what CUDA leaves free.
-# VMEM, SMEM and float8 of TPUs: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes.
+# What is in a TPU core: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes of memory.
 # No vendor states a TPU's clock: it is the peak over the power of two of flops a cycle that gives a round figure.
 _SMEM_BYTES = 2**20
 _SHARED_BYTES = 227 * 2**10  # of a Hopper program
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
-    "tpu:v5e": _target("tpu", "v5e", 15.75, 819, 197, vmem_mib=128, flops_per_cycle=2**17),
-    "tpu:v5p": _target("tpu", "v5p", 95.7, 2765, 459, vmem_mib=64, flops_per_cycle=2**18),  # two cores as one
-    "tpu:v6e": _target("tpu", "v6e", 31.25, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, has_fp8=True),
+    "tpu:v5e": _target("tpu", "v5e", 15.75, 819, 197, vmem_mib=128, flops_per_cycle=2**17, mxu=128),
+    "tpu:v5p": _target("tpu", "v5p", 95.7, 2765, 459, vmem_mib=64, flops_per_cycle=2**18, mxu=128),  # two cores as one
+    "tpu:v6e": _target("tpu", "v6e", 31.25, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, mxu=256, has_fp8=True),
     # one of a chip's two cores
-    "tpu:v7x": _target("tpu", "v7x", 94.75, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, has_fp8=True),
+    "tpu:v7x": _target("tpu", "v7x", 94.75, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, mxu=256, has_fp8=True),
     "gpu:a100": _target("gpu", "a100", 78, 2039, 312),
     "gpu:h100": _target("gpu", "h100", 78, 3350, 989, has_fp8=True, num_cores=132),
     "gpu:h200": _target("gpu", "h200", 139, 4800, 989, has_fp8=True, num_cores=132),

@@ -211,6 +211,7 @@ class TpuConfig:
         shape = DecodeShape.of(num_heads=num_heads, num_kv_heads=pool.num_kv_heads, dtype=dtype, pool=pool)
         decode = DecodeConfig.choose(shape, target)
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
+        assert target.mxu_columns is not None, "a TPU target has matrix units"
         prefill = None
         if shape.is_unloadable or not decode_only:
             prefill = PrefillConfig.choose(
@@ -218,6 +219,7 @@ class TpuConfig:
                 num_tokens=num_tokens,
                 max_context=max_blocks * pool.block_size,
                 vmem_bytes=target.vmem_bytes,
+                mxu_columns=target.mxu_columns,
             )
         config = cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
         scalars = config.scalar_bytes(num_tokens, num_rows, max_blocks, pool.block_size)

@@ -81,7 +81,9 @@ class PrefillConfig:
     tile_q: tokens of a row that share each load of K and V from HBM, a multiple of chunk_q. chunk_q: of these, the
     tokens whose G heads are one item of the kernel's pipeline. part_q: of these, the tokens of one matrix product.
     tile_kv: tokens of the context that are fetched together, cut at absolute positions, a multiple of step_kv.
-    step_kv: of these, the keys of one item. stretch: items in straight code where nothing is hidden.
+    step_kv: of these, the keys of one item. stretch: items in straight code where nothing is hidden. sums_by_product:
+    V has columns of ones, whose products are the sums of the weights; they are free where V leaves columns of the
+    matrix unit idle.
     """
 
     tile_q: int
@@ -90,6 +92,7 @@ class PrefillConfig:
     tile_kv: int
     step_kv: int
     stretch: int = 1
+    sums_by_product: bool = False
 
     @property
     def parts(self) -> int:
@@ -107,10 +110,12 @@ class PrefillConfig:
         return self.tile_kv // self.step_kv
 
     @classmethod
-    def choose(cls, shape: PrefillShape, *, num_tokens: int, max_context: int, vmem_bytes: int) -> PrefillConfig:
+    def choose(
+        cls, shape: PrefillShape, *, num_tokens: int, max_context: int, vmem_bytes: int, mxu_columns: int
+    ) -> PrefillConfig:
         """The tiles of a bucket: as large as is of use for it, in three quarters of vmem_bytes.
 
-        Raises ValueError where not even the smallest tiles fit.
+        mxu_columns: of a matrix unit. Raises ValueError where not even the smallest tiles fit.
         """
         step_kv = max(shape.block_size, min(_STEP_KV, _round_up(max_context, LANES)))
         token_bytes = shape.vectors * shape.lanes * _itemsize(shape.pool_dtype)
@@ -125,6 +130,7 @@ class PrefillConfig:
                 part_q=_part_q(chunk_q, shape.group),
                 tile_kv=steps * step_kv,
                 step_kv=step_kv,
+                sums_by_product=shape.lanes % mxu_columns > 0 and shape.pool_dtype != "int8",  # its weights are scaled
                 stretch=_stretch(shape.num_kv_heads * chunks * steps, chunk_q * shape.group),
             )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:

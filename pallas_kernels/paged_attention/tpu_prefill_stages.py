@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.tpu_prefill_math import (
     HIDDEN,
+    LANES,
     dot_keys,
     dot_values,
     fold_lanes,
@@ -96,8 +97,9 @@ def _softmax(w: Walk, part: Part) -> None:
         buffers["logits"][rows, keys], buffers["tops"][w.pair(index)], buffers["highest"][at, rows]
     )
     buffers["highest"][at, rows] = highest
-    buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
     buffers["kept"][w.pair(index)] = kept
+    if not w.config.sums_by_product:
+        buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
     if w.scales is not None:
         weights = weights * buffers["scales"][j & 1, step, head, pl.ds(1, 1), keys]
     buffers["weights"][w.pair(index), keys] = weights.astype(w.shape.dtype)
@@ -106,6 +108,10 @@ def _softmax(w: Walk, part: Part) -> None:
 def _values(w: Walk, part: Part) -> None:
     (j, step, head, _), index, (_, end) = part
     buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
-    added = dot_values(buffers["weights"][w.pair(index), keys], buffers["values"][j & 3, step, head, keys, :])
-    kept = repeat_lanes(buffers["kept"][w.pair(index)], w.shape.lanes)
-    buffers["sums"][at, rows] = buffers["sums"][at, rows] * kept + added
+    v, kept, lanes = buffers["values"][j & 3, step, head, keys, :], buffers["kept"][w.pair(index)], w.shape.lanes
+    if w.config.sums_by_product:
+        v = jnp.concatenate([v, jnp.ones((end, LANES), v.dtype)], axis=1)
+    added = dot_values(buffers["weights"][w.pair(index), keys], v)
+    buffers["sums"][at, rows] = buffers["sums"][at, rows] * repeat_lanes(kept, lanes) + added[:, :lanes]
+    if w.config.sums_by_product:
+        buffers["total"][at, rows] = buffers["total"][at, rows] * kept + added[:, lanes:]

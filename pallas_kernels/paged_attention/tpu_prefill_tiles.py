@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, LANES
-from pallas_kernels.paged_attention.tpu_prefill_math import HIDDEN
+from pallas_kernels.paged_attention.tpu_prefill_math import HIDDEN, repeat_lanes
 from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile
 from pallas_kernels.paged_attention.tpu_prefill_walk import Walk
 
@@ -28,7 +28,8 @@ def start_sums(w: Walk, tile: Tile) -> None:
             sinks = jnp.broadcast_to(w.sinks[pl.ds(head * size[0], size[0])], size).reshape(-1, LANES)
             for part in range(w.config.parts):
                 w.buffers["highest"][at, w.rows(part)] = sinks
-            w.buffers["total"][at] = jnp.full(w.buffers["total"].shape[1:], 1 / LANES, jnp.float32)
+            one = 1.0 if w.config.sums_by_product else 1 / LANES  # its lanes are all alike, or to be added
+            w.buffers["total"][at] = jnp.full(w.buffers["total"].shape[1:], one, jnp.float32)
 
     _for_chunks(w, tile, one_chunk)
 
@@ -52,8 +53,11 @@ def finish(w: Walk, t, tile: Tile) -> None:
         at = head * w.config.chunks + chunk
         for part in range(w.config.parts):
             rows = w.rows(part)
-            total = jnp.sum(w.buffers["total"][at, rows], axis=1, keepdims=True)
-            result = w.buffers["sums"][at, rows] / jnp.where(total > 0, total, 1.0)
+            total = w.buffers["total"][at, rows]
+            if not w.config.sums_by_product:
+                total = jnp.broadcast_to(jnp.sum(total, axis=1, keepdims=True), total.shape)
+            total = repeat_lanes(jnp.where(total > 0, total, 1.0), w.shape.lanes)
+            result = w.buffers["sums"][at, rows] / total
             result = result.astype(out.dtype).reshape(G, w.config.part_q, w.shape.lanes)
             out[pl.ds(head * G, G), w.tokens(chunk, part), :] = result
 

@@ -33,7 +33,7 @@ if jax.__version_info__ < (0, 11):  # later ones have no other emitters
 BY_NAME = {case.name: case for case in TINY_CASES}
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 _TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2)
-_TWO_CHUNKS = PrefillConfig(tile_q=32, chunk_q=16, part_q=16, tile_kv=128, step_kv=128, stretch=2)
+_TWO_CHUNKS = PrefillConfig(tile_q=32, chunk_q=16, part_q=16, tile_kv=128, step_kv=128, stretch=2, sums_by_product=True)
 _PREFILL = {
     "mixed_mqa_f32": _TWO_PARTS_TWO_STEPS,
     "mixed_h96_window_sinks": _TWO_CHUNKS,
@@ -41,7 +41,9 @@ _PREFILL = {
     "mixed_big_blocks": PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=256, step_kv=256),
     "prefill_long": PrefillConfig(tile_q=64, chunk_q=32, part_q=16, tile_kv=128, step_kv=128, stretch=3),
     "encoder": _TWO_PARTS_TWO_STEPS,
-    "diagonal": PrefillConfig(tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4),
+    "diagonal": PrefillConfig(
+        tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4, sums_by_product=True
+    ),
 }
 
 

@@ -47,13 +47,15 @@ def test_tiles_fit_the_memory_that_they_are_given_or_say_that_they_do_not() -> N
     )
     sizes = []
     for megabytes in (16, 64, 128):
-        config = PrefillConfig.choose(shape, num_tokens=512, max_context=4096, vmem_bytes=megabytes * 2**20)
+        config = PrefillConfig.choose(
+            shape, num_tokens=512, max_context=4096, vmem_bytes=megabytes * 2**20, mxu_columns=128
+        )
         config.check(shape)
         sizes.append(config.vmem_bytes(shape))
         assert sizes[-1] <= 0.75 * megabytes * 2**20
     assert sizes == sorted(sizes)
     with pytest.raises(ValueError, match="shard the heads"):
-        PrefillConfig.choose(shape, num_tokens=512, max_context=4096, vmem_bytes=2**20)
+        PrefillConfig.choose(shape, num_tokens=512, max_context=4096, vmem_bytes=2**20, mxu_columns=128)
     with pytest.raises(ValueError, match="multiple of chunk_q"):
         PrefillConfig(tile_q=40, chunk_q=16, part_q=16, tile_kv=128, step_kv=128).check(shape)
     with pytest.raises(ValueError, match="of the block size"):

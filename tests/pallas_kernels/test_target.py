@@ -34,15 +34,20 @@ def test_a_block_holds_32_kb_between_16_and_128_tokens(target: str, bytes_per_to
 
 
 @pytest.mark.parametrize(
-    ("generation", "vmem_mib", "clock_ghz", "has_fp8"),
-    [("v5e", 128, 1.50, False), ("v5p", 64, 1.75, False), ("v6e", 128, 1.75, True), ("v7x", 64, 2.20, True)],
+    ("generation", "vmem_mib", "clock_ghz", "mxu_columns", "has_fp8"),
+    [
+        ("v5e", 128, 1.50, 128, False),
+        ("v5p", 64, 1.75, 128, False),
+        ("v6e", 128, 1.75, 256, True),
+        ("v7x", 64, 2.20, 256, True),
+    ],
 )
-def test_a_tpu_states_its_on_chip_memories_and_clock(
-    generation: str, vmem_mib: int, clock_ghz: float, has_fp8: bool
+def test_a_tpu_states_its_on_chip_memories_clock_and_matrix_unit(
+    generation: str, vmem_mib: int, clock_ghz: float, mxu_columns: int, has_fp8: bool
 ) -> None:
     target = Target.named(f"tpu:{generation}")
     assert (target.vmem_bytes, target.smem_bytes) == (vmem_mib * 2**20, 2**20)
-    assert (target.clock_hz, target.has_fp8) == (clock_ghz * 1e9, has_fp8)
+    assert (target.clock_hz, target.mxu_columns, target.has_fp8) == (clock_ghz * 1e9, mxu_columns, has_fp8)
 
 
 @pytest.mark.parametrize(
