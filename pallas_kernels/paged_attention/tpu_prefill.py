@@ -151,14 +151,14 @@ def _run_tile(w: Walk, t, _) -> None:
 
 def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
     """The items of one KV tile, of which the last is returned. before: the item before the first."""
-    (first_step, end_step), (first_chunk, end_chunk) = w.steps_of(tile, j), w.chunks_of(tile, j)
-    count = (end_step - first_step) * w.shape.num_kv_heads * (end_chunk - first_chunk)
+    count, only = w.count_of(tile, j), w.chunks_of(tile, j, 0)
+    chunks = functools.partial(w.chunks_of, tile, j) if w.config.steps > 1 else lambda step: only
     following = w.first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
 
     def some_items(state):
         done, *items = state  # the item before, the next one
-        for _ in range(max(w.config.stretch, w.config.chunks)):
-            items.append(w.advance(items[-1], first_chunk, end_chunk))
+        while len(items) < max(w.config.stretch, w.config.chunks) + 2:
+            items.append(w.advance(items[-1], chunks))
         chosen = w.choose(tile, items[1:], count - done)
         done += _select([(is_chosen, jnp.int32(s.items)) for is_chosen, s in chosen])
 

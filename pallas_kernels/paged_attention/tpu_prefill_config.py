@@ -14,7 +14,7 @@ ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for 
 PIECE = 128  # tokens whose heads are taken apart at once
 SMEM_FIXED = 4096  # bytes of scalar memory that arrays are padded with and that the compiler keeps
 _CHUNK_ROWS = 1024  # of an item
-_STRETCH_ROWS = 4096  # of items in straight code, which pays once for what the matrix units take to begin and to end
+_STRETCH_LANES = 4096 * LANES  # of rows in straight code, which pays once for what the units take to begin and to end
 _STRETCH_ITEMS = 16  # which are small where a step has few tokens
 _PART_ROWS = 512  # rows of a matrix product: K and V are loaded into the MXU once for so many
 _STEP_KV = 512
@@ -131,7 +131,7 @@ class PrefillConfig:
                 tile_kv=steps * step_kv,
                 step_kv=step_kv,
                 sums_by_product=shape.lanes % mxu_columns > 0 and shape.pool_dtype != "int8",  # its weights are scaled
-                stretch=_stretch(shape.num_kv_heads * chunks * steps, chunk_q * shape.group),
+                stretch=_stretch(shape.num_kv_heads * chunks * steps, chunk_q * shape.group * shape.lanes),
             )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
                 return config
@@ -213,9 +213,9 @@ def _part_q(chunk_q: int, group: int) -> int:
     return chunk_q // next(parts for parts in range(wanted, 0, -1) if chunk_q % (parts * ALIGNMENT) == 0)
 
 
-def _stretch(items: int, rows: int) -> int:
-    """Of a KV tile's items, of so many rows each, as many as are of use and leave none over."""
-    most = min(_STRETCH_ITEMS, max(1, _STRETCH_ROWS // rows))
+def _stretch(items: int, lanes: int) -> int:
+    """Of a KV tile's items, of so many lanes of rows each, as many as are of use and leave none over."""
+    most = min(_STRETCH_ITEMS, max(1, _STRETCH_LANES // lanes))
     return next(size for size in range(most, 0, -1) if items % size == 0)
 
 

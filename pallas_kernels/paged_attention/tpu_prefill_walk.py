@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,15 +46,26 @@ class Walk:
 
     def first_of(self, tile: Tile, j) -> Item:
         """The first item of KV tile j."""
-        return j, self.steps_of(tile, j)[0], jnp.int32(0), self.chunks_of(tile, j)[0]
+        step = self.steps_of(tile, j)[0]
+        return j, step, jnp.int32(0), self.chunks_of(tile, j, step)[0]
 
-    def advance(self, item: Item, first_chunk, end_chunk) -> Item:
-        """The item that follows in the KV tile: chunks change first, then heads, then steps."""
+    def advance(self, item: Item, chunks: Callable[[Any], tuple[Any, Any]]) -> Item:
+        """The item that follows in the KV tile: chunks change first, then heads, then steps. chunks: of a step."""
         j, step, head, chunk = item
-        is_last_chunk = chunk + 1 == end_chunk
+        first, end = chunks(step)
+        is_last_chunk = chunk + 1 == end
         is_last_head = is_last_chunk & (head + 1 == self.shape.num_kv_heads)
         head = jnp.where(is_last_head, 0, jnp.where(is_last_chunk, head + 1, head))
-        return j, jnp.where(is_last_head, step + 1, step), head, jnp.where(is_last_chunk, first_chunk, chunk + 1)
+        chunk = jnp.where(is_last_head, chunks(step + 1)[0], jnp.where(is_last_chunk, first, chunk + 1))
+        return j, jnp.where(is_last_head, step + 1, step), head, chunk
+
+    def count_of(self, tile: Tile, j) -> Any:
+        """Items of KV tile j."""
+        (first_step, end_step), counts = self.steps_of(tile, j), []
+        for step in range(self.config.steps):
+            first, end = self.chunks_of(tile, j, step)
+            counts.append(jnp.where((first_step <= step) & (step < end_step), end - first, 0))
+        return sum(counts) * self.shape.num_kv_heads
 
     def steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
@@ -61,14 +73,14 @@ class Walk:
         end = jnp.minimum(pl.cdiv(tile.end_position - start, size), self.config.steps)
         return jnp.maximum(tile.oldest(self.window) - start, 0) // size, end
 
-    def chunks_of(self, tile: Tile, j) -> tuple[Any, Any]:
-        """Chunks first .. end - 1 of the query tile have a query that sees a key of KV tile j."""
-        size, start = self.config.chunk_q, j * self.config.tile_kv
+    def chunks_of(self, tile: Tile, j, step) -> tuple[Any, Any]:
+        """Chunks first .. end - 1 of the query tile have a query that sees a key of the step of KV tile j."""
+        size, start = self.config.chunk_q, j * self.config.tile_kv + step * self.config.step_kv
         first, end = tile.first_lane, tile.end_lane
         if self.causal:
             first = jnp.maximum(first, start - tile.position)
         if self.window is not None:
-            end = jnp.minimum(end, start + self.config.tile_kv - 1 + self.window - tile.position)
+            end = jnp.minimum(end, start + self.config.step_kv - 1 + self.window - tile.position)
         return first // size, pl.cdiv(end, size)
 
     def slot_of(self, item: Item) -> Any:
@@ -84,12 +96,19 @@ class Walk:
 
         items: the next ones. left: how many there are in the KV tile.
         """
-        several, beside = plain(self.config), diagonal(self.config)
-        is_plain = (left >= several.items) & ~self.hides(tile, items[0], items[several.items - 1])
-        if not self.causal or beside is None:
-            return [(is_plain, several), (~is_plain, single(self.config))]
-        is_diagonal = ~is_plain & self.is_diagonal(tile, items[0])
-        return [(is_plain, several), (is_diagonal, beside), (~is_plain & ~is_diagonal, single(self.config))]
+        several, beside, window = plain(self.config), diagonal(self.config), self.window
+        found: list[tuple[Any, Stretch]] = []
+        if window is None or window >= self.config.step_kv:  # else each step has a key that is hidden from somebody
+            is_plain = (left >= several.items) & ~self.hides(tile, items[0], items[several.items - 1])
+            found.append((is_plain, several))
+        if self.causal and beside and (window is None or window > self.config.tile_q - self.config.chunk_q):
+            found.append((self.is_diagonal(tile, items[0]), beside))
+        found.append((jnp.bool_(True), single(self.config)))
+        taken, chosen = jnp.bool_(False), []
+        for may_be, stretch in found:
+            chosen.append((may_be & ~taken, stretch))
+            taken |= may_be
+        return chosen
 
     def is_diagonal(self, tile: Tile, item: Item) -> Any:
         """Whether a head's items begin with this one, key i of the step beside query i of the tile.

@@ -44,7 +44,9 @@ _PREFILL = {
     "diagonal": PrefillConfig(
         tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4, sums_by_product=True
     ),
+    "window": PrefillConfig(tile_q=64, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2),
 }
+_F32: Any = {"dtype": "float32", "kv_dtype": "float32"}
 
 
 # The interpreter takes seconds for each: those that show a break of the kernels first; the others are slow tests.
@@ -124,19 +126,16 @@ def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_
     _check(case)
 
 
+_LEAVES_OUT = (
+    Case(name="diagonal", rows=((256, 256), (0, 200)), num_tokens=512, num_rows=2, window=600, **_F32),
+    Case(name="window", rows=((150, 100),), num_tokens=100, num_rows=1, window=40, **_F32),
+)
+
+
 @pytest.mark.slow
-def test_parts_of_tiles_on_the_diagonal_see_what_is_before_them_and_nothing_behind() -> None:
-    _check(
-        Case(
-            name="diagonal",
-            rows=((256, 256), (0, 200)),
-            num_tokens=512,
-            num_rows=2,
-            window=600,
-            dtype="float32",
-            kv_dtype="float32",
-        )
-    )
+@pytest.mark.parametrize("case", _LEAVES_OUT, ids=lambda case: case.name)
+def test_keys_that_no_query_of_a_chunk_or_a_part_sees_are_left_out_and_no_others(case: Case) -> None:
+    _check(case)
 
 
 def _check(case: Case) -> None:
