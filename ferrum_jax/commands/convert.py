@@ -43,12 +43,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _from_hf(hf: str, out: Path, dtype: str | None) -> int:
+    from rich.console import Console
+
     from checkpoints import convert, open_checkpoint
     from ferrum_jax.models import registry
+    from ferrum_jax.progress import status
 
     checkpoint = open_checkpoint(hf)
     weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head)
-    summary = convert(hf, out, **weights._asdict(), dtype=dtype)
+    with status(Console(stderr=True), f"converting {hf}"):
+        summary = convert(hf, out, **weights._asdict(), dtype=dtype)
     print(
         f"{out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
         f"largest rounding {summary.max_cast_error:.3g}"
@@ -71,11 +75,15 @@ def _print_errors(errors: tuple[CastError, ...]) -> None:
 
 
 def _to_hf(source: Path, out: Path) -> int:
+    from rich.console import Console
+
     from checkpoints import open_checkpoint, to_huggingface
     from ferrum_jax.models import registry
+    from ferrum_jax.progress import status
 
     checkpoint = open_checkpoint(source)
     weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head)
-    count = to_huggingface(source, out, rules=weights.rules)
+    with status(Console(stderr=True), f"converting {source}"):
+        count = to_huggingface(source, out, rules=weights.rules)
     print(f"{out}: {count} tensors")
     return 0
