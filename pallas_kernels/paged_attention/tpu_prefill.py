@@ -22,6 +22,7 @@ from pallas_kernels.paged_attention.tpu_prefill_config import ALIGNMENT, LANES, 
 from pallas_kernels.paged_attention.tpu_prefill_kv import enter, fetch_blocks
 from pallas_kernels.paged_attention.tpu_prefill_schedule import PrefillSchedule, Tile
 from pallas_kernels.paged_attention.tpu_prefill_stages import begin, end, run_stretch
+from pallas_kernels.paged_attention.tpu_prefill_stretch import Stretch
 from pallas_kernels.paged_attention.tpu_prefill_tiles import copy_q, finish, start_sums, wait_out
 from pallas_kernels.paged_attention.tpu_prefill_walk import Item, Walk
 
@@ -151,18 +152,30 @@ def _run_tile(w: Walk, t, _) -> None:
 
 def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
     """The items of one KV tile, of which the last is returned. before: the item before the first."""
-    count, only = w.count_of(tile, j), w.chunks_of(tile, j, 0)
-    chunks = functools.partial(w.chunks_of, tile, j) if w.config.steps > 1 else lambda step: only
-    following = w.first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
+    first_step, end_step = w.steps_of(tile, j)
 
-    def some_items(state):
+    def one_step(step, before):
+        return _run_step(w, t, tile, j, step, step + 1 == end_step, before)
+
+    return jax.lax.fori_loop(first_step, end_step, one_step, before)
+
+
+def _run_step(w: Walk, t, tile: Tile, j, step, is_last, before: Item) -> Item:
+    """The items of one step, stretch by stretch."""
+    first_chunk, end_chunk = w.chunks_of(tile, j, step)
+    count = w.shape.num_kv_heads * (end_chunk - first_chunk)
+    next_tile = w.first_of(tile, jnp.minimum(j + 1, tile.end_kv - 1))
+    following = _select([(is_last, next_tile), (True, w.first_in(tile, j, step + 1))])
+    kinds = w.kinds(tile, j, step)
+
+    def one_stretch(state):
         done, *items = state  # the item before, the next one
-        while len(items) < max(w.config.stretch, w.config.chunks) + 2:
-            items.append(w.advance(items[-1], chunks))
-        chosen = w.choose(tile, items[1:], count - done)
+        while len(items) < max(stretch.items for _, stretch in kinds) + 2:
+            items.append(w.advance(items[-1], first_chunk, end_chunk))
+        chosen = _first_that_fits(kinds, count - done)
         done += _select([(is_chosen, jnp.int32(s.items)) for is_chosen, s in chosen])
 
-        @pl.when((done == count) & (j + 1 < tile.end_kv))
+        @pl.when((done == count) & is_last & (j + 1 < tile.end_kv))
         def _():
             enter(w, t, tile, j + 1)
 
@@ -172,8 +185,18 @@ def _run_kv_tile(w: Walk, t, tile: Tile, j, before: Item) -> Item:
             pl.when(is_chosen)(run)
         return done, *(_select([(is_chosen, items[s.items + i]) for is_chosen, s in chosen]) for i in (0, 1))
 
-    first = (jnp.int32(0), before, w.first_of(tile, j))
-    return jax.lax.while_loop(lambda state: state[0] < count, some_items, first)[1]
+    first = (jnp.int32(0), before, w.first_in(tile, j, step))
+    return jax.lax.while_loop(lambda state: state[0] < count, one_stretch, first)[1]
+
+
+def _first_that_fits(kinds: list[tuple[Any, Stretch]], left) -> list[tuple[Any, Stretch]]:
+    """Each kind of stretch that a step may have, and whether it is next, with so many items left; one of them is."""
+    taken, chosen = jnp.bool_(False), []
+    for may_be, stretch in kinds:
+        fits = may_be & (left >= stretch.items)
+        chosen.append((fits & ~taken, stretch))
+        taken |= fits
+    return chosen
 
 
 def _select(values: list[tuple[Any, Any]]) -> Any:

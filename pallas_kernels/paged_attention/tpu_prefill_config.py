@@ -131,7 +131,7 @@ class PrefillConfig:
                 tile_kv=steps * step_kv,
                 step_kv=step_kv,
                 sums_by_product=shape.lanes % mxu_columns > 0 and shape.pool_dtype != "int8",  # its weights are scaled
-                stretch=_stretch(shape.num_kv_heads * chunks * steps, chunk_q * shape.group * shape.lanes),
+                stretch=_stretch(shape.num_kv_heads * chunks, chunk_q * shape.group * shape.lanes),
             )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
                 return config
@@ -214,15 +214,15 @@ def _part_q(chunk_q: int, group: int) -> int:
 
 
 def _stretch(items: int, lanes: int) -> int:
-    """Of a KV tile's items, of so many lanes of rows each, as many as are of use and leave none over."""
+    """Of a step's items, of so many lanes of rows each, as many as are of use and leave none over."""
     most = min(_STRETCH_ITEMS, max(1, _STRETCH_LANES // lanes))
     return next(size for size in range(most, 0, -1) if items % size == 0)
 
 
 def tiled_bytes(rows: int, lanes: int, itemsize: int) -> int:
-    """Bytes of the two minor dims [rows, lanes], whose tiles are at least a 32-bit word of rows."""
-    packing = 4 // itemsize
-    return _round_up(rows, packing) * _round_up(lanes, LANES) * itemsize
+    """Bytes of the two minor dims [rows, lanes]. Tiles have 8 rows, or fewer for few, but a 32-bit word of them."""
+    tile = max(4 // itemsize, min(8, 1 << (rows - 1).bit_length()))
+    return _round_up(rows, tile) * _round_up(lanes, LANES) * itemsize
 
 
 def _itemsize(dtype: str) -> int:

@@ -54,10 +54,11 @@ def finish(w: Walk, t, tile: Tile) -> None:
         for part in range(w.config.parts):
             rows = w.rows(part)
             total = w.buffers["total"][at, rows]
-            if not w.config.sums_by_product:
-                total = jnp.broadcast_to(jnp.sum(total, axis=1, keepdims=True), total.shape)
-            total = repeat_lanes(jnp.where(total > 0, total, 1.0), w.shape.lanes)
-            result = w.buffers["sums"][at, rows] / total
+            if w.config.sums_by_product:
+                total = repeat_lanes(total, w.shape.lanes)
+            else:
+                total = jnp.sum(total, axis=1, keepdims=True)
+            result = w.buffers["sums"][at, rows] / jnp.where(total > 0, total, 1.0)
             result = result.astype(out.dtype).reshape(G, w.config.part_q, w.shape.lanes)
             out[pl.ds(head * G, G), w.tokens(chunk, part), :] = result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,26 +45,17 @@ class Walk:
 
     def first_of(self, tile: Tile, j) -> Item:
         """The first item of KV tile j."""
-        step = self.steps_of(tile, j)[0]
+        return self.first_in(tile, j, self.steps_of(tile, j)[0])
+
+    def first_in(self, tile: Tile, j, step) -> Item:
+        """The first item of a step."""
         return j, step, jnp.int32(0), self.chunks_of(tile, j, step)[0]
 
-    def advance(self, item: Item, chunks: Callable[[Any], tuple[Any, Any]]) -> Item:
-        """The item that follows in the KV tile: chunks change first, then heads, then steps. chunks: of a step."""
+    def advance(self, item: Item, first_chunk, end_chunk) -> Item:
+        """The item that follows in the step: chunks change first, then heads."""
         j, step, head, chunk = item
-        first, end = chunks(step)
-        is_last_chunk = chunk + 1 == end
-        is_last_head = is_last_chunk & (head + 1 == self.shape.num_kv_heads)
-        head = jnp.where(is_last_head, 0, jnp.where(is_last_chunk, head + 1, head))
-        chunk = jnp.where(is_last_head, chunks(step + 1)[0], jnp.where(is_last_chunk, first, chunk + 1))
-        return j, jnp.where(is_last_head, step + 1, step), head, chunk
-
-    def count_of(self, tile: Tile, j) -> Any:
-        """Items of KV tile j."""
-        (first_step, end_step), counts = self.steps_of(tile, j), []
-        for step in range(self.config.steps):
-            first, end = self.chunks_of(tile, j, step)
-            counts.append(jnp.where((first_step <= step) & (step < end_step), end - first, 0))
-        return sum(counts) * self.shape.num_kv_heads
+        is_last = chunk + 1 == end_chunk
+        return j, step, jnp.where(is_last, head + 1, head), jnp.where(is_last, first_chunk, chunk + 1)
 
     def steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
@@ -91,40 +81,22 @@ class Walk:
         """Position of the item's first key."""
         return item[0] * self.config.tile_kv + item[1] * self.config.step_kv
 
-    def choose(self, tile: Tile, items: list[Item], left) -> list[tuple[Any, Stretch]]:
-        """The stretches that may be next, and for each whether it is; one of them is.
+    def kinds(self, tile: Tile, j, step) -> list[tuple[Any, Stretch]]:
+        """The kinds of stretches that may be in a step, and for each whether it may be in this one; single ones may.
 
-        items: the next ones. left: how many there are in the KV tile.
+        In a plain one no key is hidden from any query; a diagonal one has key i of the step beside query i of the tile
+        and some of its queries in each chunk.
         """
-        several, beside, window = plain(self.config), diagonal(self.config), self.window
-        found: list[tuple[Any, Stretch]] = []
-        if window is None or window >= self.config.step_kv:  # else each step has a key that is hidden from somebody
-            is_plain = (left >= several.items) & ~self.hides(tile, items[0], items[several.items - 1])
-            found.append((is_plain, several))
-        if self.causal and beside and (window is None or window > self.config.tile_q - self.config.chunk_q):
-            found.append((self.is_diagonal(tile, items[0]), beside))
-        found.append((jnp.bool_(True), single(self.config)))
-        taken, chosen = jnp.bool_(False), []
-        for may_be, stretch in found:
-            chosen.append((may_be & ~taken, stretch))
-            taken |= may_be
-        return chosen
-
-    def is_diagonal(self, tile: Tile, item: Item) -> Any:
-        """Whether a head's items begin with this one, key i of the step beside query i of the tile.
-
-        Each chunk has a query of the row, and a window hides none of the keys.
-        """
-        start, size = self.start_of(item), self.config.chunk_q
-        has_all = (tile.first_lane < size) & (tile.end_lane > self.config.tile_q - size)
-        found = has_all & (item[3] == 0) & (start == tile.position)
-        return found if self.window is None else found & (start > tile.high - self.window)
-
-    def hides(self, tile: Tile, first: Item, last: Item) -> Any:
-        """Whether some query of the tile may not see some key of the items first .. last of a KV tile."""
-        end = self.start_of(last) + self.config.step_kv
-        hidden = end > (tile.low + 1 if self.causal else tile.end_position)
-        return hidden if self.window is None else hidden | (self.start_of(first) <= tile.high - self.window)
+        config, window, start = self.config, self.window, j * self.config.tile_kv + step * self.config.step_kv
+        in_window = jnp.bool_(True) if window is None else start > tile.high - window
+        beside, found = diagonal(config), []
+        if window is None or window >= config.step_kv:  # else each step has a key that is hidden from somebody
+            seen = start + config.step_kv <= (tile.low + 1 if self.causal else tile.end_position)
+            found.append((seen & in_window, plain(config)))
+        if self.causal and beside and (window is None or window > config.tile_q - config.chunk_q):
+            has_all = (tile.first_lane < config.chunk_q) & (tile.end_lane > config.tile_q - config.chunk_q)
+            found.append((has_all & (start == tile.position) & in_window, beside))
+        return [*found, (jnp.bool_(True), single(config))]
 
     def rows(self, part: int) -> Any:
         """A part's rows of an item's logits, weights and sums."""
