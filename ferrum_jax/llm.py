@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,18 @@ class LLM:
         self._calls: Calls | None = None
         if engine is not None:
             recompile = self.config.on_recompile
-            self._calls = Calls(engine, self._make_engine, counter=opened.counter, on_recompile=recompile)
+            self._calls = Calls(engine, self._engine_maker(), counter=opened.counter, on_recompile=recompile)
+
+    def _engine_maker(self) -> Callable[[], Engine]:
+        """Makes fresh engines, and holds no LLM: `del llm` frees weights and pools at once."""
+        me = weakref.ref(self)
+
+        def make() -> Engine:
+            llm = me()
+            assert llm is not None, "calls do not outlive their LLM"
+            return llm._make_engine()
+
+        return make
 
     def _make_engine(self) -> Engine:
         processes = current()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -13,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax import SamplingParams
+from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.loading import build_engine
 from ferrum_jax.runtime.runner import Runner
-from tests.support import SMALL, finish, run, small_llm
+from tests.support import GOLDENS, SMALL, finish, run, small_llm
 
 VOCABULARY = 310
 END = 0  # one of the model's end tokens
@@ -535,3 +536,17 @@ def test_what_is_interrupted_anywhere_goes_on_to_the_same_end(llm):
 def plain(choices) -> list:
     """Choices without log-probabilities' last bits, which depend on the company where `invariant` is off."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, [list(e) for e in c.logprobs]) for c in choices]
+
+
+def test_an_llm_that_nobody_holds_any_more_has_freed_its_memory_before_any_garbage_is_collected():
+    gc.collect()
+    before = held_bytes()
+    own = LLM(str(GOLDENS / "qwen3"), SMALL)
+    own.generate(PROMPT, GREEDY, progress=False)
+    assert held_bytes() > before
+    gc.disable()
+    try:
+        del own
+        assert held_bytes() == before
+    finally:
+        gc.enable()
