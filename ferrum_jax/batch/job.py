@@ -203,8 +203,12 @@ class _Run:
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))
+        too_many = f"more than {self._options.max_errors} rows failed"
         if self._journal.is_complete:
+            if self._options.is_exceeded_by(self._tally.num_failed):
+                self._console.print(f"All rows are done, and {too_many}.")
+                return EXIT_TOO_MANY_ERRORS
             return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
-        why = self._notice.reason or f"more than {self._options.max_errors} rows failed"
+        why = self._notice.reason or too_many
         self._console.print(f"Stopped: {why}. Finished rows are kept; the same command goes on with the rest.")
         return self._notice.exit_code or EXIT_TOO_MANY_ERRORS

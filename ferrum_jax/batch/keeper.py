@@ -25,6 +25,10 @@ class JobOptions:
     expiry_s: float = 60.0
     poll_s: float = 1.0
 
+    def is_exceeded_by(self, num_failed: int) -> bool:
+        """Whether so many failed rows are more than `max_errors`."""
+        return self.max_errors is not None and num_failed > self.max_errors
+
 
 class Keeper:
     """A thread that flushes the journal and beats the heart; a context manager. What it raises, `check` raises."""

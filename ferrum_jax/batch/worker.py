@@ -73,8 +73,7 @@ class Worker:
 
     @property
     def has_too_many_errors(self) -> bool:
-        limit = self._options.max_errors
-        return limit is not None and self._tally.num_failed > limit
+        return self._options.is_exceeded_by(self._tally.num_failed)
 
     def run(self, make_llm: Callable[[], BatchLLM]) -> BatchLLM | None:
         """To the end. Raises OSError if files fail, and what the engine raises if it is not one row's fault."""

@@ -276,6 +276,12 @@ def test_a_job_stops_once_more_rows_failed_than_it_may_and_goes_on_with_a_higher
     assert len(job.lines()) == 6
 
 
+def test_a_job_whose_rows_are_all_done_says_too_that_more_failed_than_may(tmp_path):
+    job = Job(tmp_path, BAD_LINES[1] + BAD_LINES[2])
+    assert job.run(max_errors=1) == EXIT_TOO_MANY_ERRORS and len(job.lines()) == 2
+    assert "All rows are done, and more than 1 rows failed" in job.shown.getvalue()
+
+
 class Poison(RuntimeError):
     pass
 
