@@ -46,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(args)
     from ferrum_jax import distributed
 
-    code = _run(args, distributed.join)
+    try:
+        code = _run(args, distributed.join)
+    except SystemExit as ended:  # of one that lost another, which then says so, or that follows one that has ended
+        distributed.end(int(ended.code or 0))
+        raise
     distributed.end(code)
     return code
 
