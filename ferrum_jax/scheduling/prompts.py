@@ -36,9 +36,7 @@ class CachedPrompts:
 
     def keeps(self, request: Request) -> bool:
         """Whether an entry is made of the request's prompt, or looked for."""
-        return (self.slots is not None and self._keeps_state(request)) or (
-            request.num_choices > 1 and self._keeps_tail(request)
-        )
+        return self._keeps_state(request) or self._keeps_tail(request)
 
     def _keeps_state(self, request: Request) -> bool:
         return self.slots is not None and len(request.token_ids) >= self._min_tokens
