@@ -51,13 +51,11 @@ def write_random_checkpoint(shape: str, parent: pathlib.Path) -> pathlib.Path:
     sources = expand(registry.family_of(spec.architecture).weight_rules(spec))
     rng = np.random.default_rng(0)
     tensors: dict[str, np.ndarray] = {}
-    for target, names in sources.items():
-        part = targets[target].shape[1:] if len(names) > 1 else targets[target].shape
-        for name in names:
-            assert isinstance(name, str), (
-                f"{name} is a part of a tensor, and shapes are of families whose tensors are whole"
-            )
-            tensors[name] = _random(part, rng)
+    for target, parts in sources.items():
+        one = targets[target].shape[1:] if len(parts) > 1 else targets[target].shape
+        for source in parts:
+            assert source.part is None, f"{source}: shapes are of families whose tensors are whole"
+            tensors[source.name] = _random(one, rng)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "partial.safetensors")
     (folder / "partial.safetensors").rename(folder / "model.safetensors")  # a killed run leaves no half a model

@@ -1,0 +1,40 @@
+"""Random weights of a published shape are a checkpoint that loads whole."""
+
+from __future__ import annotations
+
+from checkpoints import open_checkpoint
+from ferrum_jax.models import registry
+from scripts import shapes
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+}
+
+
+def test_a_shape_with_random_weights_loads(tmp_path, monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.SHAPES["qwen3-0.6b"] | SMALL)
+
+    folder = shapes.write_random_checkpoint("small", tmp_path)
+    checkpoint = open_checkpoint(folder)
+    spec = registry.spec_of(checkpoint.config)
+    _, targets = registry.unbind(registry.abstract_model(spec, "float32"))
+    weights = registry.weights_of(checkpoint.config)
+    loaded = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=targets)
+
+    assert loaded.keys() == targets.keys()
+    assert all((loaded[name] == 1).all() for name in loaded if "norm" in name)
+    assert all(0.01 < float(loaded[name].std()) < 0.03 for name in loaded if "norm" not in name)
+
+
+def test_weights_are_made_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    weights = shapes.write_random_checkpoint("small", tmp_path) / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    shapes.write_random_checkpoint("small", tmp_path)
+    assert weights.stat().st_mtime_ns == written
