@@ -44,7 +44,7 @@ from ferrum_jax.runtime.fit import (
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.store import serialize
 from ferrum_jax.runtime.topology import target_devices
-from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
 
 
@@ -93,7 +93,14 @@ class BundleOrder:
         return read_json(Path(self.model) / "config.json")
 
     def _mesh(self) -> Mesh:
-        return make_mesh(MeshShape.parse(self.config.mesh), target_devices(self.target))
+        shape, devices = MeshShape.parse(self.config.mesh), target_devices(self.target)
+        if not takes_all_hosts(shape, devices):
+            raise ValueError(
+                f"mesh is {str(shape)!r}, {shape.size} of the {len(devices)} devices of {self.target}, a slice of "
+                f"several hosts, which all run every step; name a mesh of all {len(devices)}, or a slice of "
+                f"{shape.size}"
+            )
+        return make_mesh(shape, devices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

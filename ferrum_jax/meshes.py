@@ -11,7 +11,7 @@ from ferrum_jax.config import MeshShape
 from ferrum_jax.runtime.fit import PROBE_BLOCKS, available_bytes, kv_bytes_left
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.topology import target_devices
-from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sharding import make_mesh, takes_all_hosts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ def meshes_of(order: BundleOrder, layout: Layout) -> list[MeshFit]:
     devices = target_devices(order.target)
     if devices[0].platform == "cpu":
         return []
-    shapes = shapes_of(len(devices))
+    shapes = [shape for shape in shapes_of(len(devices)) if takes_all_hosts(shape, devices)]
     return [_fit(order, shape, devices[: shape.size], layout.ledger.temporaries_bytes) for shape in shapes]
 
 

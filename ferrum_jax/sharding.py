@@ -29,6 +29,7 @@ from ferrum_jax.ints import round_up
 from ferrum_jax.spec import ModelSpec
 
 DATA, TENSOR = "dp", "tp"
+_TPUS_OF_A_HOST = 8  # no machine has more
 
 # Logical axis -> the mesh axes that split it. An axis that is not named here is whole on every device.
 RULES: dict[str, str | tuple[str, ...]] = {
@@ -158,6 +159,12 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     else:
         grid = np.array(devices[: shape.size]).reshape(sizes)
     return Mesh(grid, (DATA, TENSOR))
+
+
+def takes_all_hosts(shape: MeshShape, devices: Sequence[Any]) -> bool:
+    """Whether a mesh of the first devices, live ones or of a topology description, leaves no host of a slice idle."""
+    one_host = devices[0].platform != "tpu" or len(devices) <= _TPUS_OF_A_HOST
+    return one_host or shape.size >= len(devices)
 
 
 def crosses_processes(mesh: Mesh) -> bool:

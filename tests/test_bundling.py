@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures.process import BrokenProcessPool
 
 import jax
@@ -45,6 +46,16 @@ def make(folder):
     return run(
         "-m", "ferrum_jax", "compile", "--model", GOLDENS / "qwen3", "--target", "cpu", "--out", folder, *FLAGS.split()
     )
+
+
+def test_a_mesh_that_leaves_hosts_of_a_slice_idle_is_refused_before_anything_is_compiled(monkeypatch):
+    devices = [types.SimpleNamespace(platform="tpu", id=number) for number in range(16)]
+    monkeypatch.setattr(bundling, "target_devices", lambda target: devices)
+    order = BundleOrder(model=str(GOLDENS / "qwen3"), target="tpu:v6e:4x4", config=EngineConfig(mesh="tp=4"))
+    with pytest.raises(
+        ValueError, match=r"'tp=4', 4 of the 16 devices of tpu:v6e:4x4.*mesh of all 16, or a slice of 4$"
+    ):
+        order.lay_out()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.processes import own_device, smallest
 from ferrum_jax.runtime.step import attention_config
 from ferrum_jax.runtime.store import ExecutableSource
-from ferrum_jax.sharding import make_mesh, refusals
+from ferrum_jax.sharding import make_mesh, refusals, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.paged_attention import TpuConfig
 from pallas_kernels.target import Target
@@ -98,11 +98,11 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
     def fits(**changes: Any) -> bool:
         changed = dataclasses.replace(config, **changes)
         try:
-            mesh = make_mesh(MeshShape.parse(changed.mesh), devices)
-            fit(spec, changed, mesh, temporaries_of=expected_temporaries)
+            shape = MeshShape.parse(changed.mesh)
+            fit(spec, changed, make_mesh(shape, devices), temporaries_of=expected_temporaries)
         except ValueError:
             return False
-        return True
+        return takes_all_hosts(shape, devices)
 
     shape, found = MeshShape.parse(config.mesh), []
     wider = (MeshShape(dp=min(shape.dp, len(devices) // tp), tp=tp) for tp in range(shape.tp + 1, len(devices) + 1))

@@ -65,6 +65,14 @@ def test_what_no_mesh_of_the_target_holds_is_told_how_many_devices_would():
     assert changes(CONFIG, V5E[:1], nowhere) == []
 
 
+def test_a_mesh_that_leaves_a_host_of_a_slice_idle_is_no_advice():
+    """Of 16 devices dp=5,tp=3 would fit, and takes 15; the next that divides 6 KV heads, tp=6, takes 12."""
+    spec = dataclasses.replace(LARGE, intermediate_size=720_000, num_attention_heads=12, num_key_value_heads=6)
+    slice_of_hosts = [Described(id=number, coords=(number, 0, 0)) for number in range(16)]
+    config = dataclasses.replace(CONFIG, mesh="dp=8,tp=2")
+    assert changes(config, slice_of_hosts, spec) == []
+
+
 def test_a_named_pool_that_is_larger_than_the_device_is_refused_with_what_is_left():
     def of_blocks(num_blocks):
         config = dataclasses.replace(CONFIG, num_blocks=num_blocks)
