@@ -68,11 +68,14 @@ def test_dry_runs_print_the_commands_of_google_s_tool():
 
 
 def test_a_dry_run_of_watch_and_of_resume_shows_what_follows_a_preemption():
-    for command in ("watch", "resume"):
-        verbs = [next(word for word in line if word in VERBS) for line in printed(command, *JOB)]
+    shown = {command: printed(command, *JOB) for command in ("watch", "resume")}
+    for lines in shown.values():
+        verbs = [next(word for word in line if word in VERBS) for line in lines]
         assert [verb for verb in verbs if verb != "list"][:8] == [
             *("delete", "create", "ssh", "archive", "scp", "ssh", "rm", "ssh"),
         ]
+    assert shown["watch"][-1][-1] == "--command=tail -n 20 ferrum_jax/job.log"  # once the job has ended
+    assert shown["resume"] == shown["watch"][:-1]  # which returns once the job runs
 
 
 VERBS = ("list", "delete", "create", "ssh", "archive", "scp", "rm")
