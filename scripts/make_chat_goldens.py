@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/text/templates/recorded.json: what transformers renders from the chat templates beside it.
 
-    python scripts/make_chat_goldens.py
+    python -m scripts.make_chat_goldens
 
 Needs transformers (made with 5.23); the tests that read the result do not. A template is a file NAME.jinja, written for
 the tests with the constructs of its family; each is rendered with every conversation, or its refusal is recorded.
@@ -9,6 +9,7 @@ the tests with the constructs of its family; each is rendered with every convers
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     templates = sorted(FOLDER.glob("*.jinja"))
     recorded = {
         "tokens": TOKENS,

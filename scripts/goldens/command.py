@@ -7,16 +7,18 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import transformers  # pyright: ignore[reportMissingImports]
-
 
 def run(description: str | None, names: Iterable[str], out: str, make: Callable[[str, Path], None]) -> None:
-    """Makes the folders that the command line names, all of them by default, each anew."""
+    """Makes the folders that the command line names, all of them by default, each anew; other names are refused."""
     known = list(names)
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=known, help=f"of {known}")
     parser.add_argument("--out", type=Path, default=Path(out))
     arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"nothing is called {sorted(unknown)}; there are {known}")
+    import transformers  # pyright: ignore[reportMissingImports]
+
     transformers.utils.logging.disable_progress_bar()
     for name in arguments.names:
         folder = arguments.out / name
