@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.scheduler import Scheduler
+from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256
 _TEXT = "x" * TOKENS_OUT
@@ -188,15 +188,14 @@ def measure(folder: Path, num_rows: int, *, schedules: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--no-scheduler", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000, help="of the job")
+    parser.add_argument("--no-scheduler", action="store_true", help="answer rows without scheduling them")
     parser.add_argument("--folder", help="where files go; a new temporary folder if not given")
     args = parser.parse_args()
-    sha = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         found = measure(Path(folder), args.rows, schedules=not args.no_scheduler)
-    print(json.dumps({**found, "python": platform.python_version(), "git": sha.strip()}))
+    print(json.dumps({**found, "python": platform.python_version(), **git_state()}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of the host's part of a step, with a device that computes nothing; one JSON line.
 
-    python scripts/bench_host.py [--rows 256] [--blocks 4096 1000000] [--repeats 3]
+    python -m scripts.bench_host [--rows 256] [--blocks 4096 1000000] [--repeats 3]
 
 A decode step is schedule + pack + commit (end and stop checks, publishing, table growth). Every block of
 the pool is cached when it starts, so each block that a row grows by evicts one: the steady state of a
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from array import array
@@ -28,6 +26,7 @@ from ferrum_jax.runtime.inputs import pack
 from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.scheduler import Scheduler
+from scripts.git_state import git_state
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 2048
@@ -129,16 +128,11 @@ def _spread_us(seconds: list[float]) -> dict[str, float]:
     return {name: round(1e6 * value, 1) for name, value in zip(("p10", "p50", "p90"), tenths[::4], strict=True)}
 
 
-def git(*arguments: str) -> str:
-    folder = pathlib.Path(__file__).parent
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[4096, 1_000_000])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256, help="that decode at once")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4096, 1_000_000], help="sizes of the pool")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each size")
     arguments = parser.parse_args()
     decode = {}
     for num_blocks in arguments.blocks:
@@ -156,8 +150,7 @@ def main() -> None:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "git_sha": git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(git("status", "--porcelain")),
+        **git_state(),
     }
     json.dump(result, sys.stdout)
     print()

@@ -36,10 +36,11 @@ def set_up(arguments: list[str]) -> None:
     os.execvp("bash", ["bash", "-euo", "pipefail", "-c", command, "bench_kernels", *arguments, _SET_UP])
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    arguments = sys.argv[1:]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="on the GPU of this machine")
-    parser.add_argument(_SET_UP, action="store_true", help="this Python has what is needed")
+    parser.add_argument(_SET_UP, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("cases", nargs="*", help="names; all of the platform's by default")
     options = parser.parse_args(arguments)
     if options.gpu:
@@ -55,6 +56,7 @@ def run(names: list[str], *, on_gpu: bool) -> None:
 
     from pallas_kernels.target import Target
     from scripts import kernel_rivals as rivals
+    from scripts.git_state import git_state
 
     cases = rivals.GPU_CASES if on_gpu else rivals.CPU_CASES
     unknown = set(names) - {case.name for case in cases}
@@ -63,7 +65,7 @@ def run(names: list[str], *, on_gpu: bool) -> None:
     device = jax.devices()[0]
     target = Target.of_device(device)
     copied = rivals.copy_bytes_per_s(2**32 if on_gpu else 2**24)
-    about = {"device": device.device_kind, "jax": jax.__version__, **rivals.git_state()}
+    about = {"device": device.device_kind, "jax": jax.__version__, **git_state()}
     print(json.dumps({**about, "copy_gb_per_s": round(copied / 1e9, 1)}), flush=True)
     for case in cases:
         if names and case.name not in names:
@@ -96,4 +98,4 @@ def run(names: list[str], *, on_gpu: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -25,6 +25,7 @@ import jax
 
 from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.bench import WORKLOADS, Request, make_workload, measure, run_workload
+from scripts.git_state import git_state
 from scripts.shapes import SHAPES, write_random_checkpoint
 
 
@@ -48,15 +49,6 @@ def run_reference(python: str, folder: pathlib.Path, requests: list[Request]) ->
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def git_state() -> dict[str, object]:
-    """Commit and whether files differ from it."""
-    sha = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout != ""
-    return {"git": sha, "dirty": dirty}
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -74,7 +66,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--reference-python", help="an interpreter with torch and transformers")
     parser.add_argument("--profile", help="write a profiler trace of the measured run to this folder")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.reference_python and arguments.workload == "ragged":
+        parser.error("--reference-python needs prompts of one length, and those of ragged are not")
+    return arguments
 
 
 def main() -> None:

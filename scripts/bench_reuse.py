@@ -40,7 +40,8 @@ from ferrum_jax.engine import Engine
 from ferrum_jax.loading import build_engine
 from ferrum_jax.scheduling.id_pool import IdPool
 from ferrum_jax.scheduling.prefix import KEY_BYTES, extend_keys
-from scripts.bench_host import fill_with_cached_ids, git
+from scripts.bench_host import fill_with_cached_ids
+from scripts.git_state import git_state
 
 _IDS_PER_CALL = 16
 _CALLS = 1000
@@ -316,12 +317,13 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("host", "device", "tokens"))
     parser.add_argument(
         "--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the device's"
     )
-    parser.add_argument("--model", default=str(Path(__file__).parent.parent / "checkpoints" / "demo"))
+    demo = Path(__file__).parent.parent / "checkpoints" / "demo"
+    parser.add_argument("--model", default=str(demo), metavar="DIR", help="of device and tokens; by default the demo's")
     arguments = parser.parse_args()
     if arguments.part == "host":
         measured = measure_host(arguments.repeats or 100)
@@ -335,8 +337,7 @@ def main() -> None:
         **measured,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "git_sha": git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(git("status", "--porcelain")),
+        **git_state(),
     }
     json.dump(result, sys.stdout)
     print()

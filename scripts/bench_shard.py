@@ -230,7 +230,7 @@ def _title(arguments: argparse.Namespace) -> str:
 def _versions(arguments: argparse.Namespace) -> dict[str, Any]:
     import jax
 
-    from scripts.bench_offline import git_state
+    from scripts.git_state import git_state
 
     device = f"compiled for {arguments.aot}" if arguments.aot else jax.devices()[0].device_kind
     return {"jax": jax.__version__, "device": device, "cores": os.cpu_count(), **git_state()}

@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.util
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,15 +102,6 @@ def copy_bytes_per_s(num_bytes: int) -> float:
     there = jnp.zeros(num_bytes // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     return 2 * num_bytes / measure(lambda: copy(there)[:1]).median_s
-
-
-def git_state() -> dict[str, object]:
-    """Commit and whether files differ from it."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
-
-    return {"git": git("rev-parse", "--short", "HEAD"), "dirty": git("status", "--porcelain") != ""}
 
 
 def work_of(case: Case) -> tuple[int, int]:
