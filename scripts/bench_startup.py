@@ -1,6 +1,6 @@
 """From `import jax` to the first token, phase by phase: cold, and with a bundle.
 
-python -m scripts.bench_startup [--model DIR | --shape NAME] [--bundle DIR] [--no-cold] [--json] [engine flags]
+    python -m scripts.bench_startup [--model DIR | --shape NAME] [--bundle DIR] [--no-cold] [--json] [engine flags]
 
 Each start is a process of its own that times itself. A bundle that DIR does not hold yet is made first and not counted.
 Weights and executables are made side by side, so of the two only the slower one delays the first token.
@@ -110,9 +110,12 @@ def _seconds(wall_s: float, cpu_s: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="checkpoints/demo", metavar="DIR")
+    parser.add_argument("--model", default="checkpoints/demo", metavar="DIR", help="default: checkpoints/demo")
     parser.add_argument("--shape", metavar="NAME", help="a published shape with random weights instead of --model")
-    parser.add_argument("--shape-dir", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), metavar="DIR")
+    shape_dir = pathlib.Path(tempfile.gettempdir())
+    parser.add_argument(
+        "--shape-dir", type=pathlib.Path, default=shape_dir, metavar="DIR", help="where weights are kept"
+    )
     parser.add_argument("--bundle", metavar="DIR", help="a bundle to use, or where to make it; else it is temporary")
     parser.add_argument("--no-cold", action="store_true", help="leave out the start that compiles")
     parser.add_argument("--json", action="store_true", help="print one object and no table")
@@ -124,8 +127,10 @@ def main() -> None:
         return
     model = args.model
     if args.shape is not None:
-        from scripts.shapes import write_random_checkpoint
+        from scripts.shapes import SHAPES, write_random_checkpoint
 
+        if args.shape not in SHAPES:
+            parser.error(f"no shape is called {args.shape!r}; there are {sorted(SHAPES)}")
         model = str(write_random_checkpoint(args.shape, args.shape_dir))
     config = dataclasses.replace(engine_config(args, _DEFAULTS), compilation_cache_dir=None)
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ Needs the `aot` extra. What a kernel would take in time, no compiler says.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -158,7 +159,13 @@ def compile_case(case: Case) -> Compiled:
     return compile_for_h200(attend, a.q, a.k, a.v, a.pool, a.batch, a.sinks, donate=(3,))
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [case.name for case in gpu_cases()]
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(known)}; all by default")
+    names = parser.parse_args().cases
+    if unknown := set(names) - set(known):
+        parser.error(f"no case is called {sorted(unknown)}; see --help")
     print("case                         registers (spilled bytes) of each kernel      shared   temporary")
     for case in gpu_cases():
         if names and case.name not in names:
@@ -172,4 +179,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,4 +1,7 @@
-"""Trains the demo model on the standard library's sources: `python -m scripts.train_demo --out DIR --steps N`.
+"""Trains the demo model on the standard library's sources.
+
+    python -m scripts.train_demo --out DIR --steps 1900
+    python -m scripts.train_demo --out DIR --steps 1900 --resume
 
 A Qwen3-MoE decoder of 5 M parameters in float32 on the CPU, with Muon for its matrices and AdamW for the rest. The
 learning rate is flat and falls to zero over the last part of `--steps`; a run that is resumed with fewer steps starts
@@ -274,7 +277,7 @@ class Progress:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the state and the result")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)

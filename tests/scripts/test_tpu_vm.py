@@ -1,6 +1,7 @@
 """The scripts around gcloud: clean bash, what they would run, and a watch that outlives a preemption."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -76,6 +77,15 @@ def test_a_dry_run_of_watch_and_of_resume_shows_what_follows_a_preemption():
         ]
     assert shown["watch"][-1][-1] == "--command=tail -n 20 ferrum_jax/job.log"  # once the job has ended
     assert shown["resume"] == shown["watch"][:-1]  # which returns once the job runs
+
+
+def test_the_commands_of_the_readme_are_understood():
+    lines = re.findall(r"(?m)^ {4}((?:where=|job=|scripts/tpu_vm/).*)$", (ROOT / "README.md").read_text())
+    assert [line.split("=")[0] for line in lines[:2]] == ["where", "job"] and len(lines) == 5
+    script = "\n".join(["set -e", *(line.replace(" $where", " $where --dry-run") for line in lines)])
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "gs://B/out.jsonl" in done.stdout and done.stdout.count("queued-resources create job") == 2
 
 
 VERBS = ("list", "delete", "create", "ssh", "archive", "scp", "rm")
