@@ -1,4 +1,4 @@
-"""Every bucket of a tiny model of a family, compiled for a device that is not here, and what its programs contain.
+"""Every bucket of a tiny model or encoder, compiled for a device that is not here, and what its programs contain.
 
 python -m tests.aot.family_program TARGET GOLDEN...   prints a line of JSON for each golden folder
 
@@ -7,23 +7,27 @@ Run as a process of its own, because compilers want their environment before jax
 
 from __future__ import annotations
 
-from tests.aot.step_program import describe  # isort: skip  # before jax: it sets what libtpu reads
+from tests.aot import step_program  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses
 import itertools
 import json
 import sys
+import time
 from typing import Any
 
 from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, MeshShape
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.registry import encoder_spec_of, spec_of
+from ferrum_jax.runtime.encoder import encoder_parts, lay_out_encoder
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.topology import target_devices
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
 from tests.support import GOLDENS
 
+_ENCODER_WIDTH = 64  # XLA finds no tiles for a GPU's product of width 48 (jax 0.10.2)
+ENCODERS = "encoders/"
 _LEAST_WEIGHT = 1 << 10  # elements; smaller ones are norms and biases, which are computed in float32
 _HEAD_DIM = 128  # one that the TPU's kernels have, and whose recurrent states fill tiles
 
@@ -35,7 +39,30 @@ def describe_family(target: str, golden: str) -> list[dict[str, Any]]:
         dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=128, max_model_len=256, num_blocks=4096, block_size=16
     )
     layout = lay_out(spec, config, make_mesh(MeshShape(), target_devices(target)))
-    return [describe(layout, bucket, least_weight=_LEAST_WEIGHT) for bucket in layout.ladder.buckets]
+    return [step_program.describe(layout, bucket, least_weight=_LEAST_WEIGHT) for bucket in layout.ladder.buckets]
+
+
+def describe_encoder(target: str, golden: str) -> list[dict[str, Any]]:
+    """What each bucket of the folder's encoder contains in bfloat16; at most eight texts or 512 tokens."""
+    of_golden = encoder_spec_of(read_json(GOLDENS / golden / "config.json"))
+    spec = dataclasses.replace(of_golden, hidden_size=_ENCODER_WIDTH)
+    config = EngineConfig(dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=512)
+    layout = lay_out_encoder(spec, config, make_mesh(MeshShape(), target_devices(target)))
+    weights = {w.shape for w in layout.model.targets.values() if w.size >= _LEAST_WEIGHT}
+    found = []
+    for bucket, part in encoder_parts(layout).items():
+        started = time.process_time()
+        ops = step_program.ops_of(part.compile().as_text())
+        found.append(
+            {
+                "bucket": str(bucket),
+                "compile_s": time.process_time() - started,
+                "num_ops": len(ops),
+                "wide_weights": step_program.wide_weights(ops, weights),
+                "constants": step_program.large_constants(ops),
+            }
+        )
+    return found
 
 
 def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
@@ -56,7 +83,8 @@ def main(target: str, goldens: list[str]) -> None:
     """A family that does not compile has its error instead."""
     for golden in goldens:
         try:
-            found: dict[str, Any] = {"buckets": describe_family(target, golden)}
+            describe_golden = describe_encoder if golden.startswith(ENCODERS) else describe_family
+            found: dict[str, Any] = {"buckets": describe_golden(target, golden)}
         except Exception as error:  # whatever the compiler raises is what the test reports
             found = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
         print(json.dumps({"golden": golden, **found}), flush=True)

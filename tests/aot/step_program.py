@@ -23,7 +23,7 @@ import math
 import re
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -31,8 +31,8 @@ from jax.experimental import topologies
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.compile import parts_of
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.step import trace_step
 from ferrum_jax.sharding import local_bytes, make_mesh
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
@@ -77,12 +77,37 @@ def lay_out_case(case: Case) -> Layout:
     return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=max(int(free * KV_SHARE), 1)), mesh)
 
 
-def compile_step(layout: Layout, bucket: Bucket) -> Any:
-    """The executable of a bucket."""
-    platform = layout.options.target.platform
-    with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):
-        traced = trace_step(layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh)
-        return traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).compile()
+class Op(NamedTuple):
+    """An op of a compiled program, and the one array that it gives."""
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} {self.dtype}{list(self.shape)}"
+
+
+def ops_of(text: str) -> list[Op]:
+    return [
+        Op(kind, name, dtype, tuple(int(d) for d in dims.split(",") if d))
+        for name, dtype, dims, kind in _OP.findall(text)
+    ]
+
+
+def large_constants(ops: list[Op]) -> list[str]:
+    return [str(op) for op in ops if op.kind == "constant" and op.size >= LARGE_CONSTANT]
+
+
+def wide_weights(ops: list[Op], weights: set[tuple[int, ...]]) -> list[str]:
+    """Arrays in float32 of a weight's shape, or of it turned."""
+    turned = {tuple(sorted(shape)) for shape in weights}
+    return [str(op) for op in ops if op.dtype == "f32" and tuple(sorted(op.shape)) in turned]
 
 
 def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> dict[str, Any]:
@@ -91,27 +116,25 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
     least_weight: elements of the weights that must be neither copied nor widened.
     """
     started = time.process_time()
-    executable = compile_step(layout, bucket)
+    executable = parts_of(layout)[0][bucket].compile()
     compile_s = time.process_time() - started  # of all threads, whatever else the machine does
     text, memory = executable.as_text(), executable.memory_analysis()
-    sizes = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
-    large = [w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= least_weight]
+    ops = ops_of(text)
+    pools = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
+    large = {w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= least_weight}
     activations = (bucket.num_tokens, layout.mesh.shape["dp"] * bucket.num_rows)  # of one shard, and gathered
     weights = {shape for shape in large if shape[0] not in activations}
     of_logits = {layout.options.spec.vocab_size, bucket.num_tokens} if least_weight < 1 << 20 else set()
-    turned = {tuple(sorted(shape)) for shape in large if not of_logits & set(shape)}  # tiny ones look like activations
-    found: dict[str, list[str]] = {"pool_copies": [], "weight_copies": [], "wide_weights": [], "constants": []}
-    for name, dtype, dims, op in _OP.findall(text):
-        shape = tuple(int(d) for d in dims.split(",") if d)
-        line = f"{op} {name} {dtype}[{dims}]"
-        if math.prod(shape) in sizes and (op in ("copy", "transpose", "convert") or op.startswith(KINDS)):
-            found["pool_copies"].append(line)
-        if shape in weights and op in ("copy", "transpose"):
-            found["weight_copies"].append(line)
-        if dtype == "f32" and tuple(sorted(shape)) in turned:
-            found["wide_weights"].append(line)
-        if op == "constant" and math.prod(shape) >= LARGE_CONSTANT:
-            found["constants"].append(line)
+    moves = ("copy", "transpose")
+    found = {
+        "pool_copies": [
+            str(op) for op in ops if op.size in pools and (op.kind in (*moves, "convert") or op.kind.startswith(KINDS))
+        ],
+        "weight_copies": [str(op) for op in ops if op.shape in weights and op.kind in moves],
+        # tiny ones look like activations
+        "wide_weights": wide_weights(ops, {shape for shape in large if not of_logits & set(shape)}),
+        "constants": large_constants(ops),
+    }
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return {
         "bucket": str(bucket),

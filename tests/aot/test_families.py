@@ -1,8 +1,8 @@
 """Every bucket of every family, in its tiny size, compiled for devices that are not here: what is in its program.
 
-By hand, in parts: `-m "aot and not slow"` is four families, each for one target, 3 CPU minutes; `-m aot -k v6e` is one
-target, `-k "v6e and qwen3"` some families of it. A family takes 25 to 85 CPU seconds for a target, all of them for all
-targets about an hour. "tpu" targets want libtpu beside jax, "gpu:h200" the CUDA plugin.
+By hand, in parts: `-m "aot and not slow"` is four families, each for one target, 3 CPU minutes, and an encoder; `-m aot
+-k v6e` is one target, `-k "v6e and qwen3"` some families of it. A family takes 25 to 85 CPU seconds for a target, an
+encoder 10, all of them for all targets about an hour. "tpu" targets want libtpu beside jax, "gpu:h200" the CUDA plugin.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support import GOLDENS, ROOT
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
 FAMILIES = sorted(folder.name for folder in GOLDENS.iterdir() if (folder / "config.json").is_file())
+ENCODERS = ("bert", "xlm_roberta")
 IN_TURN = ("phi3", "gpt_oss", "qwen3_next", "qwen3")  # each for one target; all others are run by hand
 
 
@@ -41,8 +42,12 @@ def turn_of(family: str) -> str:
 )
 def buckets(request) -> list[dict]:
     """What the program of each bucket contains."""
+    return describe(*request.param)
+
+
+def describe(target: str, golden: str) -> list[dict]:
     process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.family_program", *request.param],
+        [sys.executable, "-m", "tests.aot.family_program", target, golden],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
@@ -67,5 +72,23 @@ def test_pools_are_aliased_and_not_copied(buckets):
 
 def test_no_constant_is_large_and_no_weight_is_widened(buckets):
     for bucket in buckets:
+        assert bucket["constants"] == [], bucket["bucket"]
+        assert bucket["wide_weights"] == [], bucket["bucket"]
+
+
+@pytest.mark.parametrize(
+    ("target", "encoder"),
+    [
+        pytest.param(target, encoder, marks=[] if (target, encoder) == (TARGETS[1], "bert") else [pytest.mark.slow])
+        for target in TARGETS
+        for encoder in ENCODERS
+    ],
+)
+def test_no_constant_of_an_encoder_is_large_and_no_weight_is_widened(target, encoder):
+    buckets = describe(target, f"encoders/{encoder}")
+    lengths = {bucket["bucket"].rpartition("S=")[2] for bucket in buckets}
+    assert lengths == {"16", "32", "64", "80"}
+    for bucket in buckets:
+        assert bucket["num_ops"] > 100, bucket["bucket"]
         assert bucket["constants"] == [], bucket["bucket"]
         assert bucket["wide_weights"] == [], bucket["bucket"]
