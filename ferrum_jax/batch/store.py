@@ -3,19 +3,24 @@
 Files are written whole and, but for those that need not outlive the machine, durable when a call returns. `create` is
 exclusive: of many processes that create one name, one succeeds. That is all that leases and segments build on; nothing
 is appended to, locked or listed in an order that matters. Object stores give it by conditional writes, a local file
-system by hard links.
+system by hard links. Clients of stores raise errors of classes of their own; here all are OSErrors that name the URL.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
+import random
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
+
+_MOST_TRIES, _MOST_PAUSE_S = 4, 0.5  # of a create that failed and made nothing
 
 
 class Store(Protocol):
@@ -53,15 +58,37 @@ def open_store(path: str) -> Store:
     """
     if not is_url(path):
         return LocalStore(Path(path))
+    system, root = _file_system(path)
+    from fsspec.implementations.local import LocalFileSystem
+
+    return LocalStore(Path(root)) if isinstance(system, LocalFileSystem) else UrlStore(system, root)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """What opens a URL, and the path that it is there."""
     try:
         import fsspec
-
-        system, root = fsspec.core.url_to_fs(path)
     except ImportError as error:
-        raise ValueError(f"{path} needs a package that is missing: {error}; pip install 'ferrum-jax[store]'") from error
+        raise ValueError(f"{url} needs fsspec; pip install 'ferrum-jax[store]'") from error
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:  # it says which
+        raise ValueError(f"{url} needs a package that is missing: {error}") from error
     except ValueError as error:
-        raise ValueError(f"{path} cannot be opened: {error}; give a local path or a URL such as gs://") from error
-    return UrlStore(system, root)
+        raise ValueError(f"{url} cannot be opened: {error}; give a local path or a URL such as gs://") from error
+
+
+@contextlib.contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Errors of a client as OSErrors that name the URL: no credentials, no connection, no such bucket."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "there is no such file or bucket", url) from error
+    except Exception as error:
+        raise OSError(f"{url}: {error or type(error).__name__}") from error
 
 
 def is_url(path: str) -> bool:
@@ -181,36 +208,50 @@ class UrlStore:
         self._system, self._root = system, root
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
-        try:
-            self._system.pipe_file(self._path(name), content, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                with self._at(name) as path:
+                    self._system.pipe_file(path, content, mode="create")
+                return True
+            except FileExistsError:
+                return False
+            except OSError:
+                # the name may be taken: not every store says so in words that its client knows, and the answer to a
+                # write that was made may be lost. S3 refuses all who create a name at one moment; then it is not.
+                if self.read(name) is not None:
+                    return False
+                if not left:
+                    raise
+                time.sleep(_MOST_PAUSE_S * random.random())
+        raise AssertionError("the last try returns or raises")
 
     def replace(self, name: str, content: bytes) -> None:
-        self._system.pipe_file(self._path(name), content)
+        with self._at(name) as path:
+            self._system.pipe_file(path, content)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         end = None if length is None else start + length
         try:
-            return self._system.cat_file(self._path(name), start=start or None, end=end)
+            with self._at(name) as path:
+                return self._system.cat_file(path, start=start or None, end=end)
         except FileNotFoundError:
             return None
 
     def size(self, name: str) -> int | None:
-        self._system.invalidate_cache()  # listings are cached, and others write here too
         try:
-            return self._system.size(self._path(name))
+            with self._at(name) as path:
+                self._system.invalidate_cache()  # listings are cached, and others write here too
+                return self._system.size(path)
         except FileNotFoundError:
             return None
 
     def names(self, folder: str) -> list[str]:
-        self._system.invalidate_cache()
         try:
-            found = self._system.ls(self._path(folder), detail=False)
+            with self._at(folder) as path:
+                self._system.invalidate_cache()
+                return [PurePosixPath(found).name for found in self._system.ls(path, detail=False)]
         except FileNotFoundError:
             return []
-        return [PurePosixPath(path).name for path in found]
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
@@ -218,22 +259,30 @@ class UrlStore:
             path = Path(folder) / "content"
             with open(path, "wb") as file:
                 yield file
-            self._system.put_file(str(path), self._path(name))
+            with self._at(name) as target:
+                self._system.put_file(str(path), target)
 
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+    @contextlib.contextmanager
+    def _at(self, name: str) -> Iterator[str]:
+        """The path of a name in the file system."""
+        path = f"{self._root.rstrip('/')}/{name}"
+        with _naming(self._system.unstrip_protocol(path)):
+            yield path
 
 
 @contextlib.contextmanager
 def open_local(path: str) -> Iterator[BinaryIO]:
-    """A file to read and seek in; a URL's is copied to this machine first. Raises OSError if there is none."""
+    """A file to read and seek in; a URL's is copied to this machine first.
+
+    Raises OSError if there is none, and ValueError for a URL that cannot be opened.
+    """
     if not is_url(path):
         with open(path, "rb") as file:
             yield file
         return
-    import fsspec
-
-    with fsspec.open(path, "rb") as source, tempfile.TemporaryFile() as file:
-        shutil.copyfileobj(source, file, 1 << 20)  # type: ignore[arg-type]
+    system, remote = _file_system(path)
+    with tempfile.TemporaryFile() as file:
+        with _naming(path), system.open(remote, "rb") as source:
+            shutil.copyfileobj(source, file, 1 << 20)
         file.seek(0)
         yield file  # type: ignore[misc]

@@ -1,14 +1,18 @@
 """The journal holds whole records only: what is torn is dropped, what is foreign is named, the later epoch counts."""
 
+import errno
 import json
+import re
+import sys
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ferrum_jax.batch.formats import Row
 from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.partials import decode_partial, encode_partial
 from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import LocalStore, Store, open_store, split
+from ferrum_jax.batch.store import LocalStore, Store, UrlStore, open_local, open_store, split
 from tests.batch.fake_llm import answer
 
 NAMES = ("a", "b", "c")
@@ -160,6 +164,105 @@ def test_a_path_is_split_into_folder_and_name():
     assert split("/b.jsonl") == ("/", "b.jsonl") and split("gs://bucket/x/b.jsonl") == ("gs://bucket/x", "b.jsonl")
     with pytest.raises(ValueError, match=r"nosuch://x cannot be opened"):
         open_store("nosuch://x")
+
+
+class ObjectStore(MemoryFileSystem):
+    """As clients of object stores are: listings are kept, and what a refused write is called depends on the store.
+
+    says: before each create in turn, what is raised instead, or None.
+    """
+
+    cachable = False
+
+    def __init__(self, says=()):
+        super().__init__()
+        self.says, self.listed = list(says), {}
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        if mode == "create" and self.says and (error := self.says.pop(0)) is not None:
+            raise error
+        super().pipe_file(path, value, mode=mode, **kwargs)
+
+    def ls(self, path, detail=True, **kwargs):
+        if path not in self.listed:
+            self.listed[path] = super().ls(path, detail=False)
+        return self.listed[path]
+
+    def invalidate_cache(self, path=None):
+        self.listed.clear()
+
+
+def test_what_another_worker_writes_to_an_object_store_is_seen_at_once(tmp_path):
+    stores = [UrlStore(ObjectStore(), f"{tmp_path}/j") for _ in range(2)]
+    for number, store in enumerate(stores):
+        assert store.create(f"x/{number}", b"")
+        assert [len(other.names("x")) for other in stores] == [number + 1] * 2
+
+
+def test_a_taken_name_is_taken_in_whatever_words_the_store_says_so(tmp_path):
+    words = OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
+    store = UrlStore(ObjectStore([None, words]), f"{tmp_path}/j")
+    assert store.create("x", b"first") and not store.create("x", b"second") and store.read("x") == b"first"
+
+
+def test_a_name_that_two_were_refused_for_asking_at_one_moment_is_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("ferrum_jax.batch.store._MOST_PAUSE_S", 0.0)
+    conflict = OSError(errno.EIO, "a conflicting conditional operation is in progress")
+    store = UrlStore(ObjectStore([conflict, conflict]), f"{tmp_path}/j")
+    assert store.create("x", b"first") and store.read("x") == b"first"
+    full = UrlStore(ObjectStore([conflict] * 9), f"{tmp_path}/j")
+    with pytest.raises(OSError, match=r"memory://.*/j/y: .*a conflicting conditional operation"):
+        full.create("y", b"")
+
+
+def test_a_clients_own_errors_and_a_missing_bucket_are_os_errors_that_name_the_url(tmp_path, monkeypatch):
+    class NoCredentials(Exception):
+        pass
+
+    monkeypatch.setattr("ferrum_jax.batch.store._MOST_PAUSE_S", 0.0)
+    system = ObjectStore([FileNotFoundError("b/o")] * 9)
+    store = UrlStore(system, f"{tmp_path}/j")
+    with pytest.raises(FileNotFoundError, match=r"no such file or bucket: 'memory://.*/j/x'"):
+        store.create("x", b"")
+
+    def refuse(*args, **kwargs):
+        raise NoCredentials("Unable to locate credentials")
+
+    for name in ("pipe_file", "cat_file", "size", "ls", "put_file", "open"):
+        monkeypatch.setattr(MemoryFileSystem if name == "open" else system, name, refuse)
+
+    def write() -> None:
+        with store.writing("x") as file:
+            file.write(b"content")
+
+    calls = (lambda: store.create("x", b""), lambda: store.replace("x", b""), lambda: store.read("x"))
+    for call in (*calls, lambda: store.size("x"), lambda: store.names("x"), write):
+        with pytest.raises(OSError, match=r"memory://.*/j/x: Unable to locate credentials"):
+            call()
+    with pytest.raises(OSError, match=r"memory://in.jsonl: Unable to locate"), open_local("memory://in.jsonl"):
+        pass
+
+
+def test_a_url_of_a_file_is_the_file(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b"{}")
+    with open_local(f"file://{tmp_path}/in.jsonl") as file:
+        assert file.read() == b"{}"
+    assert isinstance(open_store(f"file://{tmp_path}/j"), LocalStore)
+    missing = re.escape(f"'file://{tmp_path}/none'")
+    with pytest.raises(FileNotFoundError, match=missing), open_local(f"file://{tmp_path}/none"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("s3fs", "Install s3fs to access S3"), ("fsspec", re.escape("needs fsspec; pip install 'ferrum-jax[store]'"))],
+)
+def test_a_url_whose_package_is_missing_says_which_to_install(monkeypatch, missing, message):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ValueError, match=f"s3://x/j .*{message}"):
+        open_store("s3://x/j")
+    with pytest.raises(ValueError, match=f"s3://x/in.jsonl .*{message}"), open_local("s3://x/in.jsonl"):
+        pass
 
 
 def test_a_segment_of_which_the_store_says_wrongly_that_another_wrote_it_counts(tmp_path, rows):
