@@ -11,7 +11,7 @@ from ferrum_jax.batch.journal import Journal
 from ferrum_jax.batch.merge import merge
 from ferrum_jax.batch.responses import JobIdentity
 from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import Store, split
+from ferrum_jax.batch.store import Store, is_url, split
 
 
 class Place:
@@ -37,6 +37,7 @@ class Place:
             self.journal.create("job.json", json.dumps(record).encode())
             found = self.journal.read("job.json")  # another worker may have been first
             assert found is not None, "the job's record is gone"
+        self._refuse_overwriting(found)
         known = json.loads(found)
         if known["fingerprint"] != fingerprint:
             raise ValueError(
@@ -44,6 +45,14 @@ class Place:
                 "go on with those of the first start, or name another output"
             )
         return JobIdentity(model=model, created=known["created"], fingerprint=fingerprint)
+
+    def _refuse_overwriting(self, record: bytes) -> None:
+        """Raises ValueError if the store makes a file anew that is there: no lease would hold on it."""
+        if is_url(self.target) and self.journal.create("job.json", record):
+            raise ValueError(
+                f"{self.target} is on a store that has no conditional writes: it made a file that was there already, "
+                "so two workers could run the same rows; name an output on another store or on this machine"
+            )
 
     def is_merged(self, layout: str) -> bool:
         """Whether the output is there and holds a line for each of these rows."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from rich.console import Console
 
 from ferrum_jax.batch.job import (
@@ -28,7 +29,7 @@ from ferrum_jax.batch.leases import LeaseLost
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.page import page
 from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import LocalStore
+from ferrum_jax.batch.store import LocalStore, UrlStore
 from tests.batch.fake_llm import FakeLLM
 
 ROWS = [
@@ -406,6 +407,19 @@ def test_an_output_without_its_journal_is_refused_and_left_as_it_was(tmp_path):
     with pytest.raises(ValueError, match=r"is there without its journal, .*out.jsonl.journal"):
         job.run()
     assert job.output.read_bytes() == b"my thesis"
+
+
+def test_a_store_that_makes_a_file_twice_is_refused_before_the_model_loads(tmp_path):
+    class Overwriting(MemoryFileSystem):
+        cachable = False
+
+        def pipe_file(self, path, value, mode="overwrite", **kwargs):
+            super().pipe_file(path, value, **kwargs)
+
+    job, console = Job(tmp_path), Console(quiet=True)
+    target, stores = f"memory://{tmp_path}/out.jsonl", {"open_store": lambda path: UrlStore(Overwriting(), path)}
+    with pytest.raises(ValueError, match=r"memory://.*out.jsonl is on a store that has no conditional writes"):
+        run_batch(pytest.fail, job.input, target, model="tiny", console=console, **stores)
 
 
 def test_an_output_that_was_lost_is_merged_again_without_the_model(tmp_path):
