@@ -101,7 +101,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
-        self._console.print(Text(text))
+        self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
 
     def _show(self) -> None:
         tally = self._tally
@@ -115,7 +115,8 @@ class Display:
             self._bar.update(self._task, completed=tally.num_done, rates=rates)
             self._bar.start()  # once
         else:
-            self._console.print(f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}", highlight=False)
+            line = f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}"
+            self._console.print(line, highlight=False, soft_wrap=True)  # a log has lines of any width
 
     def _left(self) -> str:
         """How long the rest takes at the pace of this run."""

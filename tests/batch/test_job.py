@@ -16,6 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from rich.console import Console
 
+from ferrum_jax.batch.display import Display, Tally
 from ferrum_jax.batch.job import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -529,6 +530,17 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     console = Console(file=shown, width=140, force_terminal=True)
     assert run_batch(FakeLLM, job.input, job.output, model="tiny", console=console) == EXIT_OK
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
+
+
+def test_a_log_gets_a_line_for_each_look_however_long_it_is():
+    shown = io.StringIO()
+    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**9)
+    with Display(Console(file=shown, width=80), tally) as display:
+        display._shown_s -= 1e3
+        display.update()
+        display.say("the engine crashed " * 9)
+    first, second = shown.getvalue().splitlines()
+    assert first.startswith("999999/1000000 rows, ") and first.endswith(" unknown") and second.count("crashed") == 9
 
 
 def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path):
