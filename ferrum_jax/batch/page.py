@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,13 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560, 200, 64, 28, 24
 _COLOURS = ("#1f6f8b", "#d1495b")
 _MOST_POINTS = 120
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.6em .6em .6em 0}
-figcaption{font-weight:600}svg{background:#fafafa}svg text{font-size:11px;fill:#555}"""
+h1{font-size:1.6em;overflow-wrap:anywhere}h2{margin-top:1.6em}
+table{border-collapse:collapse;display:block;overflow-x:auto}
+td,th{padding:.2em .9em;text-align:right;white-space:nowrap;border-bottom:1px solid #ddd}
+td:first-child,th:first-child{text-align:left}
+figure{display:inline-block;margin:.6em .6em .6em 0;max-width:100%}
+figcaption{font-weight:600}svg{background:#fafafa;max-width:100%;height:auto}svg text{font-size:11px;fill:#555}
+@media(max-width:600px){svg text{font-size:16px}}"""
 
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
 
@@ -23,7 +28,9 @@ def page(report: Mapping[str, Any]) -> str:
     """The page of a report that `record.report` made."""
     title = html.escape(f"Batch job {report['output']}")
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1>{_summary(report)}<h2>Over time</h2>{_figures(report['runs'])}"
         f"<h2>Runs</h2>{_runs(report['runs'])}</html>\n"
     )
@@ -80,8 +87,12 @@ def _figures(runs: Sequence[Mapping[str, Any]]) -> str:
     return "".join(
         (
             _plot("Throughput, tokens/s", {"in": rate("prompt_tokens", "at_s"), "out": rate("output_tokens", "at_s")}),
-            _plot("Prompt tokens from the prefix cache, %", {"hit rate": hits}),
-            _plot("Pool and padding, %", {"pool use": level("pool_use"), "padding waste": level("padding_waste")}),
+            _plot("Prompt tokens from the prefix cache, %", {"hit rate": hits}, top=100.0),
+            _plot(
+                "Pool and padding, %",
+                {"pool use": level("pool_use"), "padding waste": level("padding_waste")},
+                top=100.0,
+            ),
             _plot("Tokens a row", {"in": rate("prompt_tokens", "rows"), "out": rate("output_tokens", "rows")}),
         )
     )
@@ -99,11 +110,11 @@ def _points(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     return found[:: max(1, ceil_div(len(found), _MOST_POINTS))]
 
 
-def _plot(title: str, series: Series) -> str:
-    """Lines over seconds, with the highest value and the last second as ticks."""
+def _plot(title: str, series: Series, top: float | None = None) -> str:
+    """Lines over seconds up to the last. top: of the scale; without it a round number above the highest value."""
     drawn = [point for points in series.values() for point in points]
     last = max((x for x, _ in drawn), default=0.0) or 1.0
-    top = max((y for _, y in drawn), default=0.0) or 1.0
+    top = top or _round_above(max((y for _, y in drawn), default=0.0))
     inner_w, inner_h = _WIDTH - _LEFT - 24, _HEIGHT - _TOP - _BOTTOM
     parts = []
     for tick in (0.0, 0.5, 1.0):
@@ -118,6 +129,14 @@ def _plot(title: str, series: Series) -> str:
         parts.append(f'<text x="{x}" y="16" style="fill:{colour};font-weight:600">{html.escape(name)}</text>')
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">{"".join(parts)}</svg>'
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>"
+
+
+def _round_above(value: float) -> float:
+    """The least of 1, 2, 4, 6, 8 and 10 times a power of ten that is not less: half of it is short to write, too."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 4, 6, 8, 10) if factor * power >= value)
 
 
 def _number(value: float) -> str:

@@ -558,7 +558,9 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
         run["samples"]["values"] = values
     shown = page(report)
     assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
-    assert "http" not in shown and f"Batch job {job.output}" in shown and ">44.4<" in shown
+    assert "http" not in shown and f"Batch job {job.output}" in shown and 'content="width=device-width' in shown
+    hits = shown.split("Prompt tokens from the prefix cache")[1].split("</figure>")[0]
+    assert ",110.2" in hits and ">100</text>" in hits  # 44.4 % of the scale
     assert len(shown) < 40_000
     for run in report["runs"]:  # rows are durable, and so counted, at every fourth sample
         run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25] for t in range(100)]
