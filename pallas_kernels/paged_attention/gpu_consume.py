@@ -82,7 +82,7 @@ def consume(
 
 def _scales(shape: Shape, s: dict[str, Any], stage: jax.Array, kind: int) -> jax.Array:  # [64, T]
     """Those of the stage's K or V, in every lane."""
-    scales = shape.ops.load(s["scales"].at[stage, kind], PER_TOKEN)
+    scales = shape.ops.load_pieces(s["scales"].at[stage, :, kind], PER_TOKEN)
     return lax.broadcast_in_dim(scales, (LANES, shape.form.tile_kv), [1])
 
 

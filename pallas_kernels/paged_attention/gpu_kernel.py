@@ -73,7 +73,7 @@ def attend(
         outputs = (jax.ShapeDtypeStruct((*partial, H), jnp.float32), jax.ShapeDtypeStruct(partial, jnp.float32))
     inputs = [work.num_items, work.items, schedule.block_tables, queries, sinks, values]
     if pool.scales is not None:
-        inputs.append(pool.scales.reshape(P, K, 2, C))
+        inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
     launch = plgpu.kernel(
         lambda *refs: _body(shape, refs[: len(inputs)], refs[len(inputs) : -1], refs[-1]),
         out_type=outputs,
@@ -146,21 +146,19 @@ def _fetch(
         def _() -> None:
             plgpu.barrier_wait(s["stage_free"].at[stage])
 
-        for first in range(0, form.tile_kv, shape.rows):
+        for piece in range(form.tile_kv // shape.rows):
+            first = piece * shape.rows
             position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
             block = tables[item[Field.ROW], position // C]
             part = position % C // shape.rows
-            there = pl.ds(first, shape.rows)
             ready = s["stage_ready"].at[stage]
             plgpu.copy_gmem_to_smem(
-                values.at[block * (C // shape.rows) + part, :, head], s["stages"].at[stage, there], ready
+                values.at[block * (C // shape.rows) + part, :, head],
+                s["stages"].at[stage, pl.ds(first, shape.rows)],
+                ready,
             )
-            for kind, ref in enumerate(scales * 2):
-                if shape.rows == C:
-                    source = ref.at[block, head, kind]
-                else:
-                    source = ref.at[block, head, kind, pl.ds(part * shape.rows, shape.rows)]
-                plgpu.copy_gmem_to_smem(source, s["scales"].at[stage, kind, there], ready)
+            for ref in scales:
+                plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[stage, piece], ready)
         return n + 1
 
     return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)

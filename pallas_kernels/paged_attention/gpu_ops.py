@@ -7,12 +7,15 @@ operand from registers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MATRIX = plgpu.Layout.WGMMA
@@ -32,6 +35,17 @@ class Ops:
     def load(self, ref: Any, layout: Any) -> jax.Array:
         """The whole ref, in shared or global memory."""
         return ref[...] if self.is_interpreted else plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
+
+    def load_pieces(self, ref: Any, layout: Any) -> jax.Array:  # [pieces, rows] float32 -> [pieces * rows]
+        """Neighbouring pieces that are not neighbours in shared memory."""
+        if self.is_interpreted:
+            return ref[...].reshape(-1)
+        result = plgpu.ShapeDtypeStruct((math.prod(ref.shape),), jnp.float32, layout=layout)
+        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+        load = functools.partial(  # as an array that was cut into tiles
+            mgpu.FragmentedArray.load_tiled, swizzle=16, layout=layout.to_mgpu(), optimized=False
+        )
+        return inline(lambda context, pieces: load(pieces))(ref)
 
     def end_reading(self, *, is_by_threads: bool) -> None:
         """Before a barrier that lets transfers write what was read.

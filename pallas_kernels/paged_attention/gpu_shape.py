@@ -59,7 +59,8 @@ def _swizzled(shape: tuple[int, ...], dtype: Any, lanes: int | None = None) -> A
 def scratch_of(shape: Shape) -> dict[str, Any]:
     """Shared memory and barriers by name."""
     form, H, T = shape.form, shape.head_dim, shape.form.tile_kv
-    arrivals = T // shape.rows * (3 if shape.has_scales else 1)
+    pieces = T // shape.rows
+    arrivals = pieces * (2 if shape.has_scales else 1)
     scratch = {
         "queries": _swizzled((form.query_slots, form.consumers, LANES, H), jnp.bfloat16),
         "stages": _swizzled((form.stages, T, 2 * H), shape.dtype, lanes=shape.width),
@@ -76,5 +77,6 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
     if shape.is_converted:
         scratch["converted"] = _swizzled((T, 2 * H), jnp.bfloat16, lanes=shape.width)
     if shape.has_scales:
-        scratch["scales"] = plgpu.SMEM((form.stages, 2, T), jnp.float32)
+        # K's and V's of a block side by side: a transfer must begin at a multiple of 128 bytes, and 16 scales have 64
+        scratch["scales"] = plgpu.SMEM((form.stages, pieces, 2, shape.rows), jnp.float32)
     return scratch

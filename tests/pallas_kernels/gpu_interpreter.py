@@ -1,8 +1,9 @@
-"""Mosaic GPU's interpreter, whose place in jax is private, and what makes it affordable."""
+"""Mosaic GPU's interpreter, whose place in jax is private, and what makes it affordable; what a kernel fetches."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 from jax import core
+from jax._src import core as private_core
 from jax._src.pallas.mosaic.interpret import thread_map
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
@@ -41,3 +43,29 @@ def interpreted() -> Iterator[InterpretGPUParams]:
         patch.setattr(gpu_callbacks, "_clean_up_shared_memory", end)
         yield InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
     assert raced and not any(raced)
+
+
+def fetches(jaxpr: Any) -> Iterator[tuple[int, int]]:
+    """Of each transfer to shared memory, bytes of which its place there is a multiple, and those that it must be of.
+
+    128 for a transfer of an array; a swizzle repeats after 8 of its rows, and begins where they do.
+    """
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "copy_gmem_to_smem":
+            skipped = 3 + eqn.params["src_transforms_treedef"].num_leaves
+            tree = eqn.params["dst_transforms_treedef"]
+            *layout, indexer = jax.tree.unflatten(tree, eqn.invars[skipped : skipped + tree.num_leaves])
+            swizzle = next((t.swizzle for t in layout if hasattr(t, "swizzle")), 0)
+            yield _alignment(indexer, eqn.invars[1].aval.dtype.itemsize), max(128, 8 * swizzle)
+        for inner in private_core.jaxprs_in_params(eqn.params):
+            yield from fetches(inner)
+
+
+def _alignment(indexer: Any, itemsize: int) -> int:
+    stride, bytes_ = itemsize, 0
+    for index, size in reversed(list(zip(indexer.indices, indexer.shape, strict=True))):
+        start = getattr(index, "start", index)
+        known = getattr(start, "val", start)
+        bytes_ = math.gcd(bytes_, stride * (int(known) if isinstance(known, int) else 1))
+        stride *= size
+    return bytes_ or stride

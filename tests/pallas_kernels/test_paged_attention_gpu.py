@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, gpu, make_schedule
-from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments, make_shapes
 from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
 from pallas_kernels.paged_attention.gpu_schedule import Field, Work
 from pallas_kernels.paged_attention.support import refusals
@@ -20,27 +21,33 @@ from pallas_kernels.target import Target
 from tests.oracles import attention as oracle
 from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
-from tests.pallas_kernels.gpu_interpreter import interpreted
+from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
 H200 = Target.named("gpu:h200")
 
 
 def _on_gpu(case: Case) -> Case:
-    """The case in the dtypes that the matrix unit has."""
+    """The case in the dtypes that the matrix unit has, and H = 128 where the kernels have no such H."""
     kv_dtype = "bfloat16" if case.kv_dtype == "float32" else case.kv_dtype
-    return dataclasses.replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
+    case = dataclasses.replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
+    if case.head_dim in HEAD_DIMS:
+        return case
+    return dataclasses.replace(case, name=case.name.replace(f"h{case.head_dim}_", ""), head_dim=128)
 
 
-CASES = [_on_gpu(case) for case in TINY_CASES if case.head_dim in HEAD_DIMS]
+CASES = [_on_gpu(case) for case in TINY_CASES]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa",)
 # Each feature in one of them at least.
 SLOW = (
+    "decode_mqa_padding",
+    "decode_mha_h64",
+    "decode_soft_cap",
     "decode_fp8_e4m3_window",
     "mixed_h96_window_sinks",
     "mixed_int8_h64_window",
     "mixed_h256_scale",
-    "mixed_fp8_e4m3",
+    "mixed_fp8_e5m2",
     "encoder",
     "prefill_long",
 )
@@ -55,20 +62,22 @@ def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
     return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=64))
 
 
-def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
-    schedule = jax.jit(
-        lambda batch: make_schedule(
-            batch,
-            num_tokens=case.num_tokens,
-            block_size=case.block_size,
-            config=config,
-            window=case.window,
-            causal=case.causal,
-            implementation="mosaic_gpu",
-        )
-    )(batch)
+def _make_schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
+    schedule = make_schedule(
+        batch,
+        num_tokens=case.num_tokens,
+        block_size=case.block_size,
+        config=config,
+        window=case.window,
+        causal=case.causal,
+        implementation="mosaic_gpu",
+    )
     assert isinstance(schedule, GpuSchedule)
     return schedule
+
+
+def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
+    return jax.jit(lambda batch: _make_schedule(case, batch, config))(batch)
 
 
 def _attend(case: Case, arguments: Arguments, programs: int = 1) -> np.ndarray:
@@ -142,10 +151,14 @@ def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
 
 @pytest.mark.slow
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
-    case, r = BY_NAME["decode_gqa"], 1
+    case = BY_NAME["decode_gqa"]
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _attend(case, a, programs=3)
-    alone = dataclasses.replace(case, rows=(case.rows[r],), num_tokens=1, num_rows=1)
+    np.testing.assert_array_equal(_attend(*_alone(case, a, 1))[0], together[1])
+
+
+def _alone(case: Case, a: Arguments, r: int) -> tuple[Case, Arguments]:
+    """Row r of rows of one query each."""
     batch = RaggedBatch(
         block_tables=a.batch.block_tables[r : r + 1],
         starts=a.batch.starts[r : r + 1],
@@ -153,7 +166,30 @@ def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(
         query_offsets=jnp.zeros(1, jnp.int32),
     )
     one = dataclasses.replace(a, q=a.q[r : r + 1], k=a.k[r : r + 1], v=a.v[r : r + 1], batch=batch)
-    np.testing.assert_array_equal(_attend(alone, one)[0], together[r])
+    return dataclasses.replace(case, rows=(case.rows[r],), num_tokens=1, num_rows=1), one
+
+
+@pytest.mark.gpu
+def test_a_row_has_the_same_bits_on_a_gpu_with_other_rows_beside_it_and_on_more_programs() -> None:
+    case = dataclasses.replace(BY_NAME["decode_gqa"], rows=((5, 1), (20_000, 1), (700, 1), (9_000, 1)))
+    a = make_arguments(case, implementation="mosaic_gpu")
+    together = _run(case, a, _config(case, a, programs=132), interpret=False)
+    for r, programs in ((0, 1), (1, 7), (3, 131)):
+        alone, one = _alone(case, a, r)
+        np.testing.assert_array_equal(_run(alone, one, _config(alone, one, programs), interpret=False)[0], together[r])
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8_e5m2"])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(96, 16), (128, 16), (64, 256)])
+def test_every_transfer_begins_where_shared_memory_takes_one(head_dim: int, block_size: int, kv_dtype: str) -> None:
+    """The hardware faults otherwise; the compiler and the interpreter say nothing."""
+    case = dataclasses.replace(BY_NAME["mixed_gqa"], head_dim=head_dim, block_size=block_size, kv_dtype=kv_dtype)
+    a = make_shapes(case, "mosaic_gpu")
+    schedule = jax.eval_shape(lambda batch: _make_schedule(case, batch, _config(case, a)), a.batch)
+    attend = functools.partial(gpu.paged_attention, scale=1.0, soft_cap=None, sinks=None)
+    found = list(fetches(jax.make_jaxpr(attend)(a.q, a.k, a.v, a.pool, schedule).jaxpr))
+    assert len(found) > 4
+    assert all(place % wanted == 0 for place, wanted in found), found
 
 
 @_cases(QUICK_SCHEDULES)
