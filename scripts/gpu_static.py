@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ferrum_jax.runtime.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
+from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Case, make_shapes
 from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
 from pallas_kernels.target import Target
 
@@ -116,7 +116,7 @@ def _output() -> Iterator[pathlib.Path]:
 
 def gpu_cases() -> list[Case]:
     """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has their head dims."""
-    return [case for case in CASES if not case.tiny and case.head_dim in HEAD_DIMS]
+    return [case for case in CASES + HOPPER_CASES if not case.tiny and case.head_dim in HEAD_DIMS]
 
 
 def config_of(case: Case) -> GpuConfig:

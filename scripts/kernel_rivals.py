@@ -22,7 +22,7 @@ import numpy as np
 
 from pallas_kernels.kv_pool import KV_DTYPES, encode, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Arguments, Case, make_batch
+from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Arguments, Case, make_batch
 from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
 from pallas_kernels.target import Target
 
@@ -37,7 +37,7 @@ GPU_CASES = (
     _decode(name="llama_8b_decode_256x1k", rows=((1023, 1),) * 256, num_tokens=256, num_rows=256),
     _prefill(name="llama_8b_prefill_4k_c16", block_size=16),
     _prefill(name="llama_8b_prefill_4k_c64", block_size=64),
-    *(case for case in CASES if not case.tiny and case.head_dim in HEAD_DIMS),
+    *(case for case in CASES + HOPPER_CASES if not case.tiny and case.head_dim in HEAD_DIMS),
 )
 CPU_CASES = tuple(case for case in CASES if case.name in ("decode_gqa", "mixed_gqa"))
 Attend = Callable[[], Any]  # starts one call and returns its result, [T, N, H]

@@ -158,6 +158,16 @@ REAL_CASES = (
         causal=False,
     ),
 )
+# What Hopper's kernels have beside those.
+HOPPER_CASES = (
+    _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
+    _mixed(name="llama_8b_mixed_fp8_e4m3", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),
+    _mixed(name="llama_8b_mixed_fp8_e5m2_c256", block_size=256, kv_dtype="fp8_e5m2", **_LLAMA_8B),
+    _mixed(name="phi3_mixed", num_heads=32, num_kv_heads=32, head_dim=96, window=2047),
+    _mixed(name="phi3_mixed_int8", num_heads=32, num_kv_heads=32, head_dim=96, window=2047, kv_dtype="int8"),
+    _mixed(name="gemma_mixed_int8", window=1024, soft_cap=50.0, kv_dtype="int8", **_GEMMA),
+    _mixed(name="oss_mixed_int8", window=128, has_sinks=True, kv_dtype="int8", **_OSS),
+)
 CASES = TINY_CASES + INVARIANT_CASES + REAL_CASES
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another
 

