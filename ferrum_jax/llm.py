@@ -90,7 +90,19 @@ class LLM:
         tokenizer: a folder or tokenizer.json; without it prompts are token ids. Raises ValueError as `LLM` does.
         """
         refuse_several_processes("LLM.from_model")
-        source = ModelSource.of_model(model)
+        return cls.from_source(ModelSource.of_model(model), config, tokenizer=tokenizer, on_progress=on_progress)
+
+    @classmethod
+    def from_source(
+        cls,
+        source: ModelSource,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: str | None = None,
+        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> LLM:
+        """An LLM over weights that `source` puts where they belong. tokenizer, errors: as of `from_model`."""
+        refuse_several_processes("LLM.from_source")
         llm = cls.__new__(cls)
         llm._take(Opening(source=source, config=config or EngineConfig(), tokenizer=tokenizer, on_progress=on_progress))
         return llm

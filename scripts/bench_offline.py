@@ -2,10 +2,16 @@
 
     python -m scripts.bench_offline --shape qwen3-0.6b --workload decode
     python -m scripts.bench_offline --model DIR --workload shared_prefix
-    ... --reference-python PYTHON    also times `transformers` generate on the same weights, in the same run
+    ... --reference-python PYTHON    also times `transformers` on the same prompts, in the same run
 
-A shape has random weights, written once as a Hugging Face folder. shared_prefix also runs with the cache off.
-`ferrum-jax bench` measures the same without a reference.
+On an accelerator, 64 streams of 512 in, 512 out (also qwen3-0.6b and qwen3-30b-a3b):
+
+    python -m scripts.bench_offline --shape llama-3-8b --on-device --workload streams --max-num-seqs 64 \\
+        --implementation mosaic_gpu --reference-python PYTHON --continuous-batching
+
+A shape has random weights, in a Hugging Face folder that is written once, or with --on-device made on the device in
+its published dtype and vocabulary. shared_prefix also runs with the cache off. The reference runs first, for an engine
+keeps the device's memory to itself. `ferrum-jax bench` measures the same without a reference.
 """
 
 from __future__ import annotations
@@ -19,37 +25,49 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.bench import WORKLOADS, Request, make_workload, measure, run_workload
+from ferrum_jax.flags import add_engine_flags, engine_config
+from ferrum_jax.models import registry
 from scripts.git_state import git_state
-from scripts.shapes import SHAPES, write_random_checkpoint
+from scripts.shapes import SHAPES, random_source, write_random_checkpoint
+
+_REFERENCE = pathlib.Path(__file__).with_name("bench_reference.py")
+_DEFAULTS = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 2048}
 
 
-def open_llm(folder: pathlib.Path, config: EngineConfig) -> LLM:
-    """The engine, with a line on stderr for each executable."""
-    return LLM(
-        str(folder), config, on_progress=lambda what, done, total: print(f"{what} {done}/{total}", file=sys.stderr)
-    )
+def opener(arguments: argparse.Namespace, folder: pathlib.Path) -> Callable[[EngineConfig], LLM]:
+    """What opens engines over the model, with a line on stderr for each executable."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        print(f"{what} {done}/{total}", file=sys.stderr)
+
+    if arguments.on_device:
+        return lambda config: LLM.from_source(random_source(SHAPES[arguments.shape]), config, on_progress=tell)
+    return lambda config: LLM(str(folder), config, on_progress=tell)
 
 
-def run_reference(python: str, folder: pathlib.Path, requests: list[Request]) -> dict[str, Any]:
-    """`transformers` generate on the same weights and prompts (all of equal length), in a process of its own."""
+def run_reference(
+    python: str, folder: pathlib.Path, requests: list[Request], *, continuous_batching: bool
+) -> dict[str, Any]:
+    """`transformers` on the folder's model and these prompts, in a process of its own; see bench_reference.py."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(requests, file)
         file.flush()
-        script = pathlib.Path(__file__).with_name("bench_reference.py")
-        command = [python, str(script), str(folder), file.name, str(len(os.sched_getaffinity(0)))]
+        command = [python, str(_REFERENCE), str(folder), file.name, str(len(os.sched_getaffinity(0)))]
+        command += ["--continuous-batching"] if continuous_batching else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the reference failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=pathlib.Path, help="checkpoint folder")
@@ -57,43 +75,59 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--weights-dir", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "ferrum_jax_shapes"
     )
+    parser.add_argument("--on-device", action="store_true", help="make a shape's weights on the device, in no folder")
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--max-num-seqs", type=int, default=16)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--invariant", action="store_true")
-    parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--reference-python", help="an interpreter with torch and transformers")
+    parser.add_argument("--continuous-batching", action="store_true", help="of the reference, instead of its generate")
     parser.add_argument("--profile", help="write a profiler trace of the measured run to this folder")
-    arguments = parser.parse_args()
+    add_engine_flags(parser)
+    arguments = parser.parse_args(given)
+    if arguments.on_device and arguments.shape is None:
+        parser.error("--on-device makes the weights of a shape; give --shape")
     if arguments.reference_python and arguments.workload == "ragged":
         parser.error("--reference-python needs prompts of one length, and those of ragged are not")
     return arguments
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    folder = arguments.model or write_random_checkpoint(arguments.shape, arguments.weights_dir)
-    config = EngineConfig(
-        dtype=arguments.dtype,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_model_len=arguments.max_model_len,
-        invariant=arguments.invariant,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-    )
-    llm = open_llm(folder, config)
+def describe(arguments: argparse.Namespace, parent: pathlib.Path) -> pathlib.Path:
+    """The folder of the model; with --on-device one in `parent` that has no weights, for the reference."""
+    if not arguments.on_device:
+        return arguments.model or write_random_checkpoint(arguments.shape, arguments.weights_dir)
+    folder = parent / arguments.shape
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
+    return folder
+
+
+def run(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+    """The line. The reference's prompts are those of the run that counts."""
+    config = engine_config(arguments, _DEFAULTS)
+    vocab_size = registry.spec_of(json.loads((folder / "config.json").read_text())).vocab_size
+    requests = make_workload(arguments.workload, vocab_size, seed=2)
+    reference = None
+    if arguments.reference_python:
+        reference = run_reference(
+            arguments.reference_python, folder, requests, continuous_batching=arguments.continuous_batching
+        )
+    open_llm = opener(arguments, folder)
+    llm = open_llm(config)
+    assert llm.spec.vocab_size == vocab_size
     with jax.profiler.trace(arguments.profile) if arguments.profile else contextlib.nullcontext():
         line = {"shape": folder.name, **measure(llm, arguments.workload), **git_state()}
-    requests = make_workload(arguments.workload, llm.spec.vocab_size, seed=2)
     if arguments.workload == "shared_prefix":
-        off = run_workload(open_llm(folder, dataclasses.replace(config, enable_prefix_caching=False)), requests)
+        del llm
+        off = run_workload(open_llm(dataclasses.replace(config, enable_prefix_caching=False)), requests)
         line["speedup_over_no_prefix_caching"] = round(off["wall_s"] / line["wall_s"], 3)
-    if arguments.reference_python:
-        line["reference"] = run_reference(arguments.reference_python, folder, requests)
-        line["speedup"] = round(line["output_tok_s"] / line["reference"]["output_tok_s"], 3)
-    print(json.dumps(line))
+    if reference is not None:
+        line["reference"] = reference
+        line["speedup"] = round(line["output_tok_s"] / reference["output_tok_s"], 3)
+    return line
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = parse_arguments(given)
+    with tempfile.TemporaryDirectory() as parent:
+        print(json.dumps(run(arguments, describe(arguments, pathlib.Path(parent)))))
 
 
 if __name__ == "__main__":

@@ -1,41 +1,117 @@
-"""Published model shapes for benchmarks, with random weights; every dimension is real but the vocabulary."""
+"""Published model shapes for benchmarks, with random weights: in a folder, or made where the engine wants them.
+
+A folder is for CPUs: float32, and a smaller vocabulary, for the output layer is the same work for everybody.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from checkpoints.rules import expand
+from checkpoints.rules import Stretch, expand
+from ferrum_jax.loading import ModelSource
 from ferrum_jax.models import registry
 
-_VOCABULARY = 16_384  # smaller than published: the output layer is the same work for everybody
+_VOCABULARY = 16_384  # of a folder, at most
 
+# Source: the config.json that each model's authors published with it
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    # Source: the config.json that Qwen published with Qwen3-0.6B
-    "qwen3-0.6b": {
+    "qwen3-0.6b": _QWEN3
+    | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": _VOCABULARY,
         "hidden_size": 1024,
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
-        "head_dim": 128,
         "intermediate_size": 3072,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
         "hidden_act": "silu",
         "attention_bias": False,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
     },
 }
+
+
+def random_source(config: Mapping[str, Any]) -> ModelSource:
+    """Weights of a config.json, made by the devices that want them; nothing crosses to them."""
+
+    def read(
+        targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch] = MappingProxyType({})
+    ) -> dict[str, jax.Array]:
+        if stretches:
+            raise ValueError(f"the mesh does not divide {sorted(stretches)}; random weights want one that does")
+        keys = jax.random.split(jax.random.key(0), len(targets))
+        return {
+            name: _maker(target.shape, target.dtype, target.sharding)(key)
+            for key, (name, target) in zip(keys, targets.items(), strict=True)
+        }
+
+    return ModelSource(spec=registry.spec_of(config), read=read)
+
+
+@functools.cache
+def _maker(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
+    """As `_random`."""
+
+    def make(key: jax.Array) -> jax.Array:
+        if len(shape) == 1:
+            return jnp.ones(shape, dtype)
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+
+    return jax.jit(make, out_shardings=sharding)
 
 
 def write_random_checkpoint(shape: str, parent: pathlib.Path) -> pathlib.Path:
@@ -45,7 +121,9 @@ def write_random_checkpoint(shape: str, parent: pathlib.Path) -> pathlib.Path:
         return folder
     print(f"making random weights of {shape} (once) ...", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
-    config = SHAPES[shape]
+    published = SHAPES[shape]
+    vocab_size = min(published["vocab_size"], _VOCABULARY)
+    config = published | {"vocab_size": vocab_size, "torch_dtype": "float32"}
     spec = registry.spec_of(config)
     _, targets = registry.unbind(registry.abstract_model(spec, "float32"))
     sources = expand(registry.family_of(spec.architecture).weight_rules(spec))

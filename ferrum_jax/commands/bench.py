@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--workload",
         required=True,
-        choices=("decode", "single", "shared_prefix", "ragged", "kv_error"),
+        choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error"),
         help="what to run; kv_error measures no time but what --kv-dtype does to the logits",
     )
     add_model(bench)

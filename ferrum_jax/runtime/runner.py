@@ -37,6 +37,12 @@ class InFlight:
         """[rows, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
         return _without_padding(self._rows, [shard.num_rows for shard in self.plan.shards])
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished it."""
+        rows: Any = self._rows
+        return rows.is_ready()
+
     def prompt(self) -> np.ndarray:
         """[tokens, words] int32, the same words for each prompt token asked for. Waits for the device."""
         return _without_padding(self._prompt, [shard.num_tokens for shard in self.plan.shards])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from checkpoints import open_checkpoint
+import jax
+import jax.numpy as jnp
+import pytest
+
+from checkpoints import Stretch, open_checkpoint
 from ferrum_jax.models import registry
 from scripts import shapes
 
@@ -38,3 +42,22 @@ def test_weights_are_made_once(tmp_path, monkeypatch):
     written = weights.stat().st_mtime_ns
     shapes.write_random_checkpoint("small", tmp_path)
     assert weights.stat().st_mtime_ns == written
+
+
+def test_weights_are_made_where_and_as_the_engine_wants_them():
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        "layers.0.norm.weight": jax.ShapeDtypeStruct((24,), jnp.bfloat16, sharding=where),
+        "head.weight": jax.ShapeDtypeStruct((96, 24), jnp.bfloat16, sharding=where),
+        "embed.weight": jax.ShapeDtypeStruct((96, 24), jnp.bfloat16, sharding=where),
+    }
+    source = shapes.random_source(shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    made = source.read(wanted)
+    assert {name: (x.shape, x.dtype, x.sharding) for name, x in made.items()} == {
+        name: (x.shape, x.dtype, x.sharding) for name, x in wanted.items()
+    }
+    assert (made["layers.0.norm.weight"] == 1).all()
+    assert 0.018 < float(made["head.weight"].astype(jnp.float32).std()) < 0.022
+    assert (made["head.weight"] != made["embed.weight"]).any()
+    with pytest.raises(ValueError, match=r"does not divide \['head.weight'\]"):
+        source.read(wanted, {"head.weight": Stretch(rows=90, size=96)})
