@@ -19,6 +19,7 @@ from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import RMSNorm
 from ferrum_jax.layers.rope import frequencies, rotate, rotations
 from ferrum_jax.spec import ModelSpec, RopeSpec
+from tests.fast_compile import FAST_COMPILE
 from tests.oracles import grouped_matmul
 from tests.oracles import layers as oracle
 from tests.oracles.tolerance import TOLERANCE
@@ -71,6 +72,9 @@ def fill(module: nnx.Module, dtype: str) -> dict[str, np.ndarray]:
     return found
 
 
+jitted = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+
+
 def assert_close(found: jax.Array, wanted: np.ndarray, dtype: str) -> None:
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, **TOLERANCE[dtype])
 
@@ -82,8 +86,9 @@ def test_linear_adds_its_bias_for_any_number_of_rows(num_tokens: int, dtype: str
     weights = fill(layer, dtype)
     weights["bias"] = np.asarray(layer.bias[...], np.float64)
     x, wide = draw(1, (num_tokens, 20), dtype)
-    assert_close(jax.jit(layer.__call__)(x), oracle.linear(wide, weights["weight"], weights["bias"]), dtype)
-    assert layer(x).dtype == dtype
+    found = jitted(layer.__call__)(x)
+    assert_close(found, oracle.linear(wide, weights["weight"], weights["bias"]), dtype)
+    assert found.dtype == dtype
 
 
 def test_the_order_of_the_dot_survives_compilation_on_the_cpu_for_a_few_rows():
@@ -149,7 +154,9 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
     x, wide = draw(1, (9, 20), dtype)
     gate = oracle.silu(oracle.linear(wide, w["gate.weight"], w["gate.bias"]))
     inner = gate * oracle.linear(wide, w["up.weight"], w["up.bias"])
-    assert_close(layer(x, ForwardContext()), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype)
+    assert_close(
+        jitted(lambda x: layer(x, ForwardContext()))(x), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +196,7 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
     x, wide = draw(1, (4, 3, 10), dtype)
     cos, sin = rotations(jnp.asarray(positions), rope, 10)
     wanted = oracle.rotate(wide, positions, frequencies(rope, 10).astype(np.float64), 1.2)
-    found = rotate(x, cos, sin)
+    found = jitted(rotate)(x, cos, sin)
     assert found.dtype == dtype
     # an angle of 300 radians in float32 is known to 300 * 2^-24 = 2e-5
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=TOLERANCE[dtype]["atol"] * 5)
@@ -209,7 +216,8 @@ def test_a_partial_rotation_turns_a_heads_first_dimensions_and_leaves_the_others
 def test_causal_attention_sees_the_past_alone_or_its_window(dtype: str, window: int | None, soft_cap: float | None):
     (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
     expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, window, soft_cap)
-    assert_close(causal_attention(0, q, k, v, scale=0.3, window=window, soft_cap=soft_cap), expected, dtype)
+    attend = jitted(functools.partial(causal_attention, 0, scale=0.3, window=window, soft_cap=soft_cap))
+    assert_close(attend(q, k, v), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -217,7 +225,8 @@ def test_a_sink_takes_weight_from_every_query_of_its_head(dtype: str):
     (q, wide_q), (k, wide_k), (v, wide_v) = (draw(i, (9, n, 10), dtype) for i, n in enumerate((6, 3, 3)))
     sinks, wide_sinks = draw(7, (6,), dtype, 2.0)
     expected = oracle.causal_attention(wide_q, wide_k, wide_v, 0.3, 4, sinks=wide_sinks)
-    assert_close(causal_attention(0, q, k, v, scale=0.3, window=4, sinks=sinks), expected, dtype)
+    attend = jitted(functools.partial(causal_attention, 0, scale=0.3, window=4))
+    assert_close(attend(q, k, v, sinks=sinks), expected, dtype)
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])
@@ -236,7 +245,7 @@ def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
     attended = oracle.causal_attention(turn(heads("q")), turn(heads("k")), heads("v"), 10**-0.5).reshape(8, -1)
     rotation = rotations(jnp.asarray(positions, jnp.int32), spec.rope, 10)
     wanted = oracle.linear(attended, w["o.weight"], w["o.bias"])
-    assert_close(jax.jit(lambda x: layer(x, rotation, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, rotation, ForwardContext()))(x), wanted, "float32")
 
 
 @pytest.mark.parametrize("norm_topk_prob", [True, False])
@@ -252,7 +261,7 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     assert_close(found_weights, weights, "float32")
     experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts)
-    assert_close(jax.jit(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
 
 
 def test_experts_with_biases_and_a_clamped_gate():
@@ -265,7 +274,7 @@ def test_experts_with_biases_and_a_clamped_gate():
     biases = tuple(w[f"experts.{name}_bias"] for name in ("gate", "up", "down"))
     gated = functools.partial(oracle.clamped_swiglu, limit=0.4, alpha=1.5)
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts, biases, gated)
-    assert_close(jax.jit(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
 
 
 def test_padding_goes_to_no_expert():
@@ -273,9 +282,8 @@ def test_padding_goes_to_no_expert():
     fill(layer, "float32")
     x, _ = draw(1, (9, 20), "float32")
     is_token = np.arange(9) % 4 < 3
-    padded, full = (
-        jax.jit(lambda x, m: layer(x, ForwardContext(is_token=m)))(x, m) for m in (is_token, is_token | True)
-    )
+    run = jitted(lambda x, m: layer(x, ForwardContext(is_token=m)))
+    padded, full = run(x, is_token), run(x, is_token | True)
     assert not np.any(padded[~is_token]) and np.all(full)
     np.testing.assert_array_equal(padded[is_token], full[is_token])
 

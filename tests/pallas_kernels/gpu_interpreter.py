@@ -16,6 +16,8 @@ from jax._src.pallas.mosaic.interpret import thread_map
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
+from tests.fast_compile import FAST_COMPILE
+
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[InterpretGPUParams]:
@@ -30,7 +32,7 @@ def interpreted() -> Iterator[InterpretGPUParams]:
         with lock:
             if id(jaxpr) not in compiled:
                 function = jax.jit(lambda *values: core.eval_jaxpr(jaxpr, *values))
-                compiled[id(jaxpr)] = jaxpr, function.trace(consts, *args).lower().compile()
+                compiled[id(jaxpr)] = jaxpr, function.trace(consts, *args).lower().compile(FAST_COMPILE)
         compiled[id(jaxpr)][1](consts, *args)
 
     def end(token: Any) -> Any:

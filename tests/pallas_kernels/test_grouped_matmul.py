@@ -11,6 +11,7 @@ import pytest
 
 from pallas_kernels.grouped_matmul import choose_tile, expert_mlp
 from pallas_kernels.grouped_matmul.cases import CASES, Case, make_arguments
+from tests.fast_compile import FAST_COMPILE
 from tests.oracles import grouped_matmul as oracle
 from tests.oracles.tolerance import TOLERANCE
 
@@ -18,7 +19,7 @@ from tests.oracles.tolerance import TOLERANCE
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_equals_the_float64_oracle(case: Case) -> None:
     arguments = make_arguments(case)
-    got = jax.jit(functools.partial(expert_mlp, tile=case.tile))(*arguments)
+    got = jax.jit(functools.partial(expert_mlp, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
     assert got.dtype == arguments[0].dtype
     expected = oracle.expert_mlp(*(np.asarray(a) for a in arguments))
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE[case.dtype])

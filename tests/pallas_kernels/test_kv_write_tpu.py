@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, make_pool, pool_shape
 from pallas_kernels.kv_write import tpu
 from pallas_kernels.kv_write.runs import find_runs
+from tests.fast_compile import FAST_COMPILE
 
 _INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+_write = jax.jit(functools.partial(tpu.kv_write, interpret=_INTERPRET), compiler_options=FAST_COMPILE)
 _PLACES = ((3, 14), (3, 15), (1, 0), (1, 1), (1, 2), (0, 0), (3, 0), (2, 7), (2, 6), (0, 0), (0, 0))  # 0: padding
 
 
@@ -56,7 +60,7 @@ def test_tokens_are_written_where_they_belong_and_all_else_keeps_its_bits(
     pool = _pool(kv_dtype, num_kv_heads, head_dim, block_size)
     k, v = np.random.default_rng(0).standard_normal((2, len(_PLACES), num_kv_heads, head_dim)).astype(np.float32)
     blocks, offsets = jnp.asarray(_PLACES, jnp.int32).T
-    got = tpu.kv_write(pool, jnp.asarray(k), jnp.asarray(v), find_runs(blocks, offsets), interpret=_INTERPRET)
+    got = _write(pool, jnp.asarray(k), jnp.asarray(v), find_runs(blocks, offsets))
     values, scales = _expected(pool, k, v, tuple(p if p[0] else (0, 0) for p in _PLACES))
     np.testing.assert_array_equal(np.asarray(got.values)[1:], values[1:])
     np.testing.assert_array_equal(np.asarray(got.values)[0], np.asarray(pool.values)[0])  # padding costs nothing
@@ -79,6 +83,6 @@ def test_a_step_of_padding_writes_nothing() -> None:
     runs = find_runs(zeros, zeros)
     assert int(runs.num_runs[0]) == 0
     heads = jnp.ones((4, 2, 128), jnp.bfloat16)
-    got = tpu.kv_write(pool, heads, heads, runs, interpret=_INTERPRET)
+    got = _write(pool, heads, heads, runs)
     assert dataclasses.asdict(got).keys() == dataclasses.asdict(pool).keys()
     np.testing.assert_array_equal(np.asarray(got.values), np.asarray(pool.values))

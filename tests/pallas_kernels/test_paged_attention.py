@@ -13,6 +13,7 @@ import pytest
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import INVARIANT_CASES, TINY_CASES, Arguments, Case, make_arguments
+from tests.fast_compile import FAST_COMPILE
 from tests.oracles import attention as oracle
 from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
@@ -21,9 +22,7 @@ CASES = TINY_CASES + INVARIANT_CASES
 BY_NAME = {case.name: case for case in CASES}
 
 
-# Compiling takes nearly all of a test's time, and half as long with machine code that is not optimised; buffers are
-# assigned before that. Goldens and the tests of bits run what users run.
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
+_UNOPTIMISED = {"xla_backend_optimization_level": 0}  # compiles in half the time; buffers are assigned before that
 
 
 @functools.partial(jax.jit, static_argnames=("case",), compiler_options=FAST_COMPILE)
@@ -112,7 +111,7 @@ def _compile(
         schedule = make_schedule(batch, num_tokens=tokens, block_size=16, config=config)
         return paged_attention(q, k, v, pool, schedule, scale=128**-0.5)
 
-    return jax.jit(layer, donate_argnums=3).lower(*_shapes(rows, tokens, context, kv_dtype)).compile(FAST_COMPILE)
+    return jax.jit(layer, donate_argnums=3).lower(*_shapes(rows, tokens, context, kv_dtype)).compile(_UNOPTIMISED)
 
 
 @pytest.mark.parametrize("invariant", [False, True])

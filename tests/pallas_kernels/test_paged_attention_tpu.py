@@ -19,17 +19,11 @@ from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, 
 from pallas_kernels.paged_attention.cases import REAL_CASES, TINY_CASES, Arguments, Case, make_arguments, make_shapes
 from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
 from pallas_kernels.target import Target
+from tests.fast_compile import FAST_COMPILE
 from tests.oracles import attention as oracle
 from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
-_COMPILE_FAST = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_parallel_codegen_split_count": 1,
-    "xla_llvm_disable_expensive_passes": True,
-}  # the interpreter's programs are long and run once
-if jax.__version_info__ < (0, 11):  # later ones have no other emitters
-    _COMPILE_FAST["xla_cpu_use_fusion_emitters"] = False
 BY_NAME = {case.name: case for case in TINY_CASES}
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 _TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2)
@@ -94,7 +88,7 @@ def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarra
         return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
 
     a = arguments
-    out, pool = jax.jit(step, compiler_options=_COMPILE_FAST)(a.q, a.k, a.v, a.pool, a.batch, a.sinks)
+    out, pool = jax.jit(step, compiler_options=FAST_COMPILE)(a.q, a.k, a.v, a.pool, a.batch, a.sinks)
     assert out.dtype == arguments.q.dtype
     out = np.asarray(out).astype(np.float64)
     assert interpret_pallas_call.races is not None

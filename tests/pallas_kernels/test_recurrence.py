@@ -14,6 +14,7 @@ from pallas_kernels.causal_conv import cases as conv
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.gated_delta import cases as delta
 from pallas_kernels.gated_delta import gated_delta
+from tests.fast_compile import FAST_COMPILE
 from tests.oracles import recurrence as oracle
 from tests.oracles.tolerance import TOLERANCE
 
@@ -34,7 +35,7 @@ def chosen(cases, fast: set[str]) -> list:
 @pytest.mark.parametrize("case", chosen(delta.CASES, {"mixed", "decode_some"}))
 def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -> None:
     arguments = delta.make_arguments(case)
-    got = jax.jit(functools.partial(gated_delta, tile=case.tile))(*arguments)
+    got = jax.jit(functools.partial(gated_delta, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
     assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
     *arrays, rows = arguments
     check(got, oracle.gated_delta(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
@@ -44,7 +45,7 @@ def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -
 @pytest.mark.parametrize("case", chosen(conv.CASES, {"mixed"}))
 def test_every_case_of_causal_conv_equals_the_float64_oracle(case: conv.Case) -> None:
     arguments = conv.make_arguments(case)
-    got = jax.jit(causal_conv)(*arguments)
+    got = jax.jit(causal_conv, compiler_options=FAST_COMPILE)(*arguments)
     *arrays, rows = arguments
     check(got, oracle.causal_conv(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
     assert np.isfinite(np.asarray(got[0], np.float32)).all(), "outputs of padding are finite"
