@@ -23,7 +23,8 @@ def family(request) -> str:
 
 ONE_FUNCTION = ("tests/sampling/",)  # tests of these folders call one jitted function, which each process compiles
 FOLDERS = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
-OWN_MODELS = ("test_kv_dtype.py", "test_recurrent.py", "test_windows.py")
+PUBLISHED = ("tests/models/test_registry.py", "tests/sharding/test_sharding.py")  # lay out the same models
+OWN_MODELS = ("test_recurrent.py", "test_windows.py")
 
 
 class ByFamily(LoadScopeScheduling):
@@ -39,6 +40,8 @@ class ByFamily(LoadScopeScheduling):
             family = file if file.endswith(OWN_MODELS) else "qwen3"  # the engine's other tests use this one
         if nodeid.startswith(ONE_FUNCTION):
             family = nodeid.rpartition("/")[0]
+        if nodeid.startswith(PUBLISHED):
+            family = nodeid.partition("[")[2]
         if nodeid.startswith("tests/invariance/test_recurrent.py"):
             family = "qwen3_next"
         return family or nodeid

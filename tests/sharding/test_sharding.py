@@ -13,9 +13,10 @@ from checkpoints.fingerprint import fingerprint
 from checkpoints.placement import place
 from checkpoints.rules import Stretch
 from ferrum_jax.config import EngineConfig, MeshShape
-from ferrum_jax.models.registry import abstract_encoder, abstract_model, encoder_spec_of, spec_of, unbind
+from ferrum_jax.models.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
 from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
-from tests.models.published import KINDS, LLAMA3_8B, PUBLISHED, QWEN3_30B_A3B
+from tests.models.published import KINDS, LLAMA3_8B, QWEN3_30B_A3B
+from tests.models.test_registry import published
 from tests.support import GOLDENS
 
 KV_HEADS = Stretch(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
@@ -24,7 +25,7 @@ VOCABULARY = Stretch(rows=6, size=8)
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_parameter_of_a_published_model_has_an_axis_for_each_dimension(name):
-    _, parameters = unbind(abstract_model(spec_of(PUBLISHED[name][0]), "bfloat16"))
+    _, parameters = published(name)
     for path, parameter in parameters.items():
         assert len(axes_of(path)) == len(parameter.shape), path
 
