@@ -17,7 +17,7 @@ from ferrum_jax.models import registry
 from tests.support import COMPILED, GOLDENS, small_llm
 
 ENCODER = EngineConfig(
-    max_model_len=64, max_num_seqs=32, max_num_batched_tokens=512, compilation_cache_dir=str(COMPILED)
+    max_model_len=64, max_num_seqs=8, max_num_batched_tokens=128, compilation_cache_dir=str(COMPILED)
 )
 INVARIANT = {"invariant": True, "max_num_batched_tokens": 64}
 WORDS = "a block holds the keys and values of its tokens"
