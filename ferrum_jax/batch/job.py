@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import secrets
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ferrum_jax.batch.display import Display, Tally, summary_table
 from ferrum_jax.batch.files import check_name, reading_rows
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 
+_MOST_NAMED = 5  # rows that failed
 _OBJECTS_BETWEEN_LOOKS = 50_000  # Python's own is 700: a look every third row
 
 
@@ -218,6 +221,8 @@ class _Run:
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))
+        if not self._notice.is_given:  # there is no time for it then
+            self._name_failed()
         too_many = f"more than {self._options.max_errors} rows failed"
         if self._journal.is_complete:
             if self._options.is_exceeded_by(self._tally.num_failed):
@@ -225,5 +230,16 @@ class _Run:
                 return EXIT_TOO_MANY_ERRORS
             return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         why = self._notice.reason or too_many
-        self._console.print(f"Stopped: {why}. Finished rows are kept; the same command goes on with the rest.")
+        command = "the same command" if self._notice.reason else "the same command with a higher --max-errors"
+        self._console.print(f"Stopped: {why}. Finished rows are kept; {command} goes on with the rest.", soft_wrap=True)
         return self._notice.exit_code or EXIT_TOO_MANY_ERRORS
+
+    def _name_failed(self) -> None:
+        """Says why rows failed, of the first few: a job that stops for them has no output yet to look into."""
+        found = [bad.message for _, bad in itertools.islice(self._rows.bad_rows(), _MOST_NAMED)]
+        journaled = itertools.islice(self._journal.failed(), _MOST_NAMED - len(found))
+        found += [f"{line['custom_id']!r}: {line['error']['message']}" for line in journaled]
+        for reason in found:
+            self._console.print(Text(reason), soft_wrap=not self._console.is_terminal)
+        if self._tally.num_failed > len(found) > 0:
+            self._console.print(f"and {self._tally.num_failed - len(found):,} more")

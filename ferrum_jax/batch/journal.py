@@ -124,6 +124,15 @@ class Journal:
         for part in np.split(by_segment, bounds) if len(by_segment) else ():
             yield self._segments[self._segment[part[0]]], part.tolist(), self._offset[part], self._length[part]
 
+    def failed(self) -> Iterator[dict]:
+        """The lines of rows that failed while they ran, in the order of the input."""
+        for index in np.flatnonzero(self._state == _IS_FAILED).tolist():
+            name, start, length = self._segments[self._segment[index]], self._offset[index], self._length[index]
+            content = self._store.read(name, int(start), int(length))
+            if content is None:
+                raise OSError(f"{name} of the journal has vanished; start the job again")
+            yield json.loads(content)
+
     def lengths(self) -> np.ndarray:
         """[rows] of each row's output line in bytes, 0 where it has none."""
         return np.where(self._state != _TODO, self._length, 0).astype(np.int64)

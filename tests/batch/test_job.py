@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -273,9 +274,18 @@ def test_a_job_stops_once_more_rows_failed_than_it_may_and_goes_on_with_a_higher
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     assert job.run(limit=3, max_errors=0) == EXIT_TOO_MANY_ERRORS and job.llms == []
     assert job.run(limit=3, max_errors=1, width=1) == EXIT_TOO_MANY_ERRORS and not job.output.exists()
-    assert "more than 1 rows failed" in job.shown.getvalue()
+    shown = job.shown.getvalue()
+    assert "more than 1 rows failed" in shown and "the same command with a higher --max-errors goes on" in shown
+    assert "line 6: not valid JSON" in shown and re.search(r"'\w': the prompt has \d+ tokens, more than 3", shown)
     assert job.run(limit=3, max_errors=9) == EXIT_ROWS_FAILED
     assert len(job.lines()) == 6
+
+
+def test_of_many_rows_that_failed_the_first_are_named_and_the_others_counted(tmp_path):
+    job = Job(tmp_path, b"".join(b'{"custom_id": "%d", "prompt": "x", "top_k": -5}\n' % n for n in range(8)))
+    assert job.run() == EXIT_ROWS_FAILED
+    assert [line for line in range(1, 9) if f"line {line}: top_k is -5" in job.shown.getvalue()] == [1, 2, 3, 4, 5]
+    assert "and 3 more" in job.shown.getvalue()
 
 
 def test_a_job_whose_rows_are_all_done_says_too_that_more_failed_than_may(tmp_path):
