@@ -159,7 +159,7 @@ def test_pinned_blocks_stay_on_the_device():
 
 
 def test_int8_blocks_keep_their_scales():
-    llm = small_llm("llama", dataclasses.replace(INVARIANT, kv_dtype="int8"))  # as tests/engine/test_kv_dtype.py
+    llm = small_llm("qwen3", dataclasses.replace(INVARIANT, kv_dtype="int8"))  # as tests/engine/test_kv_dtype.py
     rng = np.random.default_rng(2)
     prompts = [rng.integers(6, 250, 70).tolist() for _ in range(3)]
     params = dataclasses.replace(GREEDY, max_tokens=30)

@@ -18,8 +18,8 @@ SLOW = [pytest.param(kv_dtype, marks=pytest.mark.slow) for kv_dtype in ("bfloat1
 
 
 def llm_of(kv_dtype: str):
-    """One executable serves all its steps."""
-    return small_llm("llama", dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
+    """One executable serves all its steps; other tests run the same ones."""
+    return small_llm("qwen3", dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
 
 
 def bits(output) -> list[dict[int, float]]:
