@@ -14,8 +14,8 @@ from tests.support import ROOT
 pytestmark = pytest.mark.aot
 LAYERS = 2  # more of them add the same ops again
 DECODE, MIXED = (64, True), (512, False)
-# For weights of 512 rows a device, since as many tokens make activations that look like them; and for experts on v5e:4x4,
-# where libtpu makes an all-reduce of the reduce-scatter of 512 tokens a shard.
+# For weights of 512 rows a device, since as many tokens make activations that look like them; and for experts on
+# v5e:4x4, where libtpu makes an all-reduce of the reduce-scatter of 512 tokens a shard.
 OTHER_MIXED = (384, False)
 
 
