@@ -23,7 +23,8 @@ SMALL = plgpu.Layout.WGMMA_UPCAST_2X  # of a matrix of bytes that become bfloat1
 PER_LANE = MATRIX.reduce(1)  # [64], one for each row of a matrix
 PER_TOKEN = MATRIX.reduce(0)  # one for each column
 
-_WHOLE: Any = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()  # jax 0.10 wants an index
+_INDEX = inspect.signature(plgpu.load).parameters.get("idx")
+_WHOLE: Any = ((),) if _INDEX is not None and _INDEX.default is _INDEX.empty else ()  # jax 0.10 wants one, 0.11 warns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Ops:
         """Every query times every key."""
 
         def multiply(acc: Any) -> jax.Array:
-            plgpu.wgmma(acc, queries, plgpu.transpose_ref(keys, (1, 0)))
+            plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
             return acc[...]
 
         if self.is_interpreted:
