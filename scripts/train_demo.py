@@ -2,12 +2,14 @@
 
     python -m scripts.train_demo --out DIR --steps 1900
     python -m scripts.train_demo --out DIR --steps 1900 --resume
+    python -m scripts.train_demo --measure checkpoints/demo
 
 A Qwen3-MoE decoder of 5 M parameters in float32 on the CPU, with Muon for its matrices and AdamW for the rest. The
 learning rate is flat and falls to zero over the last part of `--steps`; a run that is resumed with fewer steps starts
 to fall at once. Rows are short at first, which is cheap, and long at the end, so that the model learns to look back.
 DIR gets `state.npz` (every few minutes; `--resume` goes on from it) and, at the end, `hf/`: a Hugging Face folder in
-bfloat16, whose bits per byte on the held-out modules are measured as it was rounded.
+bfloat16, whose bits per byte on the held-out modules are measured as it was rounded. --measure does that for any
+checkpoint, with the engine.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from ferrum_jax import LLM, EngineConfig, SamplingParams
 from scripts import demo_corpus
 from scripts.demo_model import Model, Shape
 
@@ -143,6 +146,18 @@ def bits_per_byte(
         loss = np.asarray(losses(weights, np.maximum(ids, 0)), np.float64)
         for row, (window, first) in enumerate(windows[i : i + rows]):
             nats += float(loss[row, first - 1 : int((window >= 0).sum()) - 1].sum())
+    return nats / num_bytes / math.log(2)
+
+
+def engine_bits_per_byte(llm: Any, documents: list[np.ndarray], num_bytes: int, length: int) -> float:
+    """The same of a checkpoint that the engine serves, an `LLM`, by the logprobs of its prompts."""
+    windows = [w for ids in documents for w in demo_corpus.scored_windows(ids, length, length // 2)]
+    prompts = [window[window >= 0].tolist() for window, _ in windows]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
+    nats = 0.0
+    for output, prompt, (_, first) in zip(outputs, prompts, windows, strict=True):
+        rows = zip(output.prompt_logprobs[first:], prompt[first:], strict=True)
+        nats -= sum(row[token].logprob for row, token in rows)
     return nats / num_bytes / math.log(2)
 
 
@@ -276,13 +291,29 @@ class Progress:
             self._losses.clear()
 
 
+def measure(folder: str) -> None:
+    """Prints the bits per byte of a checkpoint, with its own tokenizer."""
+    config = EngineConfig(dtype="float32", max_num_seqs=1, max_num_batched_tokens=_SCORED, max_model_len=_SCORED + 1)
+    llm = LLM(folder, config)
+    held = [d for d in demo_corpus.read_documents() if d.held_out]
+    ids = demo_corpus.encode_documents(Tokenizer.from_file(f"{folder}/tokenizer.json"), held)
+    num_bytes = sum(len(d.text.encode()) for d in held)
+    print(f"held out: {len(held)} modules, {num_bytes} bytes, {sum(map(len, ids))} tokens", flush=True)
+    print(f"held-out bits per byte {engine_bits_per_byte(llm, ids, num_bytes, _SCORED):.4f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the state and the result")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=pathlib.Path, help="folder for the state and the result")
+    what.add_argument("--measure", metavar="DIR", help="train nothing; the bits per byte of this checkpoint")
+    parser.add_argument("--steps", type=int, default=2000, help="of the whole run (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and windows (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on from OUT/state.npz")
     arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.measure)
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     shape = Shape()
     corpus = Corpus(demo_corpus.read_documents(), shape.V, arguments.seed)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from ferrum_jax.request import Logprob
 from scripts import demo_corpus, demo_model, train_demo
 
 TINY = demo_model.Shape(V=300, D=16, L=2, N=4, K=2, H=8, E=4, X=2, F=12, max_length=64)
@@ -138,6 +140,23 @@ def test_bits_per_byte_of_uniform_predictions_is_the_logarithm_of_the_vocabulary
     documents = [np.arange(21, dtype=np.int32), np.arange(5, dtype=np.int32)]
     bits = train_demo.bits_per_byte(apply, ONE_LAYER, weights, documents, num_bytes=12, length=8)
     assert math.isclose(bits, 24 * math.log2(ONE_LAYER.V) / 12, rel_tol=1e-5)
+
+
+class Uniform:
+    """An engine whose every token is as likely as the others, but the first two of a prompt."""
+
+    def generate(self, prompts, params):
+        assert params.prompt_logprobs == 0
+        rare, usual = Logprob(logprob=-1e3, rank=0), Logprob(logprob=-math.log(300), rank=0)
+        rows = ((None, *({token: usual if at > 1 else rare} for at, token in enumerate(p[1:], 1))) for p in prompts)
+        return [types.SimpleNamespace(prompt_logprobs=row) for row in rows]
+
+
+def test_bits_per_byte_of_a_served_checkpoint_count_every_token_but_the_first_once():
+    documents = [np.arange(21, dtype=np.int32), np.arange(5, dtype=np.int32)]
+    bits = train_demo.engine_bits_per_byte(Uniform(), documents, num_bytes=12, length=8)
+    first_of_a_document = 2 * 1e3 / math.log(2)  # windows that follow score none of their first tokens
+    assert math.isclose(bits, (22 * math.log2(300) + first_of_a_document) / 12, rel_tol=1e-9)
 
 
 def test_the_learning_rate_rises_stays_and_falls_to_zero_and_a_shorter_run_falls_sooner():
