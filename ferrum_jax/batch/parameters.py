@@ -12,6 +12,7 @@ import dataclasses
 import json
 from array import array
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from ferrum_jax.prompt import Prompt, take_apart
@@ -77,7 +78,9 @@ def _refuse(body: Mapping[str, Any], known: frozenset[str]) -> None:
         if body[key] is None:
             continue
         if key not in _REFUSED:
-            problems.append(f"{key} is not known; known are {', '.join(sorted(known))}")
+            meant = get_close_matches(key, known, n=1)
+            hint = f" (did you mean {meant[0]}?)" if meant else ""
+            problems.append(f"{key} is not known{hint}; known are {', '.join(sorted(known))}")
             continue
         harmless, repair = _REFUSED[key]
         if not any(body[key] == value and type(body[key]) is type(value) for value in harmless):

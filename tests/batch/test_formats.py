@@ -171,7 +171,8 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (short(temprature=1), "temprature is not known; known are"),
+        (short(temprature=1), "temprature is not known (did you mean temperature?); known are"),
+        (short(qqq=1), "qqq is not known; known are"),
         (short(stream=True), "stream = true is not supported: a batch row is answered in one piece"),
         (openai(echo=True), "echo = true is not supported: join prompt and text afterwards"),
         (openai(best_of=3), "best_of = 3 is not supported"),
