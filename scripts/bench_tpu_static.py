@@ -76,9 +76,7 @@ def launch(case: Case, target: Target) -> tuple[Callable[..., Any], list[Any]]:
         causal=case.causal,
         implementation="mosaic_tpu",
     )
-    fn = functools.partial(
-        paged_attention, scale=case.softmax_scale, soft_cap=case.soft_cap, implementation="mosaic_tpu"
-    )
+    fn = functools.partial(paged_attention, **case.attention, implementation="mosaic_tpu")
     args = [shapes.q, shapes.k, shapes.v, shapes.pool, schedule]
     if case.has_sinks:
         return lambda *a: fn(*a[:-1], sinks=a[-1]), [*args, shapes.sinks]

@@ -135,23 +135,14 @@ def compile_case(case: Case) -> Compiled:
     a, config = make_shapes(case, "mosaic_gpu"), config_of(case)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, pool: Any, batch: Any, sinks: Any) -> Any:
-        schedule = make_schedule(
-            batch,
-            num_tokens=case.num_tokens,
-            block_size=case.block_size,
-            config=config,
-            window=case.window,
-            causal=case.causal,
-            implementation="mosaic_gpu",
-        )
+        schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_gpu")
         return paged_attention(
             q,
             k,
             v,
             pool,
             schedule,
-            scale=case.softmax_scale,
-            soft_cap=case.soft_cap,
+            **case.attention,
             sinks=sinks,
             implementation="mosaic_gpu",
         )

@@ -212,17 +212,9 @@ def _ours(problem: Problem, implementation: str) -> Attend:
             dtype=a.q.dtype,
         )
         pool = jax.tree.map(jnp.copy, a.pool)
-    schedule = jax.jit(
-        lambda batch: make_schedule(
-            batch,
-            num_tokens=case.num_tokens,
-            block_size=case.block_size,
-            config=config,
-            window=case.window,
-            causal=case.causal,
-            implementation=implementation,
-        )
-    )(a.batch)
+    schedule = jax.jit(lambda batch: make_schedule(batch, **case.step, config=config, implementation=implementation))(
+        a.batch
+    )
 
     @functools.partial(jax.jit, donate_argnums=3)
     def step(q: jax.Array, k: jax.Array, v: jax.Array, pool: Any, schedule: Any, sinks: Any) -> Any:
@@ -232,8 +224,7 @@ def _ours(problem: Problem, implementation: str) -> Attend:
             v,
             pool,
             schedule,
-            scale=case.softmax_scale,
-            soft_cap=case.soft_cap,
+            **case.attention,
             sinks=sinks,
             implementation=implementation,
         )

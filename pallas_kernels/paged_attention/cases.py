@@ -47,6 +47,21 @@ class Case:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
+    def step(self) -> dict[str, Any]:
+        """What make_schedule takes of it."""
+        return {
+            "num_tokens": self.num_tokens,
+            "block_size": self.block_size,
+            "window": self.window,
+            "causal": self.causal,
+        }
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        """What paged_attention takes of it beside arrays."""
+        return {"scale": self.softmax_scale, "soft_cap": self.soft_cap}
+
+    @property
     def max_blocks(self) -> int:
         """Width of the block tables, that of the longest row."""
         return max(1, *(-(-(start + count) // self.block_size) for start, count in self.rows))

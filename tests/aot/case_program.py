@@ -46,16 +46,8 @@ def describe(case: Case, generation: str) -> dict[str, Any]:
     config = choose_config(case, target)
 
     def layer(q: Any, k: Any, v: Any, pool: Any, batch: RaggedBatch, sinks: Any) -> Any:
-        schedule = make_schedule(
-            batch,
-            num_tokens=case.num_tokens,
-            block_size=case.block_size,
-            config=config,
-            window=case.window,
-            causal=case.causal,
-            implementation="mosaic_tpu",
-        )
-        options: dict[str, Any] = {"scale": case.softmax_scale, "soft_cap": case.soft_cap, "sinks": sinks}
+        schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
+        options: dict[str, Any] = case.attention | {"sinks": sinks}
         return paged_attention(q, k, v, pool, schedule, **options, implementation="mosaic_tpu")
 
     started = time.process_time()

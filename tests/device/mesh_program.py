@@ -24,7 +24,6 @@ from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, 
 from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
 from pallas_kernels.target import Target
 from tests.oracles import attention as oracle
-from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
 SHARDS, SPLITS = 2, 2  # of "dp" and of "tp"
@@ -86,34 +85,16 @@ def _step(case: Case, q: Any, k: Any, v: Any, pool: KVPool, batch: RaggedBatch, 
     )
     tile = max(256 // config.shape.words, case.block_size)  # small: each operation costs the interpreter milliseconds
     config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=128))
-    schedule = make_schedule(
-        batch,
-        num_tokens=case.num_tokens,
-        block_size=case.block_size,
-        config=config,
-        window=case.window,
-        causal=case.causal,
-        implementation="mosaic_tpu",
-    )
+    schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
     assert isinstance(schedule, TpuSchedule)
-    options: dict[str, Any] = {"scale": case.softmax_scale, "soft_cap": case.soft_cap, "sinks": sinks}
+    options: dict[str, Any] = case.attention | {"sinks": sinks}
     interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
     return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
 
 
 def _excess(case: Case, seed: int, sinks: Any, out: np.ndarray) -> float:
     """The largest error, in units of what the tolerance allows; infinite where something is not finite."""
-    a = make_arguments(case, seed)
-    expected = oracle.paged_attention(
-        *(np.asarray(x) for x in (a.q, a.k, a.v)),
-        *kv_oracle.arrays(a.pool),
-        *(np.asarray(x) for x in (a.batch.block_tables, a.batch.starts, a.batch.counts)),
-        scale=case.softmax_scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=None if sinks is None else np.asarray(sinks),
-        causal=case.causal,
-    )
+    expected = oracle.of_case(case, dataclasses.replace(make_arguments(case, seed), sinks=sinks))
     allowed = TOLERANCE[case.dtype]["atol"] + TOLERANCE[case.dtype]["rtol"] * np.abs(expected)
     return float(np.nan_to_num(np.abs(out - expected) / allowed, nan=np.inf).max())
 

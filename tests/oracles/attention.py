@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pallas_kernels.paged_attention.cases import Arguments, Case
 from tests.oracles import kv_pool
 
 
@@ -53,3 +54,17 @@ def _attend(
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     return np.einsum("ns,snh->nh", weights[:, : len(k)], v)
+
+
+def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float64
+    """What paged attention of a case is."""
+    a, batch, sinks = arguments, arguments.batch, arguments.sinks
+    return paged_attention(
+        *(np.asarray(x) for x in (a.q, a.k, a.v)),
+        *kv_pool.arrays(a.pool),
+        *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
+        **case.attention,
+        window=case.window,
+        sinks=None if sinks is None else np.asarray(sinks),
+        causal=case.causal,
+    )

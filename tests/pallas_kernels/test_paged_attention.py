@@ -15,7 +15,6 @@ from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_sc
 from pallas_kernels.paged_attention.cases import INVARIANT_CASES, TINY_CASES, Arguments, Case, make_arguments
 from tests.fast_compile import FAST_COMPILE
 from tests.oracles import attention as oracle
-from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
 CASES = TINY_CASES + INVARIANT_CASES
@@ -31,15 +30,8 @@ def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
     config = AttentionConfig.choose(
         num_tokens=case.num_tokens, block_size=case.block_size, decode_only=case.decode_only, invariant=case.invariant
     )
-    schedule = make_schedule(
-        batch,
-        num_tokens=case.num_tokens,
-        block_size=case.block_size,
-        config=config,
-        window=case.window,
-        causal=case.causal,
-    )
-    return paged_attention(q, k, v, pool, schedule, scale=case.softmax_scale, soft_cap=case.soft_cap, sinks=sinks)
+    schedule = make_schedule(batch, **case.step, config=config)
+    return paged_attention(q, k, v, pool, schedule, **case.attention, sinks=sinks)
 
 
 def _run(case: Case, arguments: Arguments) -> np.ndarray:
@@ -50,17 +42,7 @@ def _run(case: Case, arguments: Arguments) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_equals_the_float64_oracle_and_never_reads_what_is_not_the_rows_own(case: Case) -> None:
     arguments = make_arguments(case)
-    a, batch = arguments, arguments.batch
-    expected = oracle.paged_attention(
-        *(np.asarray(x) for x in (a.q, a.k, a.v)),
-        *kv_oracle.arrays(a.pool),
-        *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
-        scale=case.softmax_scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=None if a.sinks is None else np.asarray(a.sinks),
-        causal=case.causal,
-    )
+    expected = oracle.of_case(case, arguments)
     got = _run(case, arguments)
     assert got.dtype == arguments.q.dtype
     np.testing.assert_allclose(got.astype(np.float64), expected, **TOLERANCE[case.dtype])

@@ -19,7 +19,6 @@ from pallas_kernels.paged_attention.gpu_schedule import Field, Work
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 from tests.oracles import attention as oracle
-from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
@@ -63,15 +62,7 @@ def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
 
 
 def _make_schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
-    schedule = make_schedule(
-        batch,
-        num_tokens=case.num_tokens,
-        block_size=case.block_size,
-        config=config,
-        window=case.window,
-        causal=case.causal,
-        implementation="mosaic_gpu",
-    )
+    schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_gpu")
     assert isinstance(schedule, GpuSchedule)
     return schedule
 
@@ -93,8 +84,7 @@ def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) ->
         a.v,
         a.pool,
         _schedule(case, a.batch, config),
-        scale=case.softmax_scale,
-        soft_cap=case.soft_cap,
+        **case.attention,
         sinks=a.sinks,
         interpret=interpret,
     )
@@ -102,17 +92,7 @@ def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) ->
 
 
 def _expected(case: Case) -> np.ndarray:
-    a = make_arguments(case)
-    return oracle.paged_attention(
-        *(np.asarray(x) for x in (a.q, a.k, a.v)),
-        *kv_oracle.arrays(a.pool),
-        *(np.asarray(x) for x in (a.batch.block_tables, a.batch.starts, a.batch.counts)),
-        scale=case.softmax_scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=None if a.sinks is None else np.asarray(a.sinks),
-        causal=case.causal,
-    )
+    return oracle.of_case(case, make_arguments(case))
 
 
 def _cases(quick: tuple[str, ...]) -> Any:

@@ -21,7 +21,6 @@ from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
 from pallas_kernels.target import Target
 from tests.fast_compile import FAST_COMPILE
 from tests.oracles import attention as oracle
-from tests.oracles import kv_pool as kv_oracle
 from tests.oracles.tolerance import TOLERANCE
 
 BY_NAME = {case.name: case for case in TINY_CASES}
@@ -73,17 +72,9 @@ def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarra
     config = _config(case, arguments, items)
 
     def step(q, k, v, pool, batch, sinks) -> tuple[jax.Array, KVPool]:
-        schedule = make_schedule(
-            batch,
-            num_tokens=case.num_tokens,
-            block_size=case.block_size,
-            config=config,
-            window=case.window,
-            causal=case.causal,
-            implementation="mosaic_tpu",
-        )
+        schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
         assert isinstance(schedule, TpuSchedule)
-        options: dict[str, Any] = {"scale": case.softmax_scale, "soft_cap": case.soft_cap, "sinks": sinks}
+        options: dict[str, Any] = case.attention | {"sinks": sinks}
         interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
         return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
 
@@ -134,17 +125,7 @@ def test_keys_that_no_query_of_a_chunk_or_a_part_sees_are_left_out_and_no_others
 
 def _check(case: Case) -> None:
     arguments, a = make_arguments(case, implementation="mosaic_tpu"), make_arguments(case)
-    batch = a.batch
-    expected = oracle.paged_attention(
-        *(np.asarray(x) for x in (a.q, a.k, a.v)),
-        *kv_oracle.arrays(a.pool),
-        *(np.asarray(x) for x in (batch.block_tables, batch.starts, batch.counts)),
-        scale=case.softmax_scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=None if a.sinks is None else np.asarray(a.sinks),
-        causal=case.causal,
-    )
+    expected = oracle.of_case(case, a)
     out, pool = _attend(case, arguments)
     np.testing.assert_allclose(out, expected, **TOLERANCE[case.dtype])
     values, scales = _expected_pool(case, a, arguments.pool)
