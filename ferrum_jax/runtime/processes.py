@@ -77,6 +77,7 @@ class Processes:
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a message at a time
         self._opened = self._ended = self._may_renew = False
+        self._has_gone = False  # another process, which was to end in order
         self._lost: tuple[str, int] | None = None  # why, and the exit code
         self._quiet = threading.Event()  # once nobody needs to know that this process is there
         self._threads = [
@@ -181,7 +182,11 @@ class Processes:
         os._exit(code)
 
     def end(self, code: int) -> None:
-        """Of process 0: lets the others end with this exit code. Of a process that lost another: ends at once."""
+        """Of process 0: lets the others end with this exit code. Of another that it let end: says that it comes.
+
+        A process that lost another ends at once, and so does process 0 with a code where another does not come in
+        time, because it opens its model, or has gone: jax would wait for it, and then end the program by a signal.
+        """
         if self._lost is None and self.leads and not self._ended:
             self._ended = True
             with contextlib.suppress(ProcessLost):
@@ -189,6 +194,12 @@ class Processes:
             self._quiet.set()
             for thread in self._threads:  # the others' last words
                 thread.join(_ORDERLY_S)
+            all_come = not self._has_gone and not any(thread.is_alive() for thread in self._threads)
+            if code and self._lost is None and not all_come:
+                self._leave(code)
+        elif self._lost is None and self._ended:
+            with contextlib.suppress(ProcessLost):
+                self.send(_End(code))
         if self._lost is not None:
             self._exit()
 
@@ -202,8 +213,11 @@ class Processes:
         return found
 
     def _receive(self, number: int) -> None:
-        """Runs in a thread: puts messages where they are awaited, until the connection ends or is silent."""
-        peer, connection = number + 1 if self.leads else 0, self._connections[number]
+        """Runs in a thread: puts messages where they are awaited, until the connection ends or is silent.
+
+        A process that process 0 let end is to be gone when that is, whatever it still does.
+        """
+        peer, connection, code = number + 1 if self.leads else 0, self._connections[number], 0
         try:
             while True:
                 if not connection.poll(SILENCE_S) and not self._ended:
@@ -221,12 +235,15 @@ class Processes:
                     if isinstance(found, _End):
                         self._ended = True
                         self._quiet.set()
-                        with self._sending:
-                            connection.close()
-                        return
+                        if self.leads:
+                            return
+                        code = found.code
         except (EOFError, OSError):
+            self._has_gone = True
             if not self._ended:
                 self.lose(f"process {peer} has ended")
+            elif not self.leads:
+                self._leave(code)
 
     def _beat(self) -> None:
         """Runs in a thread: says that this process is there, until it ends or another does."""
@@ -248,12 +265,16 @@ class Processes:
     def _exit(self) -> None:
         assert self._lost is not None
         reason, code = self._lost
-        sys.stdout.flush()
         text = (
             f"ferrum-jax, process {self.index}: {reason}. All processes end; the same command on all of them goes on."
         )
         print(text, file=sys.stderr, flush=True)
-        os._exit(code)  # an exit in order would wait for the process that is lost
+        self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        """An exit in order would wait for the process that is lost."""
+        sys.stdout.flush()
+        os._exit(code)
 
 
 _current: Processes | None = None

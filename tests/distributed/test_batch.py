@@ -34,6 +34,7 @@ def folder(tmp_path_factory):
 
 
 ORDINARY = ("ferrum_jax",)
+LATE, LATER = (("tests.distributed.late", seconds) for seconds in ("2", "8"))
 CRASHING = ("tests.distributed.crashing", "105")  # row 5
 
 
@@ -167,7 +168,8 @@ def test_blocks_come_back_from_the_host_memory_of_both_processes(folder):
     assert logprobs == pytest.approx(roomy_logprobs, abs=1e-5)
 
 
-def test_a_model_that_one_process_cannot_open_ends_both_with_its_words(folder):
-    (code, said), (other_code, _) = run_two(folder, "none.jsonl", "tp=4")
-    assert (code, other_code) == (2, 2)
+@pytest.mark.parametrize("other", [ORDINARY, LATE, LATER], ids=["together", "late", "later"])
+def test_a_model_that_one_process_cannot_open_ends_both_with_its_words(folder, other):
+    (code, said), (other_code, other_said) = run_two(folder, "none.jsonl", "tp=4", (ORDINARY, other))
+    assert (code, other_code) == (2, 2), said + other_said
     assert "a mesh of 4 devices takes none of 1 of the 2 processes" in said

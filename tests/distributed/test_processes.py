@@ -18,9 +18,10 @@ from ferrum_jax.runtime.processes import CHECK_STEPS, EXIT_LOST, Processes, Proc
 
 @pytest.fixture
 def pair(monkeypatch):
-    """Process 0, process 1, and what those that would have ended their program said."""
+    """Process 0, process 1, and what those that would have ended their program said, or with which code they left."""
     said = []
     monkeypatch.setattr(Processes, "_exit", lambda self: said.append((self.index, *self._lost)))
+    monkeypatch.setattr(Processes, "_leave", lambda self, code: said.append((self.index, code)))
     near, far = Pipe()
     pair = Processes(0, [near]), Processes(1, [far])
     yield *pair, said
@@ -59,12 +60,48 @@ def test_they_agree_on_the_smallest_value(pair):
 
 def test_the_others_end_with_the_exit_code_of_process_0(pair):
     leader, other, said = pair
+    received = []
+
+    def follow():
+        with pytest.raises(SystemExit) as end:
+            while True:
+                received.append(other.receive())
+        received.append(end.value.code)
+        other.end(end.value.code)
+
+    thread = Thread(target=follow)
+    thread.start()
     leader.send("work")
     leader.end(3)
-    assert other.receive() == "work"
-    with pytest.raises(SystemExit) as end:
-        other.receive()
-    assert end.value.code == 3 and said == []
+    thread.join()
+    assert received == ["work", 3] and said == []
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_process_that_does_not_come_to_the_end_is_not_waited_for(pair, monkeypatch, code):
+    """Process 0 leaves at once where something went wrong, and who is busy as soon as process 0 has gone."""
+    monkeypatch.setattr("ferrum_jax.runtime.processes._ORDERLY_S", 0.1)
+    leader, other, said = pair
+    leader.end(code)
+    assert said == ([(0, 2)] if code else [])
+    hang_up(leader)
+    other._threads[0].join()
+    assert said == ([(0, 2), (1, 2)] if code else [(1, 0)])
+
+
+def test_a_process_that_has_gone_while_process_0_ends_is_not_waited_for(pair):
+    leader, other, said = pair
+
+    def go():
+        with pytest.raises(SystemExit):
+            other.receive()
+        hang_up(other)
+
+    thread = Thread(target=go)
+    thread.start()
+    leader.end(2)
+    thread.join()
+    assert (0, 2) in said
 
 
 def test_plans_that_differ_end_all_with_the_step_and_the_process(pair):
