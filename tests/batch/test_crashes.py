@@ -48,3 +48,10 @@ def test_a_job_of_the_demo_model_that_is_killed(tmp_path, kills):
     found = kill(tmp_path, kills, seed=1)
     assert found["killed"] + found["terminated"] == kills and found["killed"] > 2 and found["terminated"] > 2
     assert 0 < found["saved_prefixes"] <= found["terminated"]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_without_equal_bits_each_row_has_one_line_and_nothing_that_was_written_changes(tmp_path):
+    found = kill(tmp_path, 10, seed=1, is_invariant=False)
+    assert found["killed"] + found["terminated"] == 10 and found["rows"] == 10 * found["jobs"] > 0
