@@ -157,6 +157,7 @@ def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeyp
     """Of the two that process 0 has, one is stopped."""
     monkeypatch.setattr("ferrum_jax.runtime.processes.SILENCE_S", 0.5)
     monkeypatch.setattr(Processes, "_exit", lambda self: None)
+    monkeypatch.setattr(Processes, "_leave", lambda self, code: None)
     pipes = [Pipe(), Pipe()]
     waits = Processes(1, [pipes[0][1]])
     leader = Processes(0, [near for near, _ in pipes])
@@ -166,6 +167,8 @@ def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeyp
     assert waits._lost is None
     for processes in (leader, waits):
         hang_up(processes)
+    for thread in (*leader._threads, *waits._threads):
+        thread.join()
     for connection in (end for pipe in pipes for end in pipe):
         connection.close()
 
