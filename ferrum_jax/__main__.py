@@ -69,8 +69,15 @@ def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> i
             return EXIT_CLOSED
         if args.traceback:
             raise
-        print(f"ferrum-jax {args.command}: error: {error}", file=sys.stderr)
+        print(f"ferrum-jax {args.command}: error: {_describe(error)}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _describe(error: ValueError | OSError) -> str:
+    """What it says, without the number that the system gave it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _output_is_closed() -> bool:

@@ -264,10 +264,10 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
         ("generate --model m p --system s", "--system needs --chat"),
         ("generate --model m --chat --token-ids 1", "--chat takes text"),
         ("generate --model m --token-ids 1,x", "--token-ids holds 'x'"),
-        ("generate --model m --prompt-file no-such-file", "No such file"),
-        ("batch --model m --input no-such-file --output {tmp}/o", "No such file"),
+        ("generate --model m --prompt-file no-such-file", "error: no-such-file: No such file"),
+        ("batch --model m --input no-such-file --output {tmp}/o", "error: no-such-file: No such file"),
         ("batch --model m --input {tmp}/in --output {tmp}", "is not a file"),
-        ("batch --model m --input {tmp}/in --output {tmp}/no/o", "No such file"),
+        ("batch --model m --input {tmp}/in --output {tmp}/no/o", "no, where the output belongs, is no folder"),
         ("batch --model m --input {tmp}/in --output {tmp}/in", "input and output are both"),
     ],
 )

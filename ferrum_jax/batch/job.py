@@ -122,7 +122,7 @@ def _check_paths(source: str, target: str) -> None:
     if path.exists() and not path.is_file():
         raise ValueError(f"{target} is not a file; name a file for the output")
     if not path.parent.is_dir():
-        raise FileNotFoundError(2, os.strerror(2), str(path.parent))
+        raise FileNotFoundError(f"{path.parent}, where the output belongs, is no folder; make it first")
 
 
 class _Run:

@@ -18,19 +18,22 @@ def refuse_endless(request: Request, caches: Sequence[CacheManager], *, max_mode
     prompt, total = request.num_prompt_tokens, request.max_total_tokens
     if not 1 <= prompt < total:
         raise ValueError(
-            f"request {request.id} has {prompt} prompt tokens and may have {total} in all; "
+            f"a request has {prompt} prompt tokens and may have {total} in all; "
             "it needs at least one prompt token and room for one new token"
         )
     if total > max_model_len:
         raise ValueError(
-            f"request {request.id} asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
+            f"a request asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
             f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"
         )
     for cache in caches:
         if holds(request, cache, max_chunk):
             return
     lack = _shortage(request, caches[0], max_chunk)
-    raise ValueError(f"request {request.id} {lack}; shorten it, or raise num_blocks or kv_memory_bytes")
+    raise ValueError(
+        f"a request of {prompt} prompt and {total - prompt} new tokens {lack}; "
+        "shorten it, or raise num_blocks or kv_memory_bytes"
+    )
 
 
 def holds(request: Request, cache: CacheManager, max_chunk: int) -> bool:

@@ -402,7 +402,7 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     read_only.mkdir()
     with pytest.raises(ValueError, match="is not a file"):
         run_batch(FakeLLM, job.input, read_only, model="tiny", console=Console(quiet=True))
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match="missing, where the output belongs, is no folder"):
         run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
         run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))

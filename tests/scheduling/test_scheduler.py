@@ -220,7 +220,7 @@ def test_nothing_overtakes_the_first_that_waits() -> None:
     ("length", "max_tokens", "message"),
     [
         (60, 10, r"60 prompt \+ 10 new tokens, 70 in all, more than max_model_len, 64"),
-        (30, 20, r"needs 13 blocks of 4 tokens and the whole pool has 12"),
+        (30, 20, r"of 30 prompt and 20 new tokens needs 13 blocks of 4 tokens and the whole pool has 12"),
         (0, 3, r"has 0 prompt tokens"),
         (5, 0, r"has 5 prompt tokens and may have 5 in all"),
     ],
