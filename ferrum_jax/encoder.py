@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ferrum_jax.cache.budget import Ledger
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embedding import Text
 from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.runtime.compile import beside
 from ferrum_jax.runtime.encoder import EncoderBucket, EncoderLayout, EncoderRunner, compile_encoder, lay_out_encoder
 from ferrum_jax.runtime.later import Prepared
 from ferrum_jax.runtime.store import ExecutableSource
@@ -76,12 +77,12 @@ def load_encoder(
 ) -> Encoder:
     """Compiles every bucket while the weights load, which read(targets, stretches) gives. mesh: of config.mesh."""
     layout = lay_out_encoder(spec, config, mesh, sentence.max_seq_length)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        compiling = thread.submit(
-            compile_encoder,
-            layout,
-            source=source,
-            on_done=lambda done, total: on_progress("executables", done, total),
-        )
+    compile = functools.partial(
+        compile_encoder,
+        layout,
+        source=source,
+        on_done=lambda done, total: on_progress("executables", done, total),
+    )
+    with beside(lambda abandoned: compile(abandoned=abandoned)) as compiling:
         tensors = read(layout.model.targets, layout.model.stretches)
         return _encoder(layout, tensors, compiling.result())

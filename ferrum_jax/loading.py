@@ -6,8 +6,8 @@ engines of it and compiles nothing.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.compile import Executables, compile_all
+from ferrum_jax.runtime.compile import Executables, beside, compile_all
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.processes import current
@@ -124,16 +124,20 @@ def load(
     source: ExecutableSource | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Loaded:
-    """Compiles every bucket while the weights load."""
+    """Compiles every bucket while the weights load, and no more of them once the weights have failed."""
     spec = layout.options.spec
     started = time.perf_counter()
 
-    def compile() -> tuple[Executables, float]:
-        made = compile_all(layout, source=source, on_done=lambda done, total: on_progress("executables", done, total))
+    def compile(abandoned: threading.Event) -> tuple[Executables, float]:
+        made = compile_all(
+            layout,
+            source=source,
+            on_done=lambda done, total: on_progress("executables", done, total),
+            abandoned=abandoned,
+        )
         return made, time.perf_counter() - started
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        compiling = thread.submit(compile)
+    with beside(compile) as compiling:
         tensors = model.read(layout.targets, layout.model.stretches)
         digest = _fingerprint(layout, tensors)
         weights_s = time.perf_counter() - started

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -32,6 +33,7 @@ from ferrum_jax.sharding import describe
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _STEP_EFFORT, _EFFORT_TOKENS = 16, 64  # for TPUs a step takes as long as 16 small parts, and one more for 64 tokens
 Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 class CompileCounter:
@@ -144,13 +146,30 @@ def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
     }
 
 
+@contextlib.contextmanager
+def beside(make: Callable[[threading.Event], Made]) -> Iterator[concurrent.futures.Future[Made]]:
+    """make(abandoned) in a thread beside the block, which sets `abandoned` if it ends by an error or Ctrl-C."""
+    abandoned = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        made = thread.submit(make, abandoned)
+        try:
+            yield made
+        except BaseException:
+            abandoned.set()
+            raise
+
+
 def compile_all(
-    layout: Layout, *, source: ExecutableSource | None, on_done: Callable[[int, int], None] = lambda done, total: None
+    layout: Layout,
+    *,
+    source: ExecutableSource | None,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+    abandoned: threading.Event | None = None,
 ) -> Executables:
     """The executable of every bucket; see `make_all`. A thread goes on loading when this returns."""
     steps, others = parts_of(layout)
     largest_first: dict[Bucket | str, Part] = {bucket: steps[bucket] for bucket in reversed(steps)}
-    made = make_all(largest_first | others, source=source, on_done=on_done)
+    made = make_all(largest_first | others, source=source, on_done=on_done, abandoned=abandoned)
     load_behind(made[key] for key in _in_order_of_use(tuple(steps)))
     return Executables(
         steps=Prepared({bucket: made[bucket] for bucket in steps}),
@@ -172,15 +191,22 @@ def make_all(
     *,
     source: ExecutableSource | None,
     on_done: Callable[[int, int], None] = lambda done, total: None,
+    abandoned: threading.Event | None = None,
 ) -> dict[Key, Later]:
     """Each part: found in the source, to be loaded, or compiled from shapes, in a thread pool.
 
     parts: the largest first, for they take longest, and one of them alone at the end would leave cores idle.
-    on_done(done, total) is called after each.
+    on_done(done, total) is called after each. abandoned: once set no more are begun, and CancelledError is raised.
     """
+
+    def get(part: Part) -> Later:
+        if abandoned is not None and abandoned.is_set():
+            raise concurrent.futures.CancelledError
+        return part.get(source)
+
     threads = concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
     try:
-        jobs = {key: threads.submit(part.get, source) for key, part in parts.items()}
+        jobs = {key: threads.submit(get, part) for key, part in parts.items()}
         for done, job in enumerate(concurrent.futures.as_completed(jobs.values()), 1):
             job.result()
             on_done(done, len(jobs))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -180,11 +181,16 @@ def encoder_parts(layout: EncoderLayout) -> dict[EncoderBucket, Part]:
 
 
 def compile_encoder(
-    layout: EncoderLayout, *, source: ExecutableSource | None, on_done: Callable[[int, int], None] = lambda *_: None
+    layout: EncoderLayout,
+    *,
+    source: ExecutableSource | None,
+    on_done: Callable[[int, int], None] = lambda *_: None,
+    abandoned: threading.Event | None = None,
 ) -> Prepared[EncoderBucket]:
     """The executable of every bucket; see `make_all`. A thread goes on loading when this returns."""
     parts = encoder_parts(layout)
-    made = make_all({bucket: parts[bucket] for bucket in reversed(parts)}, source=source, on_done=on_done)
+    largest_first = {bucket: parts[bucket] for bucket in reversed(parts)}
+    made = make_all(largest_first, source=source, on_done=on_done, abandoned=abandoned)
     load_behind(made[bucket] for bucket in parts)
     return Prepared({bucket: made[bucket] for bucket in parts})
 

@@ -1,17 +1,22 @@
-"""A start whose pools do not fit goes on with a smaller pool, once, and says both sizes."""
+"""Starts that fail: pools that do not fit are made smaller, once; weights that fail end what compiles beside them."""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 import types
 
 import jax
 import pytest
 
 from checkpoints import open_checkpoint
+from checkpoints.sentence import SentenceLayout
 from ferrum_jax import SamplingParams, starting
-from ferrum_jax.config import MeshShape
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.encoder import load_encoder
 from ferrum_jax.loading import ModelSource, build_engine
+from ferrum_jax.runtime import compile
 from ferrum_jax.runtime.fit import missing_bytes
 from ferrum_jax.runtime.later import Later
 from ferrum_jax.sharding import make_mesh
@@ -118,3 +123,46 @@ def test_a_step_without_rows_changes_nothing():
         outputs += [output.token_ids for output in finish(engine).values()]
         assert engine.runner.num_steps == 6 - 1
     assert outputs[0] == outputs[1]
+
+
+class Slow:
+    """A source of executables that gives none before the weights have failed, and counts what it was asked for."""
+
+    def __init__(self):
+        self.num_asked, self._asked, self._failed = 0, threading.Event(), threading.Event()
+
+    def get(self, description, compile):
+        self.num_asked += 1
+        self._asked.set()
+        self._failed.wait()
+        time.sleep(0.1)  # so that the error is on its way
+        return Later.made(None)
+
+    def read(self, *_):
+        self._asked.wait()
+        self._failed.set()
+        raise ValueError("the weights are damaged")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "encoders/bert"])
+def test_nothing_more_is_compiled_once_the_weights_have_failed(name, monkeypatch):
+    monkeypatch.setattr(compile.os, "cpu_count", lambda: 1)
+    model, slow, done = ModelSource.of_checkpoint(open_checkpoint(str(GOLDENS / name))), Slow(), []
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+
+    def on_progress(what, so_far, total):
+        done.append(total)
+
+    with pytest.raises(ValueError, match="the weights are damaged"):
+        if name == "encoders/bert":
+            load_encoder(model.spec, slow.read, EngineConfig(), mesh, SentenceLayout(), slow, on_progress)
+        else:
+            Start(
+                model=dataclasses.replace(model, read=slow.read),
+                config=OPEN,
+                mesh=mesh,
+                source=slow,
+                tokenizer=None,
+                on_progress=on_progress,
+            ).run(None)
+    assert slow.num_asked == 1 < done[0]
