@@ -58,9 +58,11 @@ def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, 
 def load_prefixes(path: Path, identity: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a folder, every byte checked.
 
-    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, and for
-    one that is damaged; OSError where there is none.
+    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, for one that
+    is damaged, and where there is none.
     """
+    if not (path / DESCRIPTION).is_file():
+        raise ValueError(f"{path} holds no saved prefixes: it has no {DESCRIPTION}; name a folder of `cache save`")
     description = read_json(path / DESCRIPTION)
     if description.get("format") != FORMAT:
         raise ValueError(f"{path} has prefix cache format {description.get('format')!r}, this version reads {FORMAT}")

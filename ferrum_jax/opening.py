@@ -22,6 +22,7 @@ from ferrum_jax.encoder import Encoder, load_encoder
 from ferrum_jax.engine import Engine
 from ferrum_jax.loading import Loaded, ModelSource
 from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.paths import require_folder_of
 from ferrum_jax.prompt import Content
 from ferrum_jax.runtime.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.runtime.compile import CompileCounter
@@ -131,6 +132,8 @@ class Opening:
         return SentenceLayout() if folder is None else read_sentence_layout(folder)
 
     def _engine(self, spec: ModelSpec, prompts: PromptEncoder) -> tuple[Loaded, Engine, BundledExecutables | None]:
+        if self.config.trace is not None:
+            require_folder_of(self.config.trace, "trace")
         mesh = make_mesh(MeshShape.parse(self.config.mesh), jax.devices())
         require_all_processes(mesh)
         store, bundled = self._sources(mesh.devices.flatten().tolist())

@@ -129,13 +129,15 @@ def test_chat_makes_messages(llms):
     assert llms[0].asked[0][0] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 
 
-def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys):
+def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["cache", "save", "kept", "--model", "m", "--prompt", "be brief", "--token-ids", "1 2"]) == 0
     assert llms[0].asked == ["be brief", [1, 2], (Path("kept"), ["be brief", [1, 2]])]
     assert cli.main(["cache", "load", "kept", "--model", "m"]) == 0
     assert llms[1].asked == [Path("kept")]
     out = capsys.readouterr().out
     assert "kept: 7 blocks of 16 tokens" in out and "kept: 5 blocks of 16 tokens, undamaged" in out
+    Path("kept").mkdir()
     assert cli.main(["generate", "--model", "m", "--load-prefix-cache", "kept", "hi", "ho"]) == 0
     assert llms[2].asked[0] == Path("kept") and llms[2].asked[1][0] == ["hi", "ho"]
 
@@ -268,6 +270,12 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
         ("batch --model m --input no-such-file --output {tmp}/o", "error: no-such-file: No such file"),
         ("batch --model m --input {tmp}/in --output {tmp}", "is not a file"),
         ("batch --model m --input {tmp}/in --output {tmp}/no/o", "no, where the output belongs, is no folder"),
+        ("batch --model m --input {tmp}/in --output o --report {tmp}/no/r", "no, where the report's page belongs, is"),
+        ("batch --model m --input {tmp}/in --output o --save-prefixes-at-notice {tmp}", "is not an empty folder"),
+        ("generate --model m p --load-prefix-cache {tmp}/in", "in is no folder; name one that `ferrum-jax cache save`"),
+        ("generate --model m p --profile {tmp}/in", "in: File exists"),
+        ("cache save {tmp} --model m --prompt p", "is not an empty folder"),
+        ("cache simulate --trace {tmp}/in --plot {tmp}/no/r.png", "no, where the plot belongs, is no folder"),
         ("batch --model m --input {tmp}/in --output {tmp}/in", "input and output are both"),
     ],
 )

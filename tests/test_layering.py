@@ -14,7 +14,7 @@ from ferrum_jax.runtime.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics", "trace", "windows")
+NOUNS = ("config", "spec", "prompt", "request", "plan", "ints", "metrics", "trace", "windows", "paths")
 NOUN_MODULES = tuple(f"ferrum_jax.{noun}" for noun in NOUNS)
 HEAVY = (
     "ray",

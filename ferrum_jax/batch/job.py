@@ -35,8 +35,9 @@ from ferrum_jax.batch.place import Place
 from ferrum_jax.batch.record import Recorder, report
 from ferrum_jax.batch.responses import JobIdentity
 from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import Store, is_url, open_local, open_store
+from ferrum_jax.batch.store import Store, is_url, open_local, open_store, split
 from ferrum_jax.batch.worker import Worker
+from ferrum_jax.paths import require_folder_of
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
 __all__ = [
@@ -89,12 +90,13 @@ def run_batch(
     or URLs. model: the name that answers carry. seed: from which rows without a seed get one. settings: what else
     changes answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the
     job to stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all
-    rows are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: where an HTML report
-    goes. Writes OUTPUT.report.json: what depends on the run.
+    rows are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: path or URL of an
+    HTML report. Writes OUTPUT.report.json: what depends on the run.
     Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
     source, target = os.fspath(input_path), os.fspath(output_path)
-    _check_paths(source, target)
+    page_at = None if page_path is None else os.fspath(page_path)
+    _check_paths(source, target, page_at)
     notice = notice or Notice()
     with open_local(source) as raw, reading_rows(raw, source) as file, notice_of_signals(notice):
         try:
@@ -103,26 +105,27 @@ def run_batch(
             job = place.identity({"model": model, "seed": seed, **(settings or {})}, model, now)
             run = _Run(place, rows, job, options or JobOptions(), notice, console)
             code = run.to_the_end(functools.partial(make_llm, rows), at_notice)
-            run.report(page_path)
+            run.report(page_at)
             return code
         except KeyboardInterrupt:
             console.print("Finished rows are kept; the same command goes on with the rest.")
             return notice.exit_code or EXIT_INTERRUPTED
 
 
-def _check_paths(source: str, target: str) -> None:
+def _check_paths(source: str, target: str, page_at: str | None) -> None:
     check_name(target)
     if source == target or (
         not is_url(source) and not is_url(target) and Path(target).exists() and os.path.samefile(source, target)
     ):
         raise ValueError(f"input and output are both {target}; name another output")
+    if page_at is not None and not is_url(page_at):
+        require_folder_of(page_at, "report's page")
     if is_url(target):
         return
     path = Path(target)
     if path.exists() and not path.is_file():
         raise ValueError(f"{target} is not a file; name a file for the output")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}, where the output belongs, is no folder; make it first")
+    require_folder_of(path, "output")
 
 
 class _Run:
@@ -202,8 +205,8 @@ class _Run:
             else:
                 time.sleep(self._options.poll_s)
 
-    def report(self, page_path: str | os.PathLike[str] | None) -> None:
-        """Writes report.json beside the output, and the page of it if that has a path."""
+    def report(self, page_at: str | None) -> None:
+        """Writes report.json beside the output, and the page of it if that has a path or URL."""
         store = self._place.journal
         contents = [store.read(f"runs/{name}") for name in store.names("runs")]
         runs = [json.loads(content) for content in contents if content is not None]
@@ -216,8 +219,9 @@ class _Run:
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
         )
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
-        if page_path is not None:
-            Path(page_path).write_text(page(found), encoding="utf-8")
+        if page_at is not None:
+            folder, name = split(page_at)
+            open_store(folder).replace(name, page(found).encode())
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))

@@ -15,6 +15,7 @@ from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.rows import Rows
@@ -52,7 +53,9 @@ def add(commands: Any) -> None:
         help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
     )
     batch.add_argument(
-        "--report", metavar="FILE.html", help="write a page with plots over time; FILE.report.json is written anyway"
+        "--report",
+        metavar="FILE.html",
+        help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
     )
     _add_leaving(batch)
     add_model(batch)
@@ -87,9 +90,8 @@ def _run(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     if args.plan:
         return show_plan(args, _batch_config(args, config))
-    kept = args.save_prefixes_at_notice
-    if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
-        raise ValueError(f"--save-prefixes-at-notice {kept} is there and not empty; name a new folder")
+    if args.save_prefixes_at_notice is not None:
+        require_free(args.save_prefixes_at_notice)
     notice = Notice()
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_in_time(notice))

@@ -10,6 +10,7 @@ from typing import Any
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompts import add_prompts, reach_of, read_prompts
+from ferrum_jax.paths import require_folder_of, require_free
 from ferrum_jax.request import SamplingParams
 
 
@@ -59,6 +60,7 @@ def add(commands: Any) -> None:
 
 def _save(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
+    require_free(args.dir)
     with contextlib.ExitStack() as stack:
         llm = open_llm(args, chosen_config(args), stack, reach_of(prompts, SamplingParams(max_tokens=1)))
         for prompt in prompts:
@@ -81,6 +83,8 @@ def _simulate(args: argparse.Namespace) -> int:
 
     from ferrum_jax.what_if import simulate
 
+    if args.plot is not None:
+        require_folder_of(args.plot, "plot")
     simulate(args.trace, args.blocks, args.plot, Console())
     return 0
 

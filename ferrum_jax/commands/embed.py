@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.paths import require_folder_of
 
 if TYPE_CHECKING:
     from ferrum_jax.request import EmbeddingOutput
@@ -59,8 +60,7 @@ def _run(args: argparse.Namespace) -> int:
         num_lines = sum(1 for line in file if line.strip())
     if not num_lines:
         raise ValueError(f"{args.input} has no lines")
-    if not args.output.absolute().parent.is_dir():
-        raise ValueError(f"{args.output.parent} is not a folder; make it, or name another output")
+    require_folder_of(args.output, "output")
     with contextlib.ExitStack() as stack:
         llm = open_llm(args, chosen_config(args), stack)
         from ferrum_jax.progress import texts_bar

@@ -61,6 +61,7 @@ def open_llm(
     from ferrum_jax.llm import LLM
     from ferrum_jax.progress import status
 
+    _check_folders(args)
     console = Console(stderr=True)
     name = escape(str(args.model))
     with status(console, f"loading {args.model}") as update:
@@ -99,3 +100,11 @@ def open_llm(
 
         stack.enter_context(jax.profiler.trace(str(args.profile)))
     return llm
+
+
+def _check_folders(args: argparse.Namespace) -> None:
+    """Of what is read or written once the model is ready."""
+    if args.profile is not None:
+        args.profile.mkdir(parents=True, exist_ok=True)
+    if args.load_prefix_cache is not None and not args.load_prefix_cache.is_dir():
+        raise ValueError(f"{args.load_prefix_cache} is no folder; name one that `ferrum-jax cache save` wrote")

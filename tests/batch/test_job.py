@@ -31,7 +31,7 @@ from ferrum_jax.batch.leases import LeaseLost
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.page import page
 from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import LocalStore, UrlStore
+from ferrum_jax.batch.store import LocalStore, UrlStore, open_store, split
 from tests.batch.fake_llm import FakeLLM
 
 ROWS = [
@@ -77,6 +77,7 @@ class Job:
         store: Callable = lambda path: LocalStore(Path(path)),
         max_errors: int | None = None,
         partials_s: float = 60.0,
+        page_path: str | None = None,
         **fake,
     ) -> int:
         def make(rows: Rows) -> FakeLLM:
@@ -96,6 +97,7 @@ class Job:
             at_notice=at_notice,
             now=lambda: next(self.clock),
             open_store=store,
+            page_path=page_path,
         )
 
     def run_to_step(self, step: int, **kwargs) -> int:
@@ -402,7 +404,7 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     read_only.mkdir()
     with pytest.raises(ValueError, match="is not a file"):
         run_batch(FakeLLM, job.input, read_only, model="tiny", console=Console(quiet=True))
-    with pytest.raises(OSError, match="missing, where the output belongs, is no folder"):
+    with pytest.raises(ValueError, match="missing, where the output belongs, is no folder"):
         run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
         run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))
@@ -566,6 +568,10 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25] for t in range(300)]
     for run in report["runs"]:
         run["samples"]["values"] = values
+    for place in (str(tmp_path / "report.html"), f"memory://{tmp_path}/report.html"):
+        assert job.run(page_path=place) == EXIT_ROWS_FAILED
+        folder, name = split(place)
+        assert f"Batch job {job.output}".encode() in open_store(folder).read(name)
     shown = page(report)
     assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
     assert "http" not in shown and f"Batch job {job.output}" in shown and 'content="width=device-width' in shown

@@ -8,15 +8,20 @@ import json
 import numpy as np
 import pytest
 
-from ferrum_jax import SamplingParams
+from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.loading import build_engine
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.scheduling.replay import replay
 from ferrum_jax.trace import read_trace
-from tests.support import small_llm
+from tests.support import GOLDENS, small_llm
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
 COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "evictions", "refusals", "preemptions")
+
+
+def test_a_trace_that_has_no_folder_is_refused_before_anything_is_compiled(tmp_path):
+    with pytest.raises(ValueError, match="no, where the trace belongs, is no folder"):
+        LLM(str(GOLDENS / "qwen3"), EngineConfig(trace=str(tmp_path / "no" / "trace.jsonl")), on_progress=pytest.fail)
 
 
 @pytest.fixture
