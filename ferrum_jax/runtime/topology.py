@@ -50,12 +50,12 @@ def target_devices(target: str) -> Sequence[Any]:
         return jax.devices("cpu")
     if platform == "tpu" and rest:
         known = "a generation and a shape of whole hosts, such as tpu:v6e:2x2 or tpu:v5p:2x2x1"
-        needs = known if importlib.util.find_spec("libtpu") else "libtpu (pip install 'ferrum_jax[tpu]')"
+        needs = known if importlib.util.find_spec("libtpu") else "libtpu (pip install 'ferrum-jax[tpu]')"
         return _describe("tpu", target, needs, topology_name=rest)
     kind, _, count = rest.partition(":")
     if platform == "gpu" and kind in _GPUS and (count or "1").isdecimal():
         shape = f"1x1x{count or 1}"  # processes x hosts x GPUS
-        plugin = "jax's CUDA plugin (pip install 'ferrum_jax[gpu]')"
+        plugin = "jax's CUDA plugin (pip install 'ferrum-jax[gpu]')"
         return _describe("cuda", target, plugin, target_config=_GPUS[kind], topology=shape)
     known = f"tpu:GENERATION:SHAPE, gpu:{'|gpu:'.join(_GPUS)}[:COUNT] or cpu"
     raise ValueError(f"target is {target!r}; it must be {known}, such as {EXAMPLES}")
