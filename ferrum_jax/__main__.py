@@ -24,18 +24,19 @@ EXIT_USAGE, EXIT_CLOSED = 2, 141
 def command() -> NoReturn:
     """The process of the command: runs `main` and ends with its exit code.
 
-    One that was interrupted ends at once. What was to be kept is durable by then, and what else an interpreter does at
-    its end (handlers, threads that it waits for, a device's client) may take longer than the machine is there.
+    One that was interrupted or refused ends at once. What was to be kept is durable by then, and what else an
+    interpreter does at its end (handlers, threads that still compile, a device's client) may take longer than the
+    machine is there.
     """
     code: object
     try:
         code = main()
     except SystemExit as ended:
         code = ended.code
-    if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+    if code in (EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED):
         _output_is_closed()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(int(code))
     sys.exit(code)
 
 

@@ -148,15 +148,18 @@ def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
 
 @contextlib.contextmanager
 def beside(make: Callable[[threading.Event], Made]) -> Iterator[concurrent.futures.Future[Made]]:
-    """make(abandoned) in a thread beside the block, which sets `abandoned` if it ends by an error or Ctrl-C."""
-    abandoned = threading.Event()
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        made = thread.submit(make, abandoned)
-        try:
-            yield made
-        except BaseException:
-            abandoned.set()
-            raise
+    """make(abandoned) in a thread beside the block, which waits for what comes of it.
+
+    A block that ends by an error or Ctrl-C sets `abandoned` and waits no longer: a compile cannot be cut off.
+    """
+    abandoned, thread = threading.Event(), concurrent.futures.ThreadPoolExecutor(max_workers=1)
+    try:
+        yield thread.submit(make, abandoned)
+    except BaseException:
+        abandoned.set()
+        raise
+    finally:
+        thread.shutdown(wait=False)
 
 
 def compile_all(

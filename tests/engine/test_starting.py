@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 import types
 
 import jax
@@ -126,27 +125,26 @@ def test_a_step_without_rows_changes_nothing():
 
 
 class Slow:
-    """A source of executables that gives none before the weights have failed, and counts what it was asked for."""
+    """A source of executables that gives none before it is released, and counts what it was asked for."""
 
     def __init__(self):
-        self.num_asked, self._asked, self._failed = 0, threading.Event(), threading.Event()
+        self.num_asked, self._asked, self.released = 0, threading.Event(), threading.Event()
 
     def get(self, description, compile):
         self.num_asked += 1
         self._asked.set()
-        self._failed.wait()
-        time.sleep(0.1)  # so that the error is on its way
+        self.released.wait(60)
         return Later.made(None)
 
     def read(self, *_):
         self._asked.wait()
-        self._failed.set()
         raise ValueError("the weights are damaged")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "encoders/bert"])
-def test_nothing_more_is_compiled_once_the_weights_have_failed(name, monkeypatch):
+def test_nothing_more_is_compiled_or_waited_for_once_the_weights_have_failed(name, monkeypatch):
     monkeypatch.setattr(compile.os, "cpu_count", lambda: 1)
+    others = set(threading.enumerate())
     model, slow, done = ModelSource.of_checkpoint(open_checkpoint(str(GOLDENS / name))), Slow(), []
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
 
@@ -165,4 +163,8 @@ def test_nothing_more_is_compiled_once_the_weights_have_failed(name, monkeypatch
                 tokenizer=None,
                 on_progress=on_progress,
             ).run(None)
+    assert not done
+    slow.released.set()
+    for thread in set(threading.enumerate()) - others:
+        thread.join()
     assert slow.num_asked == 1 < done[0]
