@@ -168,7 +168,7 @@ class DecodeConfig:
         token = tiled_bytes(shape.vectors, H, shape.itemsize)
         heads = tiled_bytes(N, H, shape.compute_dtype.itemsize)
         buffers = self.buffers * (S * self.tile_kv + 1) * token
-        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 3 * LANES))
+        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 5 * LANES))
         state = N * 4 * (H + 2 * LANES + shape.parts * shape.period + LANES)
         scales = 0
         if shape.pool_dtype == jnp.int8:

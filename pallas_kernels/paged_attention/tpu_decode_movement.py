@@ -46,10 +46,12 @@ class Movement:
         """Starts, one function a block, of the DMAs of step t's blocks."""
         buffer, C = jax.lax.rem(t, self.config.buffers), self.shape.block_size
         tile, x, xs = self.config.tile_kv, self.scratch, self.scales
+        items = [self.item(t, s) for s in range(self.config.items)]
+        rows = [(self.places[item], self.first_blocks[item]) for item in items]  # read once, not for each block
 
         def start(s: int, b: int) -> None:
-            at = self.places[self.item(t, s)]
-            block = self.tables[self.first_blocks[self.item(t, s)] + b]
+            at, first_block = rows[s]
+            block = self.tables[first_block + b]
             wanted = at >= b * C
             if self.window is not None:
                 wanted &= at - self.window + 1 < (b + 1) * C

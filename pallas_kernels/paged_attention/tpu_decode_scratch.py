@@ -20,8 +20,8 @@ class Scratch:
     weights: Any  # [S, N or 2N, X or X / 2], exp2 of scores less the row's highest; halves of the columns stacked
     sums: Any  # [S, N, Hp] float32, weights times values
     tops: Any  # [S, N, 128] float32, each item's highest score
-    decays: Any  # [S, N, 128] float32, what an item's new highest score leaves of the state before it
-    totals: Any  # [S, N, 128] float32, the row's sum of weights up to the item, sink included
+    decays: Any  # [2, S, N, 128] float32, of even and odd steps: what a new highest score leaves of the state before it
+    totals: Any  # [2, S, N, 128] float32, of even and odd steps: the row's sum of weights up to the item, sink included
     columns: Any  # [parts, N, period] int32, token of a column, or a large number where its head is not the query's
     outs: Any  # [T + 1, N, Hp]; the last token takes what has no place
     sum: Any  # [N, Hp] float32: the running state of the row in work
@@ -53,7 +53,8 @@ def scratch_shapes(
         pltpu.VMEM((S, N, X), f32),
         pltpu.VMEM((S, stacked * N, X // stacked), shape.compute_dtype),
         pltpu.VMEM((S, N, H), f32),
-        *(pltpu.VMEM((S, N, LANES), f32) for _ in range(3)),
+        pltpu.VMEM((S, N, LANES), f32),
+        *(pltpu.VMEM((2, S, N, LANES), f32) for _ in range(2)),
         pltpu.VMEM((shape.parts, N, shape.period), jnp.int32),
         pltpu.VMEM((num_tokens + 1, N, H), dtype),
         pltpu.VMEM((N, H), f32),

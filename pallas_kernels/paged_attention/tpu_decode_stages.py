@@ -14,13 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.tpu_config import LANES, Chunk, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_config import LANES, LOOK_BACK, Chunk, DecodeConfig, DecodeShape
 from pallas_kernels.paged_attention.tpu_decode_columns import column_scales, load_vectors, tokens_of, words_of
 from pallas_kernels.paged_attention.tpu_decode_movement import Movement
 from pallas_kernels.paged_attention.tpu_decode_scratch import ScaleScratch, Scratch
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _LOG2_E = math.log2(math.e)
+# DMA starts after each of a step's first dots, more where there are not enough dots. Keys are loaded before the starts
+# that follow their dot: with starts after all dots the compiler loads all keys early, into registers that then spill.
+_STARTS = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Stages:
         """QK of step t; `starts` are DMA starts to be issued between the dots."""
         S, N, C, chunks = self.config.items, self.shape.num_heads, self.shape.block_size, self.chunks
         moves, xs = self.moves, self.scales
+        many = max(_STARTS, -(-len(starts) // (S * len(chunks))))
         for s in range(S):
             at = moves.places[moves.item(t, s)]
             q = self.q[jnp.minimum(moves.token(t, s), self.q.shape[0] - 1)].astype(self.shape.compute_dtype)
@@ -62,8 +66,8 @@ class Stages:
             top = jnp.full((N, LANES), _HIDDEN)
             for n, chunk in enumerate(chunks):
                 raw = self._dot(q, self._load(t, s, chunk, chunk.key), 1)  # [N, width]
-                done = (s * len(chunks) + n + 1) * len(starts) // (S * len(chunks))
-                for start in starts[(s * len(chunks) + n) * len(starts) // (S * len(chunks)) : done]:
+                dot = s * len(chunks) + n
+                for start in starts[dot * many : (dot + 1) * many]:
                     start()
                 for lane in range(0, self.config.chunk, LANES):
                     y = self._visible(raw[:, lane : lane + LANES], at, s, chunk, n, lane)
@@ -94,7 +98,7 @@ class Stages:
         x, xs, unit, width = self.scratch, self.scales, self.unit, self.config.chunk
         columns = len(self.chunks) * width
         half = columns // (2 if self.shape.halves else 1)
-        state, total = x.top[...], x.total[...]
+        state, total, parity = x.top[...], x.total[...], self._parity(t)
         for s in range(self.config.items):
             before = jnp.where(self._is_first(t, s), _HIDDEN, state)
             state = jnp.maximum(before, x.tops[s])
@@ -110,9 +114,9 @@ class Stages:
                 stacked = jnp.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]
                 x.weights[s, :, pl.ds(column, LANES)] = stacked.astype(x.weights.dtype)
             total = jnp.where(self._is_first(t, s), 0.0, total * decay) + jnp.sum(sum_, axis=1, keepdims=True)
-            x.decays[s] = decay
+            x.decays[parity, s] = decay
             sink = 0.0 if self.sinks is None else jnp.exp2(self.sinks[...] * _LOG2_E - state * unit)
-            x.totals[s] = total + sink
+            x.totals[parity, s] = total + sink
         x.top[...] = state
         x.total[...] = total
 
@@ -130,12 +134,16 @@ class Stages:
 
     def merge(self, t: Any) -> None:
         """Adds step t to the rows' states and stores their results as they stand."""
-        x = self.scratch
+        x, parity = self.scratch, self._parity(t)
         acc = x.sum[...]
         for s in range(self.config.items):
-            acc = jnp.where(self._is_first(t, s), x.sums[s], acc * x.decays[s][:, :1] + x.sums[s])
-            x.outs[self.moves.token(t, s)] = (acc / x.totals[s][:, :1]).astype(x.outs.dtype)
+            acc = jnp.where(self._is_first(t, s), x.sums[s], acc * x.decays[parity, s][:, :1] + x.sums[s])
+            x.outs[self.moves.token(t, s)] = (acc / x.totals[parity, s][:, :1]).astype(x.outs.dtype)
         x.sum[...] = acc
+
+    def _parity(self, t: Any) -> Any:
+        """Where softmax of step t leaves what merge reads after the next step's softmax."""
+        return jax.lax.rem(t + LOOK_BACK, 2)
 
     def _is_first(self, t: Any, s: int) -> Any:
         return (self.moves.tokens[self.moves.item(t, s)] & 1) == 1
