@@ -118,7 +118,9 @@ def _check_paths(source: str, target: str, page_at: str | None) -> None:
         not is_url(source) and not is_url(target) and Path(target).exists() and os.path.samefile(source, target)
     ):
         raise ValueError(f"input and output are both {target}; name another output")
-    if page_at is not None and not is_url(page_at):
+    if page_at is not None and is_url(page_at):
+        open_store(split(page_at)[0])  # so that a driver that is not installed is known now
+    elif page_at is not None:
         require_folder_of(page_at, "report's page")
     if is_url(target):
         return

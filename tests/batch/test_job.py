@@ -408,7 +408,9 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
         run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
         run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))
-    assert not job.output.exists()
+    with pytest.raises(ValueError, match="nowhere"):
+        job.run(page_path="nowhere://bucket/report.html")
+    assert not job.output.exists() and not job.llms
     with pytest.raises(ValueError, match="input and output are both"):
         run_batch(FakeLLM, job.input, job.input, model="tiny", console=Console(quiet=True))
     assert job.input.read_bytes() == GOOD_INPUT
