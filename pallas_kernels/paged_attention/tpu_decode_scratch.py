@@ -16,7 +16,7 @@ class Scratch:
     """References of one launch. S: items of a step. X: columns of an item's scores. Hp: lanes of a vector."""
 
     tiles: Any  # [buffers, S * tile_kv + 1, vectors, Hp] of the pool's dtype; the last token takes what has no place
-    scores: Any  # [S, N, X] float32, masked
+    scores: Any  # [S, N, X] float32, masked; then exp2 of them less the row's highest
     weights: Any  # [S, N or 2N, X or X / 2], exp2 of scores less the row's highest; halves of the columns stacked
     sums: Any  # [S, N, Hp] float32, weights times values
     tops: Any  # [S, N, 128] float32, each item's highest score

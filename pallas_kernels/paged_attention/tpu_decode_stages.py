@@ -104,10 +104,10 @@ class Stages:
             state = jnp.maximum(before, x.tops[s])
             decay = jnp.exp2((before - state) * unit)
             sum_ = jnp.zeros((self.shape.num_heads, LANES))
+            for c in range(0, columns, LANES):  # through scratch: weights that wait to be added and packed would spill
+                x.scores[s, :, pl.ds(c, LANES)] = jnp.exp2((x.scores[s, :, pl.ds(c, LANES)] - state) * unit)
             for column in range(0, half, LANES):
-                parts = [
-                    jnp.exp2((x.scores[s, :, pl.ds(c, LANES)] - state) * unit) for c in range(column, columns, half)
-                ]
+                parts = [x.scores[s, :, pl.ds(c, LANES)] for c in range(column, columns, half)]
                 sum_ += sum(parts[1:], parts[0])
                 if xs is not None:
                     parts = [part * xs.values[s, :, pl.ds(column + i * half, LANES)] for i, part in enumerate(parts)]
