@@ -168,8 +168,8 @@ class DecodeConfig:
         token = tiled_bytes(shape.vectors, H, shape.itemsize)
         heads = tiled_bytes(N, H, shape.compute_dtype.itemsize)
         buffers = self.buffers * (S * self.tile_kv + 1) * token
-        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 5 * LANES))
-        state = N * 4 * (H + 2 * LANES + shape.parts * shape.period + LANES)
+        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 6 * LANES))
+        state = N * 4 * (H + LANES + shape.parts * shape.period + LANES)
         scales = 0
         if shape.pool_dtype == jnp.int8:
             pairs, blocks = 2 * shape.num_kv_heads, S * (self.tile_kv // shape.block_size)

@@ -17,16 +17,14 @@ class Scratch:
 
     tiles: Any  # [buffers, S * tile_kv + 1, vectors, Hp] of the pool's dtype; the last token takes what has no place
     scores: Any  # [S, N, X] float32, masked; then exp2 of them less the row's highest
-    weights: Any  # [S, N or 2N, X or X / 2], exp2 of scores less the row's highest; halves of the columns stacked
+    weights: Any  # [S, N or 2N, X or X / 2], those for PV, halves of the columns stacked; 16 bits: words of two rows
     sums: Any  # [S, N, Hp] float32, weights times values
-    tops: Any  # [S, N, 128] float32, each item's highest score
-    decays: Any  # [2, S, N, 128] float32, of even and odd steps: what a new highest score leaves of the state before it
-    totals: Any  # [2, S, N, 128] float32, of even and odd steps: the row's sum of weights up to the item, sink included
+    states: Any  # [4, S, N, 128] float32, of the last steps: the row's highest score up to the item
+    added: Any  # [2, S, N, 128] float32, of even and odd steps: sums of weights, with one item of each lane's
     columns: Any  # [parts, N, period] int32, token of a column, or a large number where its head is not the query's
     outs: Any  # [T + 1, N, Hp]; the last token takes what has no place
-    sum: Any  # [N, Hp] float32: the running state of the row in work
-    top: Any  # [N, 128] float32
-    total: Any  # [N, 128] float32
+    sum: Any  # [N, Hp] float32: of the row in work, weights times values
+    total: Any  # [N, 128] float32: and weights
     fetched: Any  # DMA semaphore of each buffer
     written: Any  # DMA semaphore
     stored: Any  # DMA semaphore
@@ -48,17 +46,20 @@ def scratch_shapes(
     """In the order of Scratch."""
     S, N, X, H, f32 = config.items, shape.num_heads, shape.columns(config.tile_kv), shape.lanes, jnp.float32
     stacked = 2 if shape.halves else 1
+    if shape.compute_dtype == f32:
+        weights = pltpu.VMEM((S, stacked * N, X // stacked), f32)
+    else:
+        weights = pltpu.VMEM((S, stacked * N // 2, X // stacked), jnp.uint32)
     return (
         pltpu.VMEM((config.buffers, S * config.tile_kv + 1, shape.vectors, H), pool_dtype),
         pltpu.VMEM((S, N, X), f32),
-        pltpu.VMEM((S, stacked * N, X // stacked), shape.compute_dtype),
+        weights,
         pltpu.VMEM((S, N, H), f32),
-        pltpu.VMEM((S, N, LANES), f32),
-        *(pltpu.VMEM((2, S, N, LANES), f32) for _ in range(2)),
+        pltpu.VMEM((4, S, N, LANES), f32),
+        pltpu.VMEM((2, S, N, LANES), f32),
         pltpu.VMEM((shape.parts, N, shape.period), jnp.int32),
         pltpu.VMEM((num_tokens + 1, N, H), dtype),
         pltpu.VMEM((N, H), f32),
-        pltpu.VMEM((N, LANES), f32),
         pltpu.VMEM((N, LANES), f32),
         pltpu.SemaphoreType.DMA((config.buffers,)),
         pltpu.SemaphoreType.DMA,
