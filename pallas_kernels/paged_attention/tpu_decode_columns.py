@@ -14,7 +14,9 @@ from pallas_kernels.paged_attention.tpu_config import LANES, DecodeShape
 
 def tokens_of(columns: tuple[int, int], first: int, shape: DecodeShape) -> jax.Array:
     """The token of an item in each of so many columns, of which the first is `first`."""
-    return (first + jax.lax.broadcasted_iota(jnp.int32, columns, 1)) // shape.words
+    periods, begin = divmod(first, shape.period)  # what lanes hold is then computed once, not for each of the columns
+    lanes = jax.lax.broadcasted_iota(jnp.int32, columns, 1)
+    return jax.lax.div(begin + lanes, shape.words) + periods * (shape.period // shape.words)
 
 
 def column_scales(tile: Any, part: int, column: int, shape: DecodeShape) -> tuple[jax.Array, jax.Array]:
@@ -26,7 +28,7 @@ def column_scales(tile: Any, part: int, column: int, shape: DecodeShape) -> tupl
     if shape.words > 1:
         tokens = tokens_of(scales.shape, column, shape) - begin
         scales = jnp.take_along_axis(scales, tokens, axis=1, mode="promise_in_bounds")
-    own = 2 * (jax.lax.rem(column + lanes, shape.words) * shape.parts + part)
+    own = 2 * (jax.lax.rem(column % shape.period + lanes, shape.words) * shape.parts + part)
     keys, values = (jnp.sum(jnp.where(rows == own + i, scales, 0.0), axis=0, keepdims=True) for i in (0, 1))
     return keys, values
 
