@@ -25,6 +25,7 @@ _VMEM_SHARE = 0.75  # the rest is the compiler's
 _SMEM_SHARE = 0.75
 _INT_BYTES = 4
 LOOK_BACK = 2  # idle steps before the first, which the kernel's later stages see
+RING = 4  # steps whose highest scores decode keeps, of which three are needed; a power of two is a cheap divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ class DecodeConfig:
         token = tiled_bytes(shape.vectors, H, shape.itemsize)
         heads = tiled_bytes(N, H, shape.compute_dtype.itemsize)
         buffers = self.buffers * (S * self.tile_kv + 1) * token
-        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + 6 * LANES))
+        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + (RING + 2) * LANES))
         state = N * 4 * (H + LANES + shape.parts * shape.period + LANES)
         scales = 0
         if shape.pool_dtype == jnp.int8:

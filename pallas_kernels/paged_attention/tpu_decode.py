@@ -3,9 +3,9 @@
 An item is one KV tile of one row. Items stand in the order of rows and positions; a step takes `items` of them,
 of whichever rows, and runs three stages that hide each other's latency:
 
-    step t     scores of its items (QK), while blocks of step t + 2 are fetched
+    step t     scores of its items (QK), the rows' highest so far, while blocks of step t + 2 are fetched
     step t-1   softmax, then the weighted sum of values (PV)
-    step t-2   merge into the row's running state, in ascending position; the last item's result stays
+    step t-2   merge into the row's running sums, in ascending position; the last item's result stays
 
 The vectors of a token are not taken apart by head: all heads' keys are columns of one matrix, (token, head) in
 order, and a column of another head is hidden from a query by the mask that also hides what is not visible. What

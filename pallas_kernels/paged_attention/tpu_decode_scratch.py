@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_config import LANES, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_config import LANES, RING, DecodeConfig, DecodeShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Scratch:
     scores: Any  # [S, N, X] float32, masked; then exp2 of them less the row's highest
     weights: Any  # [S, N or 2N, X or X / 2], those for PV, halves of the columns stacked; 16 bits: words of two rows
     sums: Any  # [S, N, Hp] float32, weights times values
-    states: Any  # [4, S, N, 128] float32, of the last steps: the row's highest score up to the item
+    states: Any  # [RING, S, N, 128] float32, of the last steps: the row's highest score up to the item
     added: Any  # [2, S, N, 128] float32, of even and odd steps: sums of weights, with one item of each lane's
     columns: Any  # [parts, N, period] int32, token of a column, or a large number where its head is not the query's
     outs: Any  # [T + 1, N, Hp]; the last token takes what has no place
@@ -55,7 +55,7 @@ def scratch_shapes(
         pltpu.VMEM((S, N, X), f32),
         weights,
         pltpu.VMEM((S, N, H), f32),
-        pltpu.VMEM((4, S, N, LANES), f32),
+        pltpu.VMEM((RING, S, N, LANES), f32),
         pltpu.VMEM((2, S, N, LANES), f32),
         pltpu.VMEM((shape.parts, N, shape.period), jnp.int32),
         pltpu.VMEM((num_tokens + 1, N, H), dtype),

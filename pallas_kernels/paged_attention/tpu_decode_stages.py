@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu_config import LANES, LOOK_BACK, Chunk, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu_config import LANES, LOOK_BACK, RING, Chunk, DecodeConfig, DecodeShape
 from pallas_kernels.paged_attention.tpu_decode_columns import column_scales, load_vectors, tokens_of, words_of
 from pallas_kernels.paged_attention.tpu_decode_movement import Movement
 from pallas_kernels.paged_attention.tpu_decode_scratch import ScaleScratch, Scratch
@@ -27,7 +27,6 @@ _LOG2_E = math.log2(math.e)
 # are loaded before the starts that follow their dot: the fewer dots have starts, the fewer keys the compiler loads
 # early, into registers that then spill. With many starts in one place the dots after them wait.
 _STARTS_OF_ONE, _STARTS_OF_SEVERAL = 20, 8
-_RING = 4  # steps whose states are kept, of which three are needed; a power of two, whose remainder costs little
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +79,9 @@ class Stages:
         moves, x, xs = self.moves, self.scratch, self.scales
         many = _STARTS_OF_ONE if self.has_one_item else _STARTS_OF_SEVERAL
         many = max(many, -(-len(starts) // (S * len(chunks))))
+        # Scores take the place of those of the step before, which softmax loads in pairs: in the same order here, for
+        # else it loads some early, to make room, and these wait for the others of their pairs.
+        order = [n for first in range(self.pairs) for n in range(first, len(chunks), self.pairs)]
         state = x.states[self._ring(t - 1), S - 1]
         for s in range(S):
             at = moves.places[moves.item(t, s)]
@@ -89,9 +91,6 @@ class Stages:
                 for b in range(self.config.tile_kv // C):
                     xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * (self.config.tile_kv // C) + b]
             top = jnp.full((N, LANES), _HIDDEN)
-            # Scores take the place of those of the step before, which softmax loads in pairs: in the same order here,
-            # for else it loads some early, to make room, and these wait for the others of their pairs.
-            order = [n for first in range(self.pairs) for n in range(first, len(chunks), self.pairs)]
             for i, n in enumerate(order, s * len(chunks)):
                 raw = self._dot(q, self._load(t, s, chunks[n], chunks[n].key), 1)  # [N, width]
                 for start in starts[i * many : (i + 1) * many]:
@@ -187,11 +186,11 @@ class Stages:
     def _repeated(self, y: jax.Array) -> jax.Array:
         """y of [N, 128], lanes alike, as [N, Hp]."""
         lanes = self.shape.lanes
-        return y[:, :lanes] if lanes <= LANES else jnp.concatenate([y] * (lanes // LANES), axis=1)
+        return jnp.concatenate([y] * -(-lanes // LANES), axis=1)[:, :lanes]
 
     def _ring(self, t: Any) -> Any:
         """Where score leaves the states of step t."""
-        return jax.lax.rem(t + _RING, _RING)
+        return jax.lax.rem(t + RING, RING)
 
     def _parity(self, t: Any) -> Any:
         """Where softmax of step t leaves its sums, which merge reads after the next step's softmax."""
