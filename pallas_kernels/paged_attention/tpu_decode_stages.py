@@ -55,14 +55,14 @@ class Stages:
         return self.shape.chunks(self.config.tile_kv, self.config.chunk)
 
     @property
-    def halves(self) -> int:
+    def num_halves(self) -> int:
         """Chunks whose values stand side by side in a dot of PV."""
         return 2 if self.shape.halves else 1
 
     @property
     def pairs(self) -> int:
         """Dots of PV of an item."""
-        return len(self.chunks) // self.halves
+        return len(self.chunks) // self.num_halves
 
     @property
     def half(self) -> int:
@@ -126,12 +126,12 @@ class Stages:
     def softmax(self, t: Any) -> None:
         """Weights of step t, and their sums."""
         x, xs, unit, half = self.scratch, self.scales, self.unit, self.half
-        columns = half * self.halves
+        columns = half * self.num_halves
         for s in range(self.config.items):
             state = x.states[self._ring(t), s]
             for c in range(0, columns, LANES):  # through scratch: weights that wait to be added and packed would spill
                 x.scores[s, :, pl.ds(c, LANES)] = jnp.exp2((x.scores[s, :, pl.ds(c, LANES)] - state) * unit)
-            sums = [jnp.zeros((self.shape.num_heads, LANES))] * self.halves
+            sums = [jnp.zeros((self.shape.num_heads, LANES))] * self.num_halves
             for column in range(0, half, LANES):
                 parts = [x.scores[s, :, pl.ds(c, LANES)] for c in range(column, columns, half)]
                 sums = [sum_ + part for sum_, part in zip(sums, parts, strict=True)]
@@ -148,7 +148,7 @@ class Stages:
         """PV of step t."""
         x, shape, width, N = self.scratch, self.shape, self.config.chunk, self.shape.num_heads
         for s in range(self.config.items):
-            acc = jnp.zeros((self.halves * N, self.halves * shape.lanes))
+            acc = jnp.zeros((self.num_halves * N, self.num_halves * shape.lanes))
             for n in range(self.pairs):
                 v = [self._load(t, s, chunk, chunk.value) for chunk in self.chunks[n :: self.pairs]]
                 v = jnp.concatenate(v, axis=1) if len(v) > 1 else v[0]
