@@ -141,6 +141,22 @@ def _kernel(
         interpret=interpret,
     )
 
+    @pl.when(sizes[1] < T)
+    def _():
+        x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
+
+    pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], fetches, moves, stages))
+
+    result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
+    result.start()
+
+    moves.settle(sizes[1])
+    result.wait()
+
+
+def _run(steps, fetches, moves: Movement, stages: Stages):
+    """All steps, of which there is one at least: each stage works on a step of its own."""
+
     def step(t, _):
         info = fetches[t]
         moves.arrive(t, info >> 1)
@@ -148,7 +164,7 @@ def _kernel(
         moves.insert(t)
         stages.softmax(t - 1)
         stages.merge(t - 2)
-        stages.score(t, moves.fetch(t + config.ahead))
+        stages.score(t, moves.fetch(t + stages.config.ahead))
         moves.write(t)
         stages.weigh(t - 1)
         return 0
@@ -158,23 +174,10 @@ def _kernel(
             start()
         return 0
 
-    @pl.when(sizes[1] < T)
-    def _():
-        x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
-
-    @pl.when(sizes[0] > 0)
-    def _():
-        steps = sizes[0]
-        jax.lax.fori_loop(0, config.ahead, ahead, 0)
-        number_columns(x.columns, shape)
-        jax.lax.fori_loop(0, steps, step, 0)
-        stages.merge(steps - 2)
-        stages.softmax(steps - 1)
-        stages.weigh(steps - 1)
-        stages.merge(steps - 1)
-
-    result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
-    result.start()
-
-    moves.settle(sizes[1])
-    result.wait()
+    jax.lax.fori_loop(0, stages.config.ahead, ahead, 0)
+    number_columns(stages.scratch.columns, stages.shape)
+    jax.lax.fori_loop(0, steps, step, 0)
+    stages.merge(steps - 2)
+    stages.softmax(steps - 1)
+    stages.weigh(steps - 1)
+    stages.merge(steps - 1)
