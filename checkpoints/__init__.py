@@ -1,13 +1,14 @@
 """Checkpoints: weights from a folder on disk to device arrays, one tensor at a time.
 
-`open_checkpoint(path)` recognises a Hugging Face folder (config.json + safetensors) or our own folder
-(ferrum_jax.json + Orbax arrays) and reads what stands beside the weights; `Checkpoint.load` brings the
-weights in. `convert` turns the first into the second. `Rule` is a line of a family's weight table.
+`open_checkpoint(path)` recognises a Hugging Face folder (config.json + safetensors), one of a hub, or our own folder
+(ferrum_jax.json + Orbax arrays) and reads the files beside the weights; `Checkpoint.load` reads the weights.
+`convert` turns a Hugging Face folder into our own. `Rule` is a line of a family's weight table.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +17,22 @@ from typing import Any, Literal
 
 import jax
 
-from checkpoints import huggingface, store
+from checkpoints import hub, huggingface, orbax_folder
 from checkpoints.convert import CastError, ConvertSummary, convert, to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
-from checkpoints.remote import RemoteFolder, is_url
-from checkpoints.rules import HEAD, Part, Rule, Stretch, saved_alone
+from checkpoints.formats import KEYS, StoredForms, scheme_of, stored_scale_dtype
+from checkpoints.remote import RemoteFolder
+from checkpoints.rules import HEAD, Expansion, Rule, TensorSlice, saved_alone
+from ferrum_jax.paths import is_url
 
 __all__ = [
     "CastError",
     "Checkpoint",
     "ConvertSummary",
-    "Part",
+    "Expansion",
     "Rule",
-    "Stretch",
+    "TensorSlice",
     "convert",
     "fingerprint",
     "open_checkpoint",
@@ -42,7 +45,7 @@ class Checkpoint:
     """A checkpoint folder that was recognised; the weights stay on disk until `load`."""
 
     kind: Literal["huggingface", "orbax"]
-    path: Path  # of a remote one, local copies of all but the weights
+    path: Path  # if it is remote, local copies of all files but the weights
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, {} when there is none
     tokenizer_files: tuple[str, ...]  # names of those that are there
@@ -51,11 +54,21 @@ class Checkpoint:
 
     @property
     def has_head(self) -> bool:
-        """False of a decoder's base model that was saved alone, without the matrix that makes logits."""
+        """False for a decoder's base model that was saved alone, without the matrix that makes logits."""
         if self.kind == "orbax":
-            return "head.weight" in store.read_description(self.path)["parameters"]
+            return "head.weight" in orbax_folder.read_description(self.path)["parameters"]
         names = huggingface.map_tensors(self.remote or self.path)
         return any(name.endswith(HEAD) for name in names) or not saved_alone(names)
+
+    @functools.cached_property
+    def stored_forms(self) -> StoredForms:
+        """What the weights themselves say of their forms."""
+        if self.kind == "orbax":
+            return StoredForms(forms=orbax_folder.stored_forms(self.path))
+        if not any(self.config.get(key) for key in KEYS):
+            return StoredForms()
+        tensors = huggingface.map_tensors(self.remote or self.path)
+        return StoredForms(scale_dtype=stored_scale_dtype({name: x.dtype.name for name, x in tensors.items()}))
 
     def load(
         self,
@@ -63,29 +76,42 @@ class Checkpoint:
         rules: Sequence[Rule],
         harmless: Iterable[str],
         targets: Mapping[str, jax.ShapeDtypeStruct],
-        stretches: Mapping[str, Stretch] = MappingProxyType({}),
+        expansions: Mapping[str, Expansion] = MappingProxyType({}),
     ) -> dict[str, jax.Array]:
         """{parameter: array} with exactly the shapes, dtypes and shardings of `targets` (default device without one).
 
         rules, harmless: the family's table, for Hugging Face folders; our own hold parameters by their path.
-        stretches: of targets that are longer than what is stored.
+        expansions: for targets that are longer than their stored tensors.
         On the CPU an array may be the mapped file itself: leave the folder as it is while the arrays live.
         Raises one ValueError for everything that does not fit.
         """
         if self.kind == "huggingface":
             return huggingface.load(
-                self.remote or self.path, rules=rules, harmless=harmless, targets=targets, stretches=stretches
+                self.remote or self.path,
+                rules=rules,
+                harmless=harmless,
+                targets=targets,
+                expansions=expansions,
+                scheme=scheme_of(self.config, self.stored_forms.scale_dtype),
             )
-        return store.restore(self.path, targets, stretches)
+        return orbax_folder.restore(self.path, targets, expansions)
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint in the folder. Raises ValueError when there is none, saying what was expected."""
-    text = os.fspath(path)
+def open_checkpoint(
+    path: str | os.PathLike[str], revision: str | None = None, *, on_progress: hub.Show | None = None
+) -> Checkpoint:
+    """The checkpoint in the folder, behind the URL, or of the hub's model. revision, on_progress: as in `hub`.
+
+    Raises ValueError when there is none, saying what was expected.
+    """
+    text = hub.model_folder(os.fspath(path), revision, on_progress=on_progress)
     remote = RemoteFolder(text) if is_url(text) else None
     folder = Path(text) if remote is None else remote.path
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name a Hugging Face folder or one that `ferrum-jax convert` wrote")
+        raise ValueError(
+            f"{folder} is not a folder; name a Hugging Face folder, one that `ferrum-jax convert` wrote, or a model of "
+            "the hub as ORG/NAME"
+        )
     return Checkpoint(
         kind=_kind(folder, remote),
         path=folder,
@@ -98,14 +124,14 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _kind(folder: Path, remote: RemoteFolder | None) -> Literal["huggingface", "orbax"]:
-    if (folder / store.DESCRIPTION).is_file():
-        store.read_description(folder)
+    if (folder / orbax_folder.DESCRIPTION).is_file():
+        orbax_folder.read_description(folder)
         return "orbax"
     names = (huggingface.SINGLE, huggingface.INDEX)
     if any((folder / name).is_file() or (remote is not None and name in remote.sizes) for name in names):
         return "huggingface"
     raise ValueError(
-        f"{folder if remote is None else remote.url} is no checkpoint: it has neither {store.DESCRIPTION} (ours) nor "
-        f"{huggingface.SINGLE} or {huggingface.INDEX} (Hugging Face); weights in other formats must first be saved as "
-        "safetensors"
+        f"{folder if remote is None else remote.url} is not a checkpoint: it has neither "
+        f"{orbax_folder.DESCRIPTION} (ours) nor {huggingface.SINGLE} or {huggingface.INDEX} "
+        "(Hugging Face); weights in other formats must first be saved as safetensors"
     )

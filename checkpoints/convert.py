@@ -6,22 +6,24 @@ import collections
 import dataclasses
 import json
 import math
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from checkpoints import huggingface, mxfp4, store
+from checkpoints import huggingface, orbax_folder
 from checkpoints.fingerprint import fingerprint
-from checkpoints.folder import check_space, copy_companions, read_json
-from checkpoints.placement import place
-from checkpoints.remote import RemoteFolder, is_url
-from checkpoints.rules import BASE, Rule, Shape, Source, expand, of_base_model
+from checkpoints.folder import check_space, copy_companions, new_folder, read_json
+from checkpoints.formats import PackedWeight, join, scheme_of, stored_scale_dtype
+from checkpoints.placement import leaves_of, place
+from checkpoints.remote import RemoteFolder
+from checkpoints.rules import BASE, Rule, Shape, StoredTensor, expand, of_base_model
 from checkpoints.writer import describe, open_writer
+from ferrum_jax.forms import weight_of
+from ferrum_jax.paths import is_url
 
 _CHUNK = 1 << 20  # elements compared at a time
 _OWN_DTYPES = ("float32", "bfloat16", "float16")  # weights of these stay as they are unless a dtype is asked for
@@ -75,22 +77,30 @@ def convert(
     when a finite weight does not fit the dtype.
     """
     out = Path(out_dir)
-    store.check_free(out)
+    orbax_folder.check_free(out)
     remote = RemoteFolder(str(hf_dir)) if is_url(str(hf_dir)) else None
     source = Path(hf_dir) if remote is None else remote.path
     config = read_json(source / "config.json")
     stored = huggingface.map_tensors(remote or source)
-    tensors = mxfp4.join(stored)
-    plan = huggingface.match_tensors(tensors, rules=rules, harmless=harmless, targets=targets)
+    scheme = scheme_of(config, stored_scale_dtype({name: x.dtype.name for name, x in stored.items()}))
+    tensors = join(stored, scheme)
+    sources = huggingface.sources_of(
+        tensors, rules=rules, harmless=harmless, targets=targets, has_scheme=scheme is not None
+    )
     wanted = {
-        name: jax.ShapeDtypeStruct(target.shape, dtype or _dtype_of(plan[name], tensors) or target.dtype)
+        name: jax.ShapeDtypeStruct(target.shape, dtype or _dtype_of(sources[name]) or target.dtype)
+        if name in sources
+        else target  # of a form, whose numbers stay as they are
         for name, target in targets.items()
     }
-    used = {part.name for parts in plan.values() for part in parts}
+    parts = expand(of_base_model(rules, tensors))
+    used = {part.name for name in sources for part in parts[name]}
     digest = fingerprint(json.dumps(config, sort_keys=True), "", stored)
+    packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedWeight)}
     about = {
         "source_digest": digest,
-        "source_shapes": {name: list(stored[name].shape) for name in sorted(used & stored.keys())},
+        "source_shapes": {name: list(stored[name].shape) for name in sorted(used & stored.keys() - packed)},
+        "forms": {name: dataclasses.asdict(own[0].form) for name, own in sources.items() if _is_packed(own)},
     }
     errors: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     resumed = 0
@@ -101,14 +111,14 @@ def convert(
             if record is None:
                 params, record = {}, {}
                 for name in names:
-                    sources = [part.of(tensors) for part in plan[name]]
-                    params[name] = place(sources, wanted[name])
-                    record[name] = _cast_error(name, sources, np.asarray(params[name]))
+                    own = leaves_of(sources[weight_of(name)], name)
+                    params[name] = place(own, wanted[name])
+                    record[name] = _cast_error(name, own, np.asarray(params[name]))
                 writer.write(group, params, record)
             for name, (largest, error, size) in record.items():
                 old = errors[re.sub(r"\.\d+\.", ".*.", name)]
                 old[:] = max(old[0], largest), old[1] + error, old[2] + size
-        writer.finish(source, {name: array for name, array in stored.items() if name not in used})
+        writer.finish(source, {n: a for n, a in stored.items() if n not in used or n in packed})
     found = [
         CastError(parameters=name, largest=largest, relative_rms=(error / size) ** 0.5 if size else 0.0)
         for name, (largest, error, size) in errors.items()
@@ -118,7 +128,7 @@ def convert(
         tensors=len(used),
         parameters=len(wanted),
         bytes=sum(t.size * np.dtype(t.dtype).itemsize for t in wanted.values()),
-        dtype=store.read_description(out)["dtype"],
+        dtype=orbax_folder.read_description(out)["dtype"],
         max_cast_error=max((error.largest for error in found), default=0.0),
         cast_errors=tuple(sorted(found, key=lambda error: -error.relative_rms)),
         source_digest=digest,
@@ -135,42 +145,39 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
     too little room: a mapped file that does not fit ends the process.
     """
     source, out = Path(path), Path(out_dir)
-    store.check_free(out)
-    description = store.read_description(source)
+    orbax_folder.check_free(out)
+    description = orbax_folder.read_description(source)
     rules = of_base_model(rules, description.get("source_shapes") or [BASE])
     plan = expand(rules)
     stacked = {target for rule in rules if rule.experts for target, _ in rule.expand()}
     leftovers = huggingface.map_file(source / huggingface.LEFTOVERS) if _has_leftovers(source) else {}
-    kept = [target for target, parts in plan.items() if all(mxfp4.is_packed(part.name, leftovers) for part in parts)]
+    kept = _kept(plan, description, leftovers)
     shapes = _source_tensors(plan, stacked, description, kept)
     shapes_of_all = shapes | {n: (a.shape, a.dtype) for n, a in leftovers.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     check_space(out.parent, sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes_of_all.values()))
-    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
-    temporary.mkdir()
-    try:
+    with new_folder(out) as temporary:
         copy_companions(source, temporary)
         views = huggingface.write_folder(temporary, shapes_of_all)
         for name, array in leftovers.items():
             views[name][...] = array
-        for target, array in store.read_params(source, plan.keys() - kept):
+        for target, array in orbax_folder.read_params(source, plan.keys() - kept):
             for part, rows in zip(plan[target], array if target in stacked else [array], strict=True):
                 part.of(views)[...] = rows
         del views  # what is mapped is written when nobody holds it
-        os.replace(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
     return len(shapes_of_all)
 
 
 def _source_tensors(
-    plan: Mapping[str, tuple[Source, ...]], stacked: set[str], description: Mapping[str, dict], kept: Sequence[str]
+    plan: Mapping[str, tuple[StoredTensor, ...]],
+    stacked: set[str],
+    description: Mapping[str, dict],
+    kept: Sequence[str],
 ) -> dict[str, tuple[Shape, np.dtype]]:
     """(shape, dtype) of every tensor that the parameters make, all but those whose tensors were kept."""
     known, found = description.get("source_shapes", {}), {}
-    missing = [target for target in plan if target not in description["parameters"]]
-    missing += [name for name in description["parameters"] if name not in plan]
+    parameters = {weight_of(name) for name in description["parameters"]}
+    missing = [*(plan.keys() - parameters), *(parameters - plan.keys())]
     if missing:
         raise ValueError(f"the checkpoint's parameters are not those of its config.json: {sorted(missing)}")
     for target in plan.keys() - kept:
@@ -186,13 +193,26 @@ def _source_tensors(
     return found
 
 
+def _kept(
+    plan: Mapping[str, tuple[StoredTensor, ...]], description: Mapping[str, dict], leftovers: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Weights whose tensors were packed, and kept beside the parameters. An earlier version said no forms of MXFP4."""
+    packed = join(leftovers, scheme_of({"quantization_config": {"quant_method": "mxfp4"}}))
+    is_kept = {target: all(_is_packed([packed.get(part.name)]) for part in parts) for target, parts in plan.items()}
+    return [target for target in plan if is_kept[target] or target in description.get("forms", {})]
+
+
 def _has_leftovers(path: Path) -> bool:
     return (path / huggingface.LEFTOVERS).is_file()
 
 
-def _dtype_of(parts: Sequence[Source], tensors: Mapping[str, np.ndarray]) -> str | None:
+def _is_packed(sources: Sequence[Any]) -> bool:
+    return isinstance(sources[0], PackedWeight)
+
+
+def _dtype_of(sources: Sequence[Any]) -> str | None:
     """The dtype of all tensors of a parameter, if they share one that weights are kept in."""
-    dtypes = {np.dtype(part.of(tensors).dtype).name for part in parts}
+    dtypes = {np.dtype(source.dtype).name for source in sources}
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_OWN_DTYPES) else None
 
 

@@ -1,8 +1,8 @@
 """The fingerprint of a model: what its weights are, whatever folder or format they came from.
 
-It digests the spec's text, the dtype and, of each tensor, name, shape and a sample of its bytes: 64 runs
-of 1 KB at fixed strides, or everything where the tensor has at most 64 KB. Runs, not single elements,
-so that a mapped file is touched in 64 pages a tensor and a device array in one small gather.
+It digests the spec's text, the dtype, and each tensor's name, shape and a sample of its bytes: 64 runs of
+1 KB at fixed strides, or everything where the tensor has at most 64 KB. Runs, not single elements, so that
+64 pages of a mapped file are read for a tensor, and a device array needs one small gather.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from checkpoints.remote import RemoteArray
-from checkpoints.rules import Stretch
+from checkpoints.rules import Expansion
 
 SAMPLE_BYTES = 65_536
 _RUNS = 64
@@ -28,37 +28,37 @@ def fingerprint(
     spec_text: str,
     dtype: str,
     tensors: Mapping[str, jax.Array | np.ndarray],
-    stretches: Mapping[str, Stretch] = MappingProxyType({}),
+    expansions: Mapping[str, Expansion] = MappingProxyType({}),
 ) -> str:
     """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names.
 
-    stretches: of tensors that are longer on a mesh than what is stored of them; they count as stored.
+    expansions: for tensors that are longer on a mesh than in the checkpoint; they are digested as stored.
     """
     digest = hashlib.blake2b(digest_size=16)
     for text in (spec_text, dtype):
         _add(digest, text.encode())
     for name in sorted(tensors):
-        tensor, stretch = tensors[name], stretches.get(name)
-        shape = tensor.shape if stretch is None else stretch.stored_shape(tensor.shape)
+        tensor, expansion = tensors[name], expansions.get(name)
+        shape = tensor.shape if expansion is None else expansion.stored_shape(tensor.shape)
         _add(digest, f"{name} {list(shape)}".encode())
-        _add(digest, sample(tensor, stretch).tobytes())
+        _add(digest, sample(tensor, expansion).tobytes())
     return digest.hexdigest()
 
 
-def sample(tensor: jax.Array | np.ndarray | RemoteArray, stretch: Stretch | None = None) -> np.ndarray:
+def sample(tensor: jax.Array | np.ndarray | RemoteArray, expansion: Expansion | None = None) -> np.ndarray:
     """[at most SAMPLE_BYTES / itemsize], in the tensor's dtype: its elements at the fixed strides, on the host."""
-    if stretch is None and tensor.nbytes <= SAMPLE_BYTES and _everywhere(tensor) is None:
+    if expansion is None and tensor.nbytes <= SAMPLE_BYTES and _everywhere(tensor) is None:
         return np.asarray(tensor).reshape(-1)
-    shape = tensor.shape if stretch is None else stretch.stored_shape(tensor.shape)
+    shape = tensor.shape if expansion is None else expansion.stored_shape(tensor.shape)
     flat = _sample_indices(math.prod(shape), tensor.dtype.itemsize)
     if isinstance(tensor, RemoteArray):
         return tensor.take(flat)
-    if stretch is None and (isinstance(tensor, np.ndarray) or _is_host_view(tensor)):
+    if expansion is None and (isinstance(tensor, np.ndarray) or _is_host_view(tensor)):
         return np.asarray(tensor).reshape(-1)[flat]
     # One index array for each axis: flattening a sharded array would gather all of it.
     where = [axis.astype(np.int32) for axis in np.unravel_index(flat, shape)]
-    if stretch is not None:
-        where[0] = stretch.places(where[0])
+    if expansion is not None:
+        where[0] = expansion.places(where[0])
     return np.asarray(_gather_to(_everywhere(tensor))(tensor, tuple(where)))
 
 
@@ -77,7 +77,7 @@ def _gather_to(sharding: jax.sharding.Sharding | None) -> Any:
 
 
 def _everywhere(tensor: Any) -> jax.sharding.Sharding | None:
-    """Where every process can read the result; None where one process has the tensor."""
+    """A sharding that every process can read; None where this process can read the whole tensor already."""
     if not isinstance(tensor, jax.Array) or tensor.is_fully_addressable:
         return None
     assert isinstance(tensor.sharding, jax.sharding.NamedSharding)
@@ -85,7 +85,7 @@ def _everywhere(tensor: Any) -> jax.sharding.Sharding | None:
 
 
 def _gather(tensor: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
-    """The elements, taken as whole numbers: a sharded gather is a sum over devices, and in it -0.0 would become 0.0."""
+    """The elements, gathered as integers: a sharded gather is a sum over devices, which would turn -0.0 into 0.0."""
     bits = jax.lax.bitcast_convert_type(tensor, f"uint{8 * tensor.dtype.itemsize}")
     return jax.lax.bitcast_convert_type(bits[where], tensor.dtype)
 

@@ -6,10 +6,19 @@ sentence-transformers are optional and are carried along, byte for byte, when a 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import json
+import math
+import os
+import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
+
+from checkpoints.file_names import name_inside
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -29,12 +38,28 @@ COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES, MODULES
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in the file. Raises ValueError naming the file when it is absent or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error}); copy the checkpoint again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}; it must be an object")
     return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for text that is not JSON, NaN, infinities, and too deep nesting."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"it holds {text[:40]}, which is not a number")
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
@@ -47,9 +72,42 @@ def check_space(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
-            f"{num_bytes:,} bytes are to be written to {folder}, where {free:,} are free; make room or name another "
-            "output"
+            f"{folder} has {free:,} bytes free, and {num_bytes:,} are to be written; make room or name another output"
         )
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` that takes its name when the block ends; an error leaves nothing behind.
+
+    What killed processes left for the same `path` is deleted. A lock on the folder tells whether its process lives; a
+    process number would not, because in containers every process may have the same one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError), _held(left):
+            shutil.rmtree(left)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    temporary.mkdir()
+    try:
+        with _held(temporary, is_needed=False):
+            yield temporary
+            os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _held(folder: Path, *, is_needed: bool = True) -> Iterator[None]:
+    """A lock on the folder; if it is needed, raises OSError where another process has it or there are no locks."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.nullcontext() if is_needed else contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def tokenizer_files(folder: Path) -> tuple[str, ...]:
@@ -91,10 +149,8 @@ def sentence_modules(folder: Path) -> list[tuple[str, PurePosixPath]]:
     if not file.is_file():
         return []
     try:
-        steps = json.loads(file.read_text(encoding="utf-8"))
-        found = [(step["type"].rpartition(".")[2], PurePosixPath(step["path"])) for step in steps]
+        steps = parse_json(file.read_text(encoding="utf-8"))
+        found = [(step["type"].rpartition(".")[2], step["path"]) for step in steps]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file} is no list of modules with type and path ({error}); copy it again") from error
-    if any(place.is_absolute() or ".." in place.parts for _, place in found):
-        raise ValueError(f"{file} names paths outside the checkpoint: {[str(place) for _, place in found]}")
-    return found
+        raise ValueError(f"{file} is not a list of modules with type and path ({error}); copy it again") from error
+    return [(kind, PurePosixPath("" if place == "" else name_inside(place, file))) for kind, place in found]

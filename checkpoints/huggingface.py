@@ -9,6 +9,7 @@ arrays that live on the host, plus nothing but one parameter in flight.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,17 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from checkpoints import mxfp4
-from checkpoints.folder import read_json
-from checkpoints.mxfp4 import Mxfp4
-from checkpoints.placement import place, stored_targets
+from checkpoints.file_names import name_inside
+from checkpoints.folder import parse_json, read_json
+from checkpoints.formats import Scheme, join
+from checkpoints.formats.quantise import quantised
+from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
-from checkpoints.rules import Rule, Shape, Source, Stretch, match, of_base_model
+from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, match, of_base_model
+from ferrum_jax.forms import weight_of
 
 INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say
 SHARD_BYTES = 5 * 10**9  # of a file that is written
 SINGLE = "model.safetensors"
+_LONGEST_HEADER = 8 + 100_000_000  # bytes; the format's own limit
 
 # Source: the safetensors format's dtype names. Whole numbers are here because leftovers may have them.
 _DTYPES = {
@@ -58,29 +62,59 @@ def load(
     rules: Sequence[Rule],
     harmless: Iterable[str],
     targets: Mapping[str, jax.ShapeDtypeStruct],
-    stretches: Mapping[str, Stretch] = MappingProxyType({}),
+    expansions: Mapping[str, Expansion] = MappingProxyType({}),
+    scheme: Scheme | None = None,
 ) -> dict[str, jax.Array]:
     """{parameter: array} with exactly the shapes, dtypes and shardings of `targets`.
 
-    stretches: of targets that are longer than their tensors.
+    expansions: of targets that are longer than their tensors. scheme: of quantised tensors.
     Raises one ValueError for all mismatches between tensors, rules and targets, before anything is loaded.
     """
-    tensors = mxfp4.join(map_tensors(folder))
-    stored = stored_targets(targets, stretches)
-    plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=stored)
+    tensors = join(map_tensors(folder), scheme)
+    sources = sources_of(
+        tensors,
+        rules=rules,
+        harmless=harmless,
+        targets=stored_targets(targets, expansions),
+        has_scheme=scheme is not None,
+    )
     return {
-        name: place([source.of(tensors) for source in plan[name]], target, stretches.get(name))
+        name: place(leaves_of(sources[weight_of(name)], name), target, expansions.get(name))
         for name, target in targets.items()
     }
 
 
-def match_tensors(
-    tensors: Mapping[str, np.ndarray | Mxfp4],
+def sources_of(
+    tensors: Mapping[str, Any],
     *,
     rules: Sequence[Rule],
     harmless: Iterable[str],
     targets: Mapping[str, jax.ShapeDtypeStruct],
-) -> dict[str, tuple[Source, ...]]:
+    has_scheme: bool,
+) -> dict[str, list[Any]]:
+    """{weight: what it is read from}, of all targets. has_scheme: config.json says of forms; else dense weights are
+    quantised to those of the targets. Raises ValueError as `match_tensors`, and where forms differ."""
+    plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=whole_targets(targets))
+    sources = {name: [part.of(tensors) for part in parts] for name, parts in plan.items()}
+    if not has_scheme:
+        for name, form in made_forms(targets).items():
+            sources[name] = [quantised(name, source, form) for source in sources[name]]
+    problems = form_problems(sources, targets, "config.json")
+    if problems:
+        raise ValueError(
+            f"the checkpoint's weights are not in the form of its config.json, {len(problems)} mismatches:\n  "
+            + "\n  ".join(problems)
+        )
+    return sources
+
+
+def match_tensors(
+    tensors: Mapping[str, Any],
+    *,
+    rules: Sequence[Rule],
+    harmless: Iterable[str],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, tuple[StoredTensor, ...]]:
     """{parameter: its sources}. Raises ValueError as `rules.match` does, and for weights not floats."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     plan = match(
@@ -107,11 +141,9 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
         if not ((folder / SINGLE).is_file() if isinstance(folder, Path) else SINGLE in folder.sizes):
             raise ValueError(f"{local} has neither {SINGLE} nor {INDEX}; save the model's weights as safetensors")
         return open_file(SINGLE)
-    index = read_json(local / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not index or not all(isinstance(file, str) for file in index.values()):
-        raise ValueError(f"{local / INDEX} has no weight_map from tensor to file; copy the checkpoint again")
+    index = _weight_map(local)
     tensors: dict[str, Any] = {}
-    for file in sorted(set(index.values())):
+    for file in weight_files(local):
         found = open_file(file)
         listed = {name for name, holder in index.items() if holder == file}
         if listed != found.keys():
@@ -121,6 +153,23 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
             )
         tensors |= found
     return tensors
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files that make up the weights: those of the index, or the single one without it.
+
+    Raises ValueError for an index that is damaged or leads out of the folder.
+    """
+    if not (folder / INDEX).is_file():
+        return [SINGLE]
+    return [name_inside(file, folder / INDEX) for file in sorted(set(_weight_map(folder).values()))]
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(file, str) for file in index.values()):
+        raise ValueError(f"{folder / INDEX} has no weight_map from tensor to file; copy the checkpoint again")
+    return index
 
 
 def map_file(path: Path) -> dict[str, np.ndarray]:
@@ -153,16 +202,18 @@ def _entries(header: dict[str, Any], file: Path | str) -> dict[str, dict[str, An
 
 
 def _remote(folder: RemoteFolder, name: str) -> dict[str, RemoteArray]:
-    """The tensors of a remote file, of which the header alone is read."""
+    """The tensors of a remote file; only its header is read."""
     file = f"{folder.url}/{name}"
     if name not in folder.sizes:
         raise ValueError(f"{file} is missing; copy the checkpoint again")
     try:
         start = 8 + int.from_bytes(folder.read(name, 0, 8), "little")
-        if start > folder.sizes[name]:
-            raise ValueError("its header ends beyond it")
-        entries = _entries(json.loads(folder.read(name, 8, start)), file)
-    except ValueError as error:
+        if start > min(folder.sizes[name], _LONGEST_HEADER):
+            raise ValueError("its header ends beyond it, or is longer than the format allows")
+        entries = _entries(parse_json(folder.read(name, 8, start)), file)
+        for entry in entries.values():
+            _check_entry(entry)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file} is truncated or damaged ({error}); copy the checkpoint again") from error
     if start + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != folder.sizes[name]:
         raise ValueError(f"{file} is truncated: its length is not what its header says; copy the checkpoint again")
@@ -171,6 +222,14 @@ def _remote(folder: RemoteFolder, name: str) -> dict[str, RemoteArray]:
         tensor: RemoteArray(read, start + entry["data_offsets"][0], _DTYPES[entry["dtype"]], tuple(entry["shape"]))
         for tensor, entry in entries.items()
     }
+
+
+def _check_entry(entry: dict[str, Any]) -> None:
+    """Raises ValueError for a tensor whose place in a file is not as long as its shape and dtype say."""
+    begin, end = entry["data_offsets"]
+    whole = all(type(number) is int and number >= 0 for number in (begin, end, *entry["shape"]))
+    if not whole or end - begin != math.prod(entry["shape"]) * np.dtype(_DTYPES[entry["dtype"]]).itemsize:
+        raise ValueError("its header names places that do not fit the shapes")
 
 
 def write_folder(folder: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:

@@ -14,24 +14,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from checkpoints.rules import Stretch
+from checkpoints.rules import Expansion
+from ferrum_jax.forms import WeightForm, is_packed, weight_of_leaf
 
 ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
 
 Index = tuple[slice, ...]
 
 
-def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct, stretch: Stretch | None = None) -> jax.Array:
+def place(sources: Sequence[Any], target: jax.ShapeDtypeStruct, expansion: Expansion | None = None) -> jax.Array:
     """The array of the target's shape, dtype and sharding (default device when it has none), ready.
 
-    sources: one array (or `Mxfp4`) of the target's shape, or E of them that are stacked to it on a new leading axis;
-    with a stretch, one array of its rows. With a sharding, each shard reads only its own part of the sources.
+    sources: one array (or `Leaf` of a form) of the target's shape, or E of them that are stacked to it on a new leading
+    axis; with an expansion, one array of its rows. With a sharding, each shard reads only its own part of the sources.
     """
     whole = (slice(None),) * len(target.shape)
 
     def part(index: Index | None) -> np.ndarray:
         index = whole if index is None else index
-        return _part(sources, index, target) if stretch is None else _stretched(sources[0], index, target, stretch)
+        return _part(sources, index, target) if expansion is None else _expanded(sources[0], index, target, expansion)
 
     if target.sharding is None:
         return jax.device_put(part(whole)).block_until_ready()
@@ -41,7 +42,7 @@ def place(sources: Sequence[np.ndarray], target: jax.ShapeDtypeStruct, stretch: 
 def _from_shards(
     part: Callable[[Index | None], np.ndarray], shape: tuple[int, ...], sharding: jax.sharding.Sharding
 ) -> jax.Array:
-    """The array, of which one shard at a time is in host memory; `jax.make_array_from_callback` has them all there."""
+    """The array, read one shard at a time; `jax.make_array_from_callback` would hold all shards in host memory."""
     indices = sharding.addressable_devices_indices_map(shape)
     shards: dict[Any, jax.Array] = {}  # by device
     for device, index in indices.items():
@@ -54,13 +55,68 @@ def _from_shards(
 
 
 def stored_targets(
-    targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch]
+    targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and dtype of what is stored for each target, without shardings."""
     shapes = {
-        name: stretches[name].stored_shape(t.shape) if name in stretches else t.shape for name, t in targets.items()
+        name: expansions[name].stored_shape(t.shape) if name in expansions else t.shape for name, t in targets.items()
     }
     return {name: jax.ShapeDtypeStruct(shapes[name], target.dtype) for name, target in targets.items()}
+
+
+def whole_targets(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The same targets where those that are leaves of a form are one weight [.., out, in] again, by its name."""
+    found = {}
+    for name, target in targets.items():
+        weight, leaf = weight_of_leaf(name) or (name, None)
+        if leaf in (None, "codes"):
+            *lead, width = target.shape
+            shape = (*lead, width * 2) if leaf and is_packed(np.dtype(target.dtype).name) else target.shape
+            found[weight] = jax.ShapeDtypeStruct(shape, np.float32 if leaf else target.dtype)
+    return found
+
+
+def leaves_of(sources: Sequence[Any], name: str) -> list[Any]:
+    """What a parameter is read from, given the sources of its weight: they themselves, or that leaf of each."""
+    found = weight_of_leaf(name)
+    return list(sources) if found is None else [source.leaf(found[1]) for source in sources]
+
+
+def made_forms(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, WeightForm]:
+    """{weight: the form that its leaves have}, as far as making codes from a dense weight needs it."""
+    found = {}
+    for name, whole in whole_targets(targets).items():
+        codes, scales = targets.get(f"{name}.codes"), targets.get(f"{name}.scales")
+        if codes is not None and scales is not None:
+            kind = {"int8": "int8", "uint8": "int4"}.get(np.dtype(codes.dtype).name, "fp8_e4m3")
+            group = None if scales.shape[-1] == 1 else whole.shape[-1] // scales.shape[-1]
+            found[name] = WeightForm(kind=kind, group=group, scale_dtype=np.dtype(scales.dtype).name)
+    return found
+
+
+def form_problems(
+    plan: Mapping[str, Sequence[Any]], targets: Mapping[str, jax.ShapeDtypeStruct], described: str
+) -> list[str]:
+    """Weights whose sources do not have the form of their targets. described: where that form comes from."""
+    wanted: dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]] = {name: {} for name in plan}
+    for name, target in targets.items():
+        if (found := weight_of_leaf(name)) is not None:
+            wanted[found[0]][found[1]] = tuple(target.shape), np.dtype(target.dtype)
+    problems = []
+    for name, sources in plan.items():
+        for source in sources:
+            have = {leaf: dtype for leaf, (_, dtype) in getattr(source, "leaf_shapes", {}).items()}
+            want = {leaf: dtype for leaf, (_, dtype) in wanted[name].items()}
+            shapes = {leaf: shape for leaf, (shape, _) in getattr(source, "leaf_shapes", {}).items()}
+            same = have == want and all(wanted[name][leaf][0][-len(shapes[leaf]) :] == shapes[leaf] for leaf in want)
+            if not same:
+                problems.append(f"{name} is {_shown(have)}; {described} says {_shown(want)}")
+                break
+    return problems
+
+
+def _shown(leaves: Mapping[str, np.dtype]) -> str:
+    return ", ".join(f"{leaf} {dtype}" for leaf, dtype in leaves.items()) or "dense"
 
 
 def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -79,9 +135,9 @@ def _part(sources: Sequence[np.ndarray], index: Index, target: jax.ShapeDtypeStr
     return out
 
 
-def _stretched(source: np.ndarray, index: Index, target: jax.ShapeDtypeStruct, stretch: Stretch) -> np.ndarray:
-    rows = stretch.stored(np.arange(target.shape[0])[index[0]])
-    real = rows[rows < stretch.rows]
+def _expanded(source: np.ndarray, index: Index, target: jax.ShapeDtypeStruct, expansion: Expansion) -> np.ndarray:
+    rows = expansion.stored(np.arange(target.shape[0])[index[0]])
+    real = rows[rows < expansion.rows]
     columns = [len(range(*part.indices(length))) for part, length in zip(index[1:], source.shape[1:], strict=True)]
     out = aligned_empty((len(rows), *columns), np.dtype(target.dtype))
     done = 0

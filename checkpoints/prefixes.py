@@ -8,22 +8,24 @@
 
 Rows stand from the least recently used block to the most recently used one. Nothing here depends on the mesh,
 on ids or on how the pools are packed. A folder appears whole or not at all.
+
+`invariant` of what the keys belong to says whether the blocks have the bits of invariant mode. An engine in that mode
+takes no others; any other engine takes both. A folder that does not say has not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from checkpoints.folder import read_json
-from checkpoints.store import check_free, restore_arrays, save_arrays
+from checkpoints.file_names import name_inside
+from checkpoints.folder import new_folder, read_json
+from checkpoints.orbax_folder import check_free, restore_arrays, save_arrays
 
 FORMAT = 1
 DESCRIPTION = "prefixes.json"
@@ -31,15 +33,12 @@ ARRAYS = "arrays"
 
 
 def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the folder, atomically. identity: JSON values, all of which must be equal where it is restored.
+    """Writes the folder, atomically. identity: JSON values, equal where it is restored but for `invariant`.
 
     Raises ValueError when `path` is there and not an empty folder.
     """
     check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    temporary.mkdir()
-    try:
+    with new_folder(path) as temporary:
         save_arrays(temporary / ARRAYS, arrays)
         description = {
             "format": FORMAT,
@@ -49,38 +48,46 @@ def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, 
         }
         description["digest"] = _digest(description)
         (temporary / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
 
 
 def load_prefixes(path: Path, identity: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a folder, every byte checked.
 
-    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, for one that
-    is damaged, and where there is none.
+    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, for one without
+    the bits of invariant mode where they are promised, for one that is damaged, and where there is none.
     """
     if not (path / DESCRIPTION).is_file():
         raise ValueError(f"{path} holds no saved prefixes: it has no {DESCRIPTION}; name a folder of `cache save`")
     description = read_json(path / DESCRIPTION)
     if description.get("format") != FORMAT:
-        raise ValueError(f"{path} has prefix cache format {description.get('format')!r}, this version reads {FORMAT}")
+        raise ValueError(
+            f"{path} has prefix cache format {description.get('format')!r}, this version reads {FORMAT}; save the "
+            "prefixes again"
+        )
     if description.pop("digest", None) != _digest(description):
         raise ValueError(f"{path / DESCRIPTION} is damaged; save the prefixes again")
-    saved = description["identity"]
-    wrong = [
-        f"{name} is {saved.get(name)!r} there and {identity.get(name)!r} here"
-        for name in sorted(saved.keys() | identity.keys())
-        if saved.get(name) != identity.get(name)
-    ]
-    if wrong:
-        raise ValueError(f"{path} holds prefixes of another engine: {'; '.join(wrong)}; save them with this one")
+    _check_identity(path, description["identity"], identity)
     found = _file_digests(path / ARRAYS)
     damaged = sorted(name for name, digest in description["files"].items() if found.get(name) != digest)
     if damaged:
         raise ValueError(f"{path / ARRAYS} is damaged, changed or missing are {damaged}; save the prefixes again")
-    return restore_arrays(path / ARRAYS, description["arrays"])
+    return restore_arrays(path / ARRAYS, [name_inside(name, path / DESCRIPTION) for name in description["arrays"]])
+
+
+def _check_identity(path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    wrong = [
+        f"{name} is {saved.get(name)!r} there and {identity.get(name)!r} here"
+        for name in sorted((saved.keys() | identity.keys()) - {"invariant"})
+        if saved.get(name) != identity.get(name)
+    ]
+    if wrong:
+        raise ValueError(f"{path} holds prefixes of another engine: {'; '.join(wrong)}; save them with this one")
+    if identity.get("invariant") and not saved.get("invariant"):
+        raise ValueError(
+            f"{path} holds prefixes that were computed without invariant mode: rows that use them would have other "
+            "bits than rows that compute theirs; save them with `cache save --invariant`, or run with --no-invariant, "
+            "in Python EngineConfig(invariant=False)"
+        )
 
 
 def _file_digests(folder: Path) -> dict[str, str]:

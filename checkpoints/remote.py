@@ -1,8 +1,8 @@
 """Checkpoints behind a URL (gs://, s3://, memory://, ..): fsspec reads ranges of the weights' files where they lie.
 
 The small files are copied to a temporary folder, which the RemoteFolder owns; a checkpoint of ours is copied there
-whole, for Orbax reads local files. A `RemoteArray` stands for a tensor: what is asked of it is fetched then, rows of
-its first axis as one range, and nothing is kept.
+whole, for Orbax reads local files. A `RemoteArray` stands for a tensor: it fetches what is read from it, rows of its
+first axis as one range, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -17,46 +17,43 @@ from typing import Any
 
 import numpy as np
 
-WEIGHTS = ".safetensors"  # files of which ranges are read
+from checkpoints.file_names import name_inside
+from ferrum_jax.paths import errors_naming, open_url
 
-
-def is_url(path: str) -> bool:
-    return "://" in path
+WEIGHTS = ".safetensors"  # files that are read in ranges
 
 
 class RemoteFolder:
     """A folder behind a URL. path: the local folder with copies of all its files but the safetensors.
 
-    Raises ValueError, with what to install or to change, for a URL that cannot be opened or holds nothing.
+    Raises ValueError, with what to install or to change, for a URL that cannot be opened or holds nothing, and, before
+    anything is written, for an object whose name leads out of the folder.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._system, self._root = open_url(url)
         try:
-            import fsspec
-
-            self._system, self._root = fsspec.core.url_to_fs(url)
-            found = self._system.find(self._root, detail=True)
-        except ImportError as error:
-            raise ValueError(
-                f"{url} needs a package that is missing: {error}; pip install 'ferrum-jax[store]'"
-            ) from error
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{url} cannot be opened: {error}; name a folder that can be read") from error
+            with errors_naming(url):
+                found = self._system.find(self._root, detail=True)
+        except OSError as error:
+            raise ValueError(f"{error}; name a folder that can be read") from error
         root = self._root.rstrip("/") + "/"
-        self.sizes = {name.removeprefix(root): int(entry["size"]) for name, entry in found.items()}
-        if not self.sizes:
+        if list(found) in ([], [self._root]):
             raise ValueError(f"{url} holds no files; name the folder of a checkpoint")
+        self.sizes = {name_inside(name.removeprefix(root), url): int(entry["size"]) for name, entry in found.items()}
         self.path = Path(tempfile.mkdtemp(prefix="ferrum_jax-"))
         weakref.finalize(self, shutil.rmtree, self.path)
         for name in self.sizes:
             if not name.endswith(WEIGHTS):
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-                self._system.get_file(root + name, str(self.path / name))
+                with errors_naming(f"{url.rstrip('/')}/{name}"):
+                    self._system.get_file(root + name, str(self.path / name))
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file. Raises ValueError when there are fewer."""
-        data = self._system.cat_file(f"{self._root.rstrip('/')}/{name}", start=start, end=end)
+        with errors_naming(f"{self.url}/{name}"):
+            data = self._system.cat_file(f"{self._root.rstrip('/')}/{name}", start=start, end=end)
         if len(data) != end - start:
             raise ValueError(f"{self.url}/{name} is truncated: {len(data)} of {end - start} bytes; copy it again")
         return data
@@ -94,7 +91,7 @@ class RemoteArray:
         return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """As of an array; a run of rows of the first axis is read alone."""
+        """Indexes like an array; a slice of the first axis reads only those rows."""
         index = index if isinstance(index, tuple) else (index,)
         if not self.shape or not index or not isinstance(index[0], slice):
             return np.asarray(self)[index]
@@ -114,6 +111,6 @@ class RemoteArray:
         return np.frombuffer(data, self.dtype)
 
     def take(self, flat: np.ndarray) -> np.ndarray:
-        """The elements at these increasing places, a range for each run of neighbours."""
+        """The elements at increasing indices `flat`, read as one range for each run of neighbours."""
         runs = np.split(flat, np.flatnonzero(np.diff(flat) != 1) + 1)
         return np.concatenate([self.elements(int(run[0]), int(run[-1]) + 1) for run in runs])

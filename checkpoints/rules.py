@@ -2,9 +2,9 @@
 
 A `Rule` is one line of a family's table. It names a source tensor and a target parameter; `{i}` in both
 stands for the layer, `{e}` in the source for the expert. Parameters have the Hugging Face layout of a linear
-layer, [out, in]. A rule renames, stacks experts on a new leading axis, and takes a `Part` of a tensor that holds
-several parameters or has its axes the other way round; a part is a view, so only what is asked for is read.
-`match` proves that tensors and parameters correspond one to one, both ways, before a byte is read. A `Stretch`
+layer, [out, in]. A rule renames, stacks experts on a new leading axis, and takes a `TensorSlice` of a tensor that holds
+several parameters or has its axes the other way round; a slice is a view, so only the bytes that are used are read.
+`match` proves that tensors and parameters correspond one to one, both ways, before a byte is read. An `Expansion`
 says how a parameter on a mesh is longer than its tensor.
 Harmless leftovers are glob patterns over source names ("*.rotary_emb.inv_freq").
 """
@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 Shape = tuple[int, ...]
-BASE = "model."  # before the names of a decoder's tensors, all but the head's
+BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """What a parameter takes of a tensor: rows start, start + step, .. below stop of one axis; None is to the end.
+class TensorSlice:
+    """The slice of a tensor that a parameter takes: rows start, start + step, ... of one axis below stop, None the end.
 
-    transposed: the last two axes are exchanged afterwards.
+    transposed: the last two axes are exchanged afterwards. alone: the one row that is taken is given without its axis.
     """
 
     axis: int = 0
@@ -36,14 +36,15 @@ class Part:
     stop: int | None = None
     step: int = 1
     transposed: bool = False
+    alone: bool = False
 
     @property
     def rows(self) -> slice:
         return slice(self.start, self.stop, self.step)
 
     def of(self, tensor: Any) -> Any:
-        """The view of an array, or of what can be sliced and transposed as one."""
-        part = tensor[(slice(None),) * self.axis + (self.rows,)]
+        """The view of an array, or of anything that is sliced and transposed like one."""
+        part = tensor[(slice(None),) * self.axis + (self.start if self.alone else self.rows,)]
         return part.swapaxes(-1, -2) if self.transposed else part
 
     def shape_of(self, shape: Shape) -> Shape:
@@ -52,18 +53,18 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class StoredTensor:
     """A tensor, or a part of one."""
 
     name: str
-    part: Part | None = None
+    part: TensorSlice | None = None
 
     def of(self, tensors: Mapping[str, Any]) -> Any:
-        """It, as an array or what stands for one."""
+        """The tensor or its part, as an array or what stands for one."""
         return tensors[self.name] if self.part is None else self.part.of(tensors[self.name])
 
     def shape_of(self, shape: Shape) -> Shape:
-        """Its shape where the whole tensor has this one."""
+        """Its shape, given the shape of the whole tensor."""
         return shape if self.part is None else self.part.shape_of(shape)
 
     def __str__(self) -> str:
@@ -82,7 +83,7 @@ class Rule:
     target: dotted path of our parameter, with {i} when `layers` is given.
     layers: the layers that have it; empty for a tensor outside the layers.
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
-    part: of each source; None takes it whole. The parts of a tensor must make it up, each row taken once.
+    part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -91,7 +92,7 @@ class Rule:
     target: str
     layers: tuple[int, ...] = ()
     experts: int = 0
-    part: Part | None = None
+    part: TensorSlice | None = None
 
     def __post_init__(self) -> None:
         wanted = (bool(self.layers), bool(self.layers), self.experts > 0, False)
@@ -102,24 +103,23 @@ class Rule:
                 "{i} belongs in both names if there are layers, {e} in the source if there are experts, else neither"
             )
 
-    def expand(self) -> list[tuple[str, tuple[Source, ...]]]:
+    def expand(self) -> list[tuple[str, tuple[StoredTensor, ...]]]:
         """(target, sources) of every layer; there is one source, or one for each expert."""
         return [self._at(layer) for layer in self.layers] if self.layers else [self._at(0)]
 
-    def _at(self, layer: int) -> tuple[str, tuple[Source, ...]]:
+    def _at(self, layer: int) -> tuple[str, tuple[StoredTensor, ...]]:
         source = self.source.replace("{i}", str(layer))
         target = self.target.replace("{i}", str(layer))
         if not self.experts:
-            return target, (Source(source, self.part),)
-        return target, tuple(Source(source.replace("{e}", str(e)), self.part) for e in range(self.experts))
+            return target, (StoredTensor(source, self.part),)
+        return target, tuple(StoredTensor(source.replace("{e}", str(e)), self.part) for e in range(self.experts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """A parameter that is longer along its first axis than what is stored of it.
+class Expansion:
+    """A parameter that is longer along its first axis than its stored tensor.
 
-    Its `size` rows are the `rows` stored ones, in runs of `run` of which each stands there `repeats` times, then
-    zeros.
+    Its `size` rows are the `rows` stored ones, each run of `run` rows `repeats` times, and then zeros.
     """
 
     rows: int
@@ -128,7 +128,7 @@ class Stretch:
     repeats: int = 1
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """What is stored of a parameter of this shape."""
+        """The shape of the stored tensor, given the parameter's."""
         return (self.rows, *shape[1:])
 
     def stored(self, row: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ class Stretch:
         return stored // self.run * self.run * self.repeats + stored % self.run
 
 
-def expand(rules: Iterable[Rule]) -> dict[str, tuple[Source, ...]]:
+def expand(rules: Iterable[Rule]) -> dict[str, tuple[StoredTensor, ...]]:
     """{target: sources} of all rules.
 
     Raises ValueError naming targets or sources that appear twice.
@@ -156,14 +156,14 @@ def expand(rules: Iterable[Rule]) -> dict[str, tuple[Source, ...]]:
 
 
 def of_base_model(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
-    """The rules for tensors of these names: where a base model was saved alone, no name has the prefix "model."."""
+    """The rules for tensors of these names; "model." is dropped if a base model was saved alone and none has it."""
     if not saved_alone(names):
         return tuple(rules)
     return tuple(dataclasses.replace(rule, source=rule.source.removeprefix(BASE)) for rule in rules)
 
 
 def saved_alone(names: Iterable[str]) -> bool:
-    """True of the tensors of a base model that was saved without what stands around it."""
+    """True if these are the tensors of a base model that was saved without its head."""
     return not any(name.startswith(BASE) for name in names)
 
 
@@ -172,7 +172,7 @@ def match(
     harmless: Iterable[str],
     source_shapes: Mapping[str, Shape],
     target_shapes: Mapping[str, Shape],
-) -> dict[str, tuple[Source, ...]]:
+) -> dict[str, tuple[StoredTensor, ...]]:
     """{target: sources}, proven one to one with both sides.
 
     harmless: glob patterns of source tensors that may be left over.
@@ -200,13 +200,13 @@ def match(
     if problems:
         raise ValueError(
             f"the checkpoint does not fit the model, {len(problems)} mismatches "
-            "(is config.json the one that belongs to these weights?):\n  " + "\n  ".join(problems)
+            "(does config.json belong to these weights?):\n  " + "\n  ".join(problems)
         )
     return plan
 
 
 def _check_sources(
-    target: str, sources: tuple[Source, ...], lead: Shape, source_shapes: Mapping[str, Shape], wanted: Shape
+    target: str, sources: tuple[StoredTensor, ...], lead: Shape, source_shapes: Mapping[str, Shape], wanted: Shape
 ) -> list[str]:
     problems = []
     for source in sources:
@@ -224,9 +224,9 @@ def _check_sources(
     return problems
 
 
-def _check_parts(plan: Mapping[str, tuple[Source, ...]], source_shapes: Mapping[str, Shape]) -> list[str]:
-    """Tensors of which a row is taken by no parameter, or by two."""
-    parts: dict[str, list[Part]] = collections.defaultdict(list)
+def _check_parts(plan: Mapping[str, tuple[StoredTensor, ...]], source_shapes: Mapping[str, Shape]) -> list[str]:
+    """Tensors with a row that no parameter takes, or that two take."""
+    parts: dict[str, list[TensorSlice]] = collections.defaultdict(list)
     for sources in plan.values():
         for source in sources:
             if source.part is not None:

@@ -57,13 +57,22 @@ def read_sentence_layout(folder: Path) -> SentenceLayout:
     file = folder / steps[1][1] / "config.json"
     pooling = read_json(file)
     lengths, prompts = read_optional_json(folder / LENGTHS), read_optional_json(folder / PROMPTS)
+    longest, texts, default = lengths.get("max_seq_length"), prompts.get("prompts"), prompts.get("default_prompt_name")
+    if longest is not None and (type(longest) is not int or not 1 <= longest < 2**31):
+        raise ValueError(
+            f"{folder / LENGTHS} has a max_seq_length that is not a number of tokens: {str(longest)[:100]}"
+        )
+    if not isinstance(texts or {}, dict) or not all(isinstance(text, str) for text in (texts or {}).values()):
+        raise ValueError(f"{folder / PROMPTS} has prompts that are no object of texts by name")
+    if default is not None and not isinstance(default, str):
+        raise ValueError(f"{folder / PROMPTS} has a default_prompt_name that is not text")
     return SentenceLayout(
         pooling=_pooling(pooling, file),
         normalize="Normalize" in kinds,
-        max_seq_length=lengths.get("max_seq_length"),
+        max_seq_length=longest,
         lower_case=bool(lengths.get("do_lower_case", False)),
-        prompts=dict(prompts.get("prompts") or {}),
-        default_prompt=prompts.get("default_prompt_name"),
+        prompts=dict(texts or {}),
+        default_prompt=default,
         pools_prompt=bool(pooling.get("include_prompt", True)),
     )
 
@@ -72,7 +81,7 @@ def _pooling(config: Mapping[str, Any], file: Path) -> str:
     named = config.get("pooling_mode")
     chosen = [how for key, how in _MODES.items() if config.get(key)]
     chosen += [key for key in _OTHER_MODES if config.get(key)]
-    chosen += [] if named is None else [_NAMES.get(named, str(named))]
+    chosen += [] if named is None else [_NAMES.get(str(named), str(named)[:100])]
     if len(chosen) != 1 or chosen[0] not in _NAMES.values():
         raise ValueError(f"{file} asks for the pooling {chosen}; exactly one of mean, cls and last is supported")
     return chosen[0]

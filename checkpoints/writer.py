@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from checkpoints.folder import check_space, copy_companions, read_json
-from checkpoints.store import (
+from checkpoints.orbax_folder import (
     DESCRIPTION,
     FORMAT,
     PARAMS,
@@ -113,7 +113,7 @@ def open_writer(path: Path, parameters: Mapping[str, Mapping[str, Any]], source:
 
     parameters: as `describe` gives them. source: what else decides every byte that is written; it goes into the
     description. Raises ValueError when `path` is there and not empty, when another process is writing it, and when the
-    disk has too little room, of which nothing is taken then.
+    disk has too little room; nothing is written then.
     """
     check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,17 +9,37 @@ from typing import TYPE_CHECKING
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from ferrum_jax.device_check.run_check import check_device
     from ferrum_jax.llm import LLM
+    from ferrum_jax.serve.async_llm import AsyncLLM
 
-__all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams"]
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "check_device",
+]
 
 
 def __getattr__(name: str) -> object:
-    """LLM on first use: it brings jax, which the command line's help and the batch formats do without."""
+    """LLM, AsyncLLM and check_device on first use: they bring jax, which command lines and batch formats do without."""
     if name == "LLM":
         from ferrum_jax.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from ferrum_jax.serve.async_llm import AsyncLLM
+
+        return AsyncLLM
+    if name == "check_device":
+        from ferrum_jax.device_check.run_check import check_device
+
+        return check_device
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,39 +1,51 @@
-"""The `ferrum-jax` command: generate, batch, embed, bench, plan, compile, convert, cache.
+"""The `ferrum-jax` command: check, generate, serve, batch, embed, bench, plan, compile, convert, cache.
 
-Flags are the fields of EngineConfig and SamplingParams under their own names; what is not given keeps the
+Flags are the fields of EngineConfig and SamplingParams under their own names; a flag that is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
-Exit codes: 0 done, 1 some rows failed (batch, embed), 2 wrong usage or input, 3 too many rows failed (batch),
-75 ended for a notice of the system (batch), 130 interrupted, 141 who read the output has gone.
+Exit codes: 0 done, 1 some rows failed (batch, embed) or something is wrong (check), 2 wrong usage or input, 3 too many
+rows failed (batch), 70 the program crashed, 75 stopped by the system's notice (batch), 130 interrupted, 141 nobody
+reads the output any more.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
+import platform
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from ferrum_jax import __version__
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
-from ferrum_jax.commands import batch, bench, cache, compile, convert, embed, generate, plan
+from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve
+from ferrum_jax.commands.given_paths import require_files_apart
 from ferrum_jax.commands.parsers import CommandParser
+from ferrum_jax.startup.accelerators import idle_packages
 
-EXIT_USAGE, EXIT_CLOSED = 2, 141
+EXIT_USAGE, EXIT_CRASHED, EXIT_CLOSED = 2, 70, 141  # 70 is EX_SOFTWARE
+_SECRET = "FERRUM_JAX_COORDINATOR_SECRET"  # environment variable, in place of --coordinator-secret-file
 
 
 def command() -> NoReturn:
-    """The process of the command: runs `main` and ends with its exit code.
+    """Runs `main` and ends the process with its exit code.
 
-    One that was interrupted or refused ends at once. What was to be kept is durable by then, and what else an
-    interpreter does at its end (handlers, threads that still compile, a device's client) may take longer than the
-    machine is there.
+    A command that was interrupted or refused, or that crashed, ends at once. What must be kept is durable by then, and
+    what else an interpreter does at its end (handlers, threads that still compile, a device's client) may take longer
+    than the machine will exist.
     """
     code: object
     try:
         code = main()
     except SystemExit as ended:
         code = ended.code
-    if code in (EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED):
+    except Exception as error:
+        traceback.print_exc()
+        code = EXIT_USAGE if isinstance(error, ValueError | OSError) else EXIT_CRASHED  # only with --traceback
+        _end_others(code)
+    if code in (EXIT_USAGE, EXIT_CRASHED, EXIT_INTERRUPTED, EXIT_PREEMPTED):
         _output_is_closed()
         sys.stderr.flush()
         os._exit(int(code))
@@ -49,17 +61,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         code = _run(args, distributed.join)
-    except SystemExit as ended:  # of one that lost another, which then says so, or that follows one that has ended
+    except SystemExit as ended:  # another process was lost, or process 0 has ended
         distributed.end(int(ended.code or 0))
         raise
     distributed.end(code)
     return code
 
 
+def _end_others(code: int) -> None:
+    """Ends the other processes of this command, if there are any, with this code too."""
+    if "ferrum_jax.distributed" in sys.modules:
+        sys.modules["ferrum_jax.distributed"].end(code)
+
+
 def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> int:
     try:
+        require_files_apart(args)
+        _use_cpu_without_chips(args)
         if join is not None:
-            join(args.coordinator, args.num_processes, args.process_id)
+            join(
+                args.coordinator,
+                args.num_processes,
+                args.process_id,
+                coordinator_secret_file=args.coordinator_secret_file,
+                coordinator_secret=os.environ.get(_SECRET),
+            )
         code = args.run(args)
         return EXIT_CLOSED if _output_is_closed() else code
     except KeyboardInterrupt:
@@ -74,27 +100,51 @@ def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> i
         return EXIT_USAGE
 
 
+def _use_cpu_without_chips(args: argparse.Namespace) -> None:
+    """Chooses the CPU if accelerator packages find no chip, and says so; without this jax would print tracebacks."""
+    found = [] if "JAX_PLATFORMS" in os.environ else idle_packages()
+    if not found:
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if getattr(args, "runs_here", False):
+        are = "is" if len(found) == 1 else "are"
+        print(
+            f"ferrum-jax: {' and '.join(found)} {are} installed and no GPU or TPU was found: this runs on the CPU "
+            "(JAX_PLATFORMS=cpu asks for it and leaves this line out)",
+            file=sys.stderr,
+        )
+
+
 def _describe(error: ValueError | OSError) -> str:
-    """What it says, without the number that the system gave it."""
+    """The error's message, without the system's error number."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _output_is_closed() -> bool:
-    """Writes out what is printed; whether nobody reads it any more, as in `ferrum-jax generate ... | head -1`."""
+    """Flushes stdout. True if nobody reads it any more, as in `ferrum-jax generate ... | head -1`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
         return True
     return False
 
 
+def _versions() -> str:
+    """The versions, read without importing jax, which takes a second."""
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib")]
+    return f"ferrum-jax {__version__} ({', '.join(found)}, Python {platform.python_version()})"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="ferrum-jax", description="LLM inference in JAX: paged KV, prefix reuse.")
+    parser.add_argument(
+        "--version", action="version", version=_versions(), help="print the versions of ferrum-jax, jax and Python"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (generate, batch, embed, bench, plan, compile, convert, cache):
+    for command in (check, generate, serve, batch, embed, bench, plan, compile, convert, cache):
         command.add(commands)
     return parser
 

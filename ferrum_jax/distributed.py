@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 from typing import Any
 
-from ferrum_jax.following import follow
-from ferrum_jax.runtime.processes import Processes, connect
+from ferrum_jax.engine.lockstep import StepFailed
+from ferrum_jax.engine.shared import SharedEngine
+from ferrum_jax.processes.messages import Call
+from ferrum_jax.processes.processes import Processes, connect
+from ferrum_jax.processes.shared_secret import given_secret
 
 _EXIT_REFUSED = 2
 
 
-def join(coordinator: str = "auto", num_processes: int | None = None, process_id: int | None = None) -> None:
+def join(
+    coordinator: str = "auto",
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    coordinator_secret_file: str | os.PathLike[str] | None = None,
+    coordinator_secret: str | None = None,
+) -> None:
     """Makes this process one of several that run every `LLM` together, over the devices of all of them.
 
     On process 0 it returns and the program goes on; meshes are of all devices then. On the others it serves process 0
@@ -19,11 +31,14 @@ def join(coordinator: str = "auto", num_processes: int | None = None, process_id
     every host. Call it before anything asks for devices.
 
     coordinator: "auto" where jax finds its processes by itself (a TPU slice, Slurm), else HOST:PORT of process 0, with
-    num_processes and process_id. Raises ValueError where they cannot be found.
+    num_processes and process_id. coordinator_secret_file: holds a secret of at least 16 bytes, the same on all hosts;
+    coordinator_secret is the secret itself. One of them is needed unless process 0 has a loopback address.
+    Raises ValueError where the processes cannot be found or a secret is missing or wrong.
     """
     if coordinator != "auto" and (num_processes is None or process_id is None):
         raise ValueError(f"coordinator is {coordinator!r}; num_processes and process_id must be given with it")
-    processes = connect(coordinator, num_processes, process_id)
+    secret = given_secret(coordinator_secret_file, coordinator_secret)
+    processes = connect(coordinator, num_processes, process_id, secret)
     if processes is None:
         return
     if processes.leads:
@@ -52,9 +67,22 @@ def _serve(processes: Processes) -> None:
 
 
 def end(code: int) -> None:
-    """Of process 0: the others end with this exit code too."""
-    from ferrum_jax.runtime.processes import current
+    """On process 0, lets the others end with this exit code too."""
+    from ferrum_jax.processes.processes import current
 
     processes = current()
     if processes is not None:
         processes.end(code)
+
+
+def follow(calls: SharedEngine, made: list[Call]) -> None:
+    """Makes the calls that process 0 has made."""
+    for name, arguments in made:
+        if name == "add":
+            with contextlib.suppress(ValueError):  # a request that is refused, there as here
+                calls.engine.add(*arguments)
+        elif arguments:  # abort, queue_ready
+            getattr(calls.engine, name)(*arguments)
+        else:
+            with contextlib.suppress(StepFailed):  # process 0 handles it; here as there the engine is dropped
+                calls.whole(getattr(calls.engine, name))

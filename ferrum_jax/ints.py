@@ -1,4 +1,11 @@
-"""Integer arithmetic that several modules need."""
+"""Integer arithmetic that several modules need: division, and sliding windows in blocks.
+
+A window is how many positions a token attends to, its own the last; None is all.
+"""
+
+from __future__ import annotations
+
+CACHE_SHARE = 1  # blocks for cached prefixes in a window's pool, relative to those that rows need
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -9,3 +16,36 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(a: int, b: int) -> int:
     """The smallest multiple of b not less than a."""
     return -(-a // b) * b
+
+
+def first_needed(window: int | None, position: int, block_size: int) -> int:
+    """The first block that a query at `position`, or one after it, attends to."""
+    return 0 if window is None else max(position - window + 1, 0) // block_size
+
+
+def most_held(window: int, num_tokens: int, block_size: int) -> int:
+    """The most blocks that a row holds which computes up to `num_tokens` in a step.
+
+    Those of the window and of the step, one that is partly behind, one that is being filled, and one that is left
+    behind only when the step in flight is committed.
+    """
+    return ceil_div(window + num_tokens, block_size) + 3
+
+
+def pool_blocks(
+    window: int | None,
+    num_blocks: int,
+    *,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    keeps_cache: bool,
+) -> int:
+    """Usable blocks of a group's pool, where pools of groups without a window have `num_blocks`.
+
+    A window's pool needs no more than all rows can hold at once, and a share for prefixes that are kept.
+    """
+    if window is None:
+        return num_blocks
+    held = max_num_seqs * most_held(window, block_size, block_size) + ceil_div(max_num_batched_tokens, block_size)
+    return min(num_blocks, held * (1 + CACHE_SHARE if keeps_cache else 1))

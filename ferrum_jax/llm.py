@@ -1,52 +1,77 @@
-"""LLM: a checkpoint, ready to answer. The Python API.
+"""LLM: the Python API. A checkpoint that is loaded and ready to answer.
 
 Opening one reads the checkpoint's description, plans memory and buckets from shapes alone, compiles in
 threads while weights load, and is ready when both are done. One LLM serves one thread; calls of that
-thread may overlap (a stream read while another runs).
+thread may overlap, such as two streams that are read in turn.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import datetime
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
+import numpy as np
 from flax import nnx
 
-from ferrum_jax.calls import Calls, Inbox
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embedding import Vectors, by_steps, embed_all
-from ferrum_jax.encoder import Encoder
-from ferrum_jax.engine import Engine
-from ferrum_jax.loading import Loaded, ModelSource, build_engine, with_weights
+from ferrum_jax.embeddings.embedder import Embedder, Text, Vectors, by_steps, embed_all, in_order
+from ferrum_jax.embeddings.encoder import Encoder
+from ferrum_jax.engine.arguments import (
+    checked,
+    demanded_tools,
+    params_for,
+    priorities_for,
+    shown,
+    shown_tools,
+    with_tools,
+)
+from ferrum_jax.engine.cached_prefixes import CachedPrefixes
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.shared import Inbox, SharedEngine
+from ferrum_jax.engine.stats import snapshot
+from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.models import registry
-from ferrum_jax.opening import Measure, Opening, tell_processes
-from ferrum_jax.prefix_cache import PrefixCache
+from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
-from ferrum_jax.prompt import Message, Prompt, listed, single, take_apart
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
-from ferrum_jax.runtime.processes import current, refuse_several_processes
+from ferrum_jax.prompt import Message, Prompt, is_messages, listed, single, take_apart
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.startup.load import Loaded, with_weights
+from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
+from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Key = TypeVar("Key", bound=Hashable)
 
-MOST_WAITING = 2  # as_completed holds so many times the rows of all shards, so that a million stay where they are
+# as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
+MOST_WAITING = 2
 
 
 class LLM:
     """A model that generates, or an encoder, which makes embeddings and nothing else.
 
-    model: a Hugging Face folder, or an Orbax checkpoint that `ferrum-jax convert` wrote.
-    config: see EngineConfig; None takes the bundle's, or the defaults. tokenizer: a folder or tokenizer.json to use
-    instead of the checkpoint's own. bundle: a folder of executables that `ferrum-jax compile` made; what it lacks is
-    compiled here, or with `require_bundle` refused. reach: called with a function from prompts to token ids and with
-    max_model_len, before anything is compiled; it gives the Reach of the requests that will come, so that no executable
-    is made in vain, and longer ones are refused. None, or its None, is for whatever comes. on_progress: called with
-    (what, done, total) while it starts; on_problem: with a sentence for each executable that the bundle does not give.
+    model: a Hugging Face folder, an Orbax checkpoint that `ferrum-jax convert` wrote, or a model of the hub as
+    ORG/NAME, whose safetensors, tokenizer and config files are fetched; a folder of that name wins. revision: branch,
+    tag or commit of a model of the hub. config: see EngineConfig; None takes the bundle's, or the defaults.
+    fields: of EngineConfig, by their names or vLLM's (ferrum_jax/engine/fields.py has the table); a field that
+    contradicts config is refused. tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own.
+    bundle: a folder of executables that `ferrum-jax compile` made; what it lacks is compiled here, or with
+    `require_bundle` refused.
+    reach: called with a function from prompts to token ids and with max_model_len, before anything is compiled; it
+    returns the Reach of the requests to come, so that only executables they need are made; longer requests are refused.
+    If it is or returns None, any request may come. on_progress: called with (what, done, total) during the start; None
+    shows bars for downloads. on_problem: called with a sentence for each executable that the bundle lacks.
+    on_identity: called with everything that can change an answer, before weights are read and again afterwards; if it
+    raises, the start ends. begun_with: for a job that is continued, the attention implementation that it has used on
+    each kind of device.
 
     Raises ValueError, before weights are read, for what cannot run here: all reasons at once.
     """
@@ -56,23 +81,32 @@ class LLM:
         model: str,
         config: EngineConfig | None = None,
         *,
+        revision: str | None = None,
         tokenizer: str | None = None,
         bundle: str | os.PathLike[str] | None = None,
         require_bundle: bool = False,
         reach: Measure | None = None,
-        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        on_progress: Show | None = None,
         on_problem: Callable[[str], None] = lambda text: None,
+        on_identity: Callable[[ModelIdentity], None] = lambda identity: None,
+        begun_with: Mapping[str, str] = MappingProxyType({}),
+        **fields: Any,
     ) -> None:
-        tell_processes(model=model, config=config, tokenizer=tokenizer, bundle=bundle, require_bundle=require_bundle)
-        opening = Opening.of_checkpoint(
-            model,
-            config,
+        order = tell_processes(
+            model=model,
+            config=config_of(config, fields, bundle),
+            revision=revision,
             tokenizer=tokenizer,
             bundle=bundle,
             require_bundle=require_bundle,
+        )
+        opening = Opening.of_checkpoint(
+            **order,
             reach=reach,
             on_progress=on_progress,
             on_problem=on_problem,
+            on_identity=on_identity,
+            begun_with=begun_with,
         )
         self._take(opening)
 
@@ -83,14 +117,17 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         tokenizer: str | None = None,
-        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        on_progress: Show = lambda what, done, total: None,
+        **fields: Any,
     ) -> LLM:
         """An LLM over a model in memory, one of `ferrum_jax.models`; its weights are copied, and cast to config.dtype.
 
-        tokenizer: a folder or tokenizer.json; without it prompts are token ids. Raises ValueError as `LLM` does.
+        tokenizer: a folder or tokenizer.json; without it prompts are token ids. fields, errors: as for `LLM`.
         """
         refuse_several_processes("LLM.from_model")
-        return cls.from_source(ModelSource.of_model(model), config, tokenizer=tokenizer, on_progress=on_progress)
+        return cls.from_source(
+            ModelSource.of_model(model), config, tokenizer=tokenizer, on_progress=on_progress, **fields
+        )
 
     @classmethod
     def from_source(
@@ -99,20 +136,21 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         tokenizer: str | None = None,
-        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        on_progress: Show = lambda what, done, total: None,
+        **fields: Any,
     ) -> LLM:
-        """An LLM over weights that `source` puts where they belong. tokenizer, errors: as of `from_model`."""
+        """An LLM over weights that `source` loads onto the devices. The other arguments are those of `from_model`."""
         refuse_several_processes("LLM.from_source")
-        llm = cls.__new__(cls)
-        llm._take(Opening(source=source, config=config or EngineConfig(), tokenizer=tokenizer, on_progress=on_progress))
+        llm, config = cls.__new__(cls), config_of(config, fields) or EngineConfig()
+        llm._take(Opening(source=source, config=config, tokenizer=tokenizer, on_progress=on_progress))
         return llm
 
     def update_weights(self, state: nnx.Module | nnx.State | Mapping[Any, Any]) -> None:
-        """Takes copies of other weights, without a compile; caches are empty and counters begin anew afterwards.
+        """Takes copies of other weights, without a compile. Afterwards caches are empty and counters are 0.
 
-        state: a model, its state, or a mapping from dotted paths to arrays, of all parameters. Old and new weights
-        are there together for a moment. Raises ValueError, with nothing changed, for what does not fit (all in one
-        error) and while requests run.
+        state: a model, its state, or a mapping from dotted paths to arrays, with all parameters. Old and new weights
+        are in memory together for a moment. Raises ValueError, with nothing changed, for all arrays that do not fit,
+        and while requests run.
         """
         refuse_several_processes("update_weights")
         if self._calls is not None and self._calls.busy:
@@ -127,13 +165,16 @@ class LLM:
     def _take(self, opening: Opening) -> None:
         self._opened, engine = opening.run()
         opened = self._opened
+        self.texts = opening.tokenizer or opening.source.folder  # where tokenizer and chat template were read
+        self._source = opening.source if self.texts else None  # of a remote one it keeps the local copies
         self.spec, self.config, self.tokenizer = opening.source.spec, opened.config, opened.prompts.tokenizer
         self.ledger, self.max_model_len = opened.model.ledger, opened.model.layout.max_model_len
         self.bundled, self.startup_s = opened.bundled, opened.startup_s
-        self._calls: Calls | None = None
+        self.attention = opened.attention
+        self._calls: SharedEngine | None = None
         if engine is not None:
             recompile = self.config.on_recompile
-            self._calls = Calls(engine, self._engine_maker(), counter=opened.counter, on_recompile=recompile)
+            self._calls = SharedEngine(engine, self._engine_maker(), counter=opened.counter, on_recompile=recompile)
 
     def _engine_maker(self) -> Callable[[], Engine]:
         """Makes fresh engines, and holds no LLM: `del llm` frees weights and pools at once."""
@@ -150,34 +191,59 @@ class LLM:
         processes = current()
         if processes is not None:
             processes.renew()
-        return build_engine(self.loaded, self.config, self.tokenizer)
+        return build_engine(self.loaded, self.config, self.tokenizer, forms=forms_of(self._opened.prompts))
 
     @property
     def loaded(self) -> Loaded:
         """Weights and executables of a model that generates. Raises ValueError for an encoder."""
         model = self._opened.model
         if isinstance(model, Encoder):
-            raise ValueError(f"{self.spec.architecture} is an encoder and generates nothing; use LLM.embed")
+            raise ValueError(self._generates_nothing("is an encoder"))
         return model
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Everything that can change an answer, and the environment."""
+        return dataclasses.replace(self._opened.identity, weights=self._opened.model.fingerprint.hex())
+
+    @property
+    def embedder(self) -> Embedder:
+        """How texts become vectors of this model."""
+        return self._opened.embedder
+
+    @property
+    def prompts(self) -> PromptEncoder:
+        """How prompts become token ids."""
+        return self._opened.prompts
+
+    @property
+    def generates(self) -> bool:
+        """False of an encoder, and of a decoder without a head: it makes vectors and nothing else."""
+        return self._calls is not None and not self._opened.headless
+
+    @property
+    def is_encoder(self) -> bool:
+        return self._encoder is not None
 
     @property
     def _encoder(self) -> Encoder | None:
         return self._opened.model if isinstance(self._opened.model, Encoder) else None
 
     @property
-    def calls(self) -> Calls:
-        """What runs on the engine. Raises ValueError for an encoder, which has none."""
+    def calls(self) -> SharedEngine:
+        """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
         if self._calls is None:
-            raise ValueError(f"{self.spec.architecture} is an encoder and generates nothing; use LLM.embed")
+            raise ValueError(self._generates_nothing("is an encoder"))
         return self._calls
 
     @property
     def engine(self) -> Engine:
-        """The engine; a fresh one with empty caches after one was broken off in the middle of a step."""
+        """The engine; a fresh one with empty caches if the last one was interrupted in the middle of a step."""
         return self.calls.engine
 
     # -- generation ----------------------------------------------------------------------------------
 
+    @checked
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -185,21 +251,22 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
         prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each.
         priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
-        progress: a bar on the terminal; None shows one only where there is a terminal.
+        progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        many = listed(prompts)
-        params = self._params_for(many, sampling_params)
-        priorities = _priorities_for(many, priority)
+        many, progress = listed(prompts), shown(progress, use_tqdm)
+        params = params_for(many, sampling_params)
+        priorities = priorities_for(many, priority)
         inbox: Inbox = deque()
         outputs: dict[int, RequestOutput] = {}
         try:
-            ids = self._add_all(many, params, priorities, inbox)
+            ids = self._add_all(many, params, priorities, inbox, datetime.datetime.now())
             with progress_bar(len(many), shown=progress) as advance:
                 while len(outputs) < len(ids):
                     output = self.calls.receive(inbox)
@@ -209,24 +276,54 @@ class LLM:
             self.calls.end(inbox)
         return [outputs[i] for i in ids]
 
+    @checked
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
-        **template_arguments: Any,
+        use_tqdm: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> list[RequestOutput]:
-        """The answer to each conversation, through the checkpoint's own chat template."""
+        """The answer to each conversation, through the checkpoint's own chat template; all see the same time of day.
+
+        progress, use_tqdm: as in `generate`. add_generation_prompt: begin a message for the answer; None does so,
+        unless continue_final_message is true, with which the answer continues the last message. tools: what the
+        template shows of them. tool_choice: "auto", "none" (they are not shown), "required" or one of them, as OpenAI
+        writes it. parallel_tool_calls: whether several calls may come. An output's `message` has the calls.
+        chat_template_kwargs: further variables of this template, such as {"enable_thinking": False}.
+        add_special_tokens: the tokenizer adds special tokens to those that the template writes.
+        """
+        demanded = demanded_tools(tools, tool_choice, parallel_tool_calls)
+        tools = None if tool_choice == "none" else tools
+        sampling_params = with_tools(sampling_params, demanded)
         conversations: Sequence[Any] = [messages] if single(messages) else messages
-        prompts = [self._opened.prompts.chat_ids(c, **template_arguments) for c in conversations]
-        return self.generate(prompts, sampling_params, progress=progress)
+        prompts = [
+            {
+                "messages": conversation,
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "tools": tools,
+                "chat_template_kwargs": chat_template_kwargs,
+                "add_special_tokens": add_special_tokens,
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, progress=progress, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
         inbox: Inbox = deque()
         try:
-            self._add(prompt, self._params_for([prompt], sampling_params)[0], inbox, streams=True)
+            params = params_for([prompt], sampling_params)[0]
+            self._add(prompt, params, inbox, RequestOptions(streams=True))
             finished = False
             while not finished:
                 output = self.calls.receive(inbox)
@@ -242,15 +339,17 @@ class LLM:
         resume: Callable[[Key], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
         embeds: bool = False,
+        now: datetime.datetime | None = None,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """(key, output) of each request in the order in which they finish; a refused one gives its ValueError.
 
-        `requests` is read as there is room, so it may be endless. The key also seeds what has no seed.
-        wants_partials: asked before every step; where it says so, every unfinished request is given as far as it is
-        (`finished` is False) and goes on. resume: the `outputs` that a request had in another process, to go on from.
-        embeds: outputs have `embedding`, the final hidden state of the prompt's last token.
+        `requests` is read as there is room, so it may be endless. A request without a seed gets one from its key, too.
+        wants_partials: asked before every step; if it says True, the output so far of every unfinished request is given
+        (`finished` is False). resume: gives the `outputs` that a request had in another process, to continue from.
+        embeds: outputs have `embedding`, the final hidden state of the prompt's last token. now: the time of day that
+        chat templates see; None takes that of this call.
         """
-        source = iter(requests)
+        source, now = iter(requests), now or datetime.datetime.now()
         inbox: Inbox = deque()
         keys: dict[int, Key] = {}
         exhausted = False
@@ -263,7 +362,8 @@ class LLM:
                         break
                     key, prompt, params = item
                     try:
-                        keys[self._add(prompt, params, inbox, key=str(key), resume=resume(key), embeds=embeds)] = key
+                        options = RequestOptions(key=str(key), resume=resume(key), embeds=embeds)
+                        keys[self._add(prompt, params, inbox, options, now)] = key
                     except ValueError as error:
                         yield key, error
                 if wants_partials():
@@ -271,18 +371,21 @@ class LLM:
                     yield from ((key, output) for key, output in partials if output is not None)
                 if inbox:
                     output = inbox.popleft()
-                    yield keys.pop(output.request_id), output
+                    failed = next((made for made in output.outputs if made.finish_reason == "error"), None)
+                    yield keys.pop(output.request_id), output if failed is None else ValueError(failed.stop_reason)
                 elif keys:
                     self.calls.step()
         finally:
-            self.calls.end(inbox)
+            if self._calls is not None:  # an encoder has refused each
+                self._calls.end(inbox)
 
     @property
     def _max_waiting(self) -> int:
-        return MOST_WAITING * self.config.max_num_seqs * self.ledger.num_shards
+        return MOST_WAITING * self.config.num_rows * self.ledger.num_shards
 
     # -- embeddings ------------------------------------------------------------------------------------
 
+    @checked
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -292,26 +395,22 @@ class LLM:
         normalize: bool | None = None,
         truncate: bool = False,
         progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[EmbeddingOutput]:
         """The vector of each text, in their order, as `embedding` [D] float32.
 
-        prompts: texts or token ids. What is None is as the checkpoint says (the files of sentence-transformers), else
-        the mean of an encoder's states and the last token's state of a model that generates, not normalised.
-        prompt_name: of the checkpoint's prompts, put before each text. pooling: "mean", "cls" or "last". truncate: cut
-        texts that are too long. progress: as in `generate`. Raises ValueError naming the prompt that cannot be served.
+        prompts: texts or token ids. An argument that is None is as the checkpoint's sentence-transformers files say;
+        without these, an encoder gives the mean of its states and a model that generates its last token's state, not
+        normalised. prompt_name: which of the checkpoint's prompts to put before each text. pooling: "mean", "cls" or
+        "last". truncate: cut texts that are too long. progress, use_tqdm: as in `generate`. Raises ValueError naming
+        the prompt that cannot be served.
         """
-        many = listed(prompts)
-        found: dict[int, EmbeddingOutput] = {}
+        many, progress = listed(prompts), shown(progress, use_tqdm)
         outputs = self.embed_as_completed(
             enumerate(many), prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
         )
-        with contextlib.closing(outputs), texts_bar(len(many), shown=progress) as advance:
-            for index, output in outputs:
-                if isinstance(output, ValueError):
-                    raise ValueError(f"prompt {index}: {output}") from output
-                found[index] = output
-                advance(len(output.prompt_token_ids))
-        return [found[index] for index in range(len(many))]
+        with texts_bar(len(many), shown=progress) as advance:
+            return in_order(outputs, len(many), advance)
 
     def embed_as_completed(
         self,
@@ -333,104 +432,96 @@ class LLM:
         run = by_steps(self.as_completed) if encoder is None else encoder.run
         return embed_all(self._opened.embedder, requests, params, run)
 
+    def encode(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray]]:
+        """(text, its pooled state) of each, in the order in which steps end; of an encoder alone."""
+        encoder = self._encoder
+        assert encoder is not None, "a model that generates embeds through its engine"
+        return ((text, vector) for text, vector, _ in encoder.run(texts, pooling))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""
+        return require_tokenizer(self.tokenizer, "the model")
+
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
-        """The text that the checkpoint's chat template makes of messages."""
+        """The text that the checkpoint's chat template makes of messages; arguments as in `chat`."""
         return self._opened.prompts.render_chat(messages, **arguments)
 
     # -- cached prefixes -------------------------------------------------------------------------------
 
     def cache_prefix(self, prompt: Prompt, *, pin: bool = False) -> int:
-        """Computes a prompt, so that prompts that begin with it hit its full blocks; how many tokens these are.
+        """Computes a prompt, so that prompts that begin with it hit its full blocks; returns the tokens in these.
 
-        pin: they stay until `unpin_prefixes`, whatever else runs. Raises ValueError if too little would be left.
+        pin: keep them until `unpin_prefixes`, whatever else runs; with recurrent layers also a snapshot of the state
+        after them, one of `max_state_snapshots`. Raises ValueError if pinning would leave too little room, and if
+        nothing can be kept (`enable_prefix_caching` is False, or with recurrent layers `max_state_snapshots` is 0).
         """
-        if pin:
-            refuse_several_processes("pin=True")
-        self.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0), progress=False)
-        keys = self._prompt_keys(prompt)
-        if pin:
-            self.engine.scheduler.pin(keys)
-        return len(keys) * self.ledger.block_size
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        return self._prefixes.compute(prompt, lambda ids: self.generate(ids, params, progress=False), pin=pin)
 
     def unpin_prefixes(self) -> None:
-        """Pinned prefixes are cached like all others again."""
+        """Removes all pins: those prefixes may be evicted again like any other."""
         self.engine.scheduler.unpin()
 
-    def save_prefix_cache(self, path: str | os.PathLike[str], prompts: Prompt | Sequence[Prompt] | None = None) -> int:
-        """Writes what is cached to a new folder, of `prompts` or all; how many blocks that were.
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes, on the device and in host memory, and returns True. Counters are kept.
 
-        Beside blocks these are the last hidden states of whole prompts and snapshots of recurrent states. Any process
-        may load them that runs the same model with the same KV dtype and block size. Raises ValueError when nothing
-        is cached, or when the folder is there and not empty.
+        Pinned ones go as well: afterwards no prompt hits anything that was computed before. Returns False, with nothing
+        changed, while a request of any call runs or waits.
         """
-        keys = None
-        if prompts is not None:
-            many = listed(prompts)
-            keys = [key for prompt in many for key in self._prompt_keys(prompt, whole=True)]
-        return self._prefix_cache().save(Path(path), keys)
+        return self.engine.reset_prefix_cache()
+
+    def save_prefix_cache(self, path: str | os.PathLike[str], prompts: Prompt | Sequence[Prompt] | None = None) -> int:
+        """Writes the cached prefixes, of `prompts` or all, to a new folder. Returns the number of blocks.
+
+        Last hidden states of whole prompts and snapshots of recurrent states are written as well. Any process with the
+        same model, KV dtype and block size may load the folder; an engine in invariant mode loads only what one in
+        invariant mode wrote. Raises ValueError when nothing is cached, or when the folder exists and is not empty.
+        """
+        return self._prefixes.save(Path(path), None if prompts is None else listed(prompts))
 
     def load_prefix_cache(self, path: str | os.PathLike[str], *, pin: bool = False) -> int:
-        """Caches the blocks that `save_prefix_cache` wrote, the most recently used ones where not all fit; how many.
+        """Caches the blocks that `save_prefix_cache` wrote, or the most recently used if not all fit. Returns how many.
 
-        pin: they stay until `unpin_prefixes`. Raises ValueError naming the folder when it is of another model, KV
-        dtype or block size, or damaged; nothing has changed then.
+        pin: keep them until `unpin_prefixes`, with the folder's states and prompts. Raises ValueError, with nothing
+        changed, naming the folder when it is of another model, KV dtype or block size, is damaged, or was written
+        without invariant mode and this engine is in it; and if nothing can be kept, as in `cache_prefix`.
         """
-        prefixes = self._prefix_cache()
-        arrays = prefixes.read(Path(path))
-        keys = self.calls.whole(lambda: prefixes.put(arrays))
-        if pin:
-            self.engine.scheduler.pin(keys)
-        return len(keys)
+        return self._prefixes.load(Path(path), pin=pin)
 
-    def _prompt_keys(self, prompt: Prompt, *, whole: bool = False) -> list[bytes]:
-        parts = take_apart(prompt)
-        ids = self._opened.prompts.token_ids(parts.content)
-        return self.engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=whole)
-
-    def _prefix_cache(self) -> PrefixCache:
-        refuse_several_processes("a saved prefix cache")
-        self.loaded.copies.warm_up(tier=False)
-        return PrefixCache(
-            spec=self.loaded.layout.options.spec,
-            fingerprint=self.loaded.fingerprint,
-            caches=self.engine.scheduler.caches,
-            runner=self.engine.runner,
+    @property
+    def _prefixes(self) -> CachedPrefixes:
+        loaded = self.loaded
+        return CachedPrefixes(
+            calls=self.calls,
+            prompts=self._opened.prompts,
+            copies=loaded.copies,
+            spec=loaded.layout.options.spec,
+            fingerprint=loaded.fingerprint,
+            invariant=loaded.layout.options.invariant,
         )
 
     @property
     def host_memory_kind(self) -> str | None:
-        """What the host tier's memory is, "pinned_host" where the backend has it; None without a tier."""
+        """The kind of the host tier's memory, "pinned_host" if the backend has it; None without a tier."""
         host = None if self._encoder else self.engine.runner.host
         return None if host is None else host.kind
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.
 
-        Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
+        Counts are sums over all data shards; bytes of weights and pools are those of one device.
         """
         encoder = self._encoder
         runner = self.engine.runner if encoder is None else encoder.runner
+        reuse = self.engine.scheduler.metrics() if encoder is None else None
         return {
-            **({} if encoder else self.engine.scheduler.metrics().snapshot()),
-            "steps": runner.num_steps,
-            "computed_tokens": runner.num_tokens,
-            "padded_tokens": runner.num_padded_tokens,
-            "executables": runner.num_executables,
-            "executables_loaded": runner.num_loaded,
+            **snapshot(runner, self.ledger, reuse),
+            **({} if encoder is not None else dataclasses.asdict(self.engine.constraint_counts())),
+            "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
             "compiles_before_ready": self._opened.num_compiles,
             "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
-            "weights_bytes": self.ledger.weights_bytes,
-            "kv_bytes": self.ledger.kv_bytes,
-            "kv_repeated_bytes": self.ledger.repeated_bytes,
-            "prompts_bytes": self.ledger.prompts_bytes,
-            "host_cache_bytes": self.ledger.host_bytes,
-            "host_memory_kind": self.host_memory_kind,
-            "states_bytes": self.ledger.states_bytes,
-            "num_shards": self.ledger.num_shards,
-            "num_blocks": self.ledger.num_shards * self.ledger.num_blocks,
-            "group_blocks": [self.ledger.num_shards * group.num_blocks for group in self.ledger.groups],
             "startup_s": self.startup_s,
         }
 
@@ -442,11 +533,18 @@ class LLM:
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
         inbox: Inbox,
+        now: datetime.datetime,
     ) -> list[int]:
         ids: list[int] = []
         for index, (prompt, sampling, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
-                ids.append(self._add(prompt, sampling, inbox, key=str(index), priority=priority))
+                options = RequestOptions(key=str(index), priority=priority)
+                ids.append(self._add(prompt, sampling, inbox, options, now))
+            except ValueError as error:
+                raise ValueError(f"prompt {index}: {error}") from error
+        for index, submission in enumerate(ids):
+            try:
+                self.engine.require_grammar(submission)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
         return ids
@@ -456,52 +554,38 @@ class LLM:
         prompt: Prompt,
         sampling: SamplingParams,
         inbox: Inbox,
-        *,
-        key: str = "",
-        priority: int = 0,
-        streams: bool = False,
-        resume: Sequence[CompletionOutput] = (),
-        embeds: bool = False,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
     ) -> int:
-        """Queues a prompt whose outputs go to `inbox`; the submission's id."""
-        if self._opened.headless and not embeds:
-            raise ValueError(
-                f"{self.spec.architecture} has no head here: tie_word_embeddings is false in config.json, and there "
-                "is no lm_head.weight. It makes embeddings and generates nothing; use LLM.embed"
-            )
+        """Queues a prompt whose outputs go to `inbox`; the submission's id. options: but for what the prompt says."""
+        token_ids, options = self.prepare(prompt, options, now)
+        return self.calls.add(inbox, token_ids, sampling, options)
+
+    def prepare(
+        self, prompt: Prompt, options: RequestOptions, now: datetime.datetime | None = None
+    ) -> tuple[Sequence[int], RequestOptions]:
+        """The prompt's token ids, and the options with what it says of itself; any thread may ask.
+
+        Raises ValueError for what is no prompt, and of a model that generates nothing.
+        """
+        if self._opened.headless and not options.embeds:
+            why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
+            raise ValueError(self._generates_nothing(why))
         parts = take_apart(prompt)
-        return self.calls.add(
-            inbox,
-            self._opened.prompts.token_ids(parts.content),
-            sampling,
-            prompt=parts.content if isinstance(parts.content, str) else None,
-            key=key,
-            priority=priority,
-            streams=streams,
+        text = parts.content if isinstance(parts.content, str) else None
+        goes_on = parts.template.get("continue_final_message")
+        options = dataclasses.replace(
+            options,
+            prompt=text,
             cache_salt=parts.cache_salt,
             media=parts.media,
-            resume=resume,
-            embeds=embeds,
+            is_chat=is_messages(parts.content) and not goes_on,
+            tools=shown_tools(parts.template.get("tools")),
         )
+        return self._opened.prompts.token_ids(prompt, now), options
 
-    def _params_for(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> Sequence[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
-        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-            raise ValueError(f"sampling_params is {params!r}; it must be SamplingParams, or a list of them")
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
-        return params
-
-
-def _priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:
-    if priority is None:
-        return [0] * len(prompts)
-    if isinstance(priority, str) or not isinstance(priority, Sequence) or len(priority) != len(prompts):
-        raise ValueError(f"priority is {priority!r}; it must be a list with one whole number for each prompt")
-    wrong = next((p for p in priority if isinstance(p, bool) or not isinstance(p, int)), None)
-    if wrong is not None:
-        raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")
-    return priority
+    def _generates_nothing(self, why: str) -> str:
+        return (
+            f"{self.spec.architecture} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
+            "or rows of a batch with `input`"
+        )

@@ -11,9 +11,9 @@ from typing import Any
 class ReuseMetrics:
     """Counters are raised where the thing happens; gauges are written by `CacheManager.metrics`.
 
-    A lookup is one admission that asked for hits; it hits when at least one block was found. hit + missed
-    tokens are all tokens of such admissions, those after a preemption too; saved_prefill_tokens are the hit
-    tokens of first admissions only: prompt tokens that were never computed for their request. A refusal is
+    A lookup is a request's first admission, if it asked for hits; it hits when at least one block was found. hit +
+    missed tokens are all tokens of such admissions. A preempted row that is admitted again finds what it computed
+    itself, so its tokens are counted apart: resumed where they were found, recomputed where they were not. A refusal is
     an admission put off because blocks were missing. A prompt hit computed no token. Units: tokens, blocks of
     `block_size` tokens, bytes.
     """
@@ -27,7 +27,9 @@ class ReuseMetrics:
     misses: int = 0
     hit_tokens: int = 0
     missed_tokens: int = 0
-    saved_prefill_tokens: int = 0
+    saved_prefill_tokens: int = 0  # the hit tokens: prompt tokens that were never computed for their request
+    resumed_tokens: int = 0
+    recomputed_tokens: int = 0
     prompt_hits: int = 0  # hits of a whole prompt with its last hidden state
     hit_blocks: int = 0
     published_blocks: int = 0
@@ -37,7 +39,7 @@ class ReuseMetrics:
     evictions: int = 0
     prompt_evictions: int = 0  # of last hidden states
     snapshot_evictions: int = 0
-    host_hits: int = 0  # lookups that took a block from host memory
+    host_hits: int = 0  # admissions that took a block from host memory
     spilled_blocks: int = 0  # copied to host memory
     loaded_blocks: int = 0  # copied back
     host_evictions: int = 0  # blocks that host memory gave up

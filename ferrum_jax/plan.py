@@ -1,8 +1,8 @@
 """StepPlan: the host's order for one step, integers only; the one bridge from host to device.
 
 A plan holds one `ShardPlan` for each data shard, along "dp" of the mesh. Ids are local to
-their shard and id 0 of every pool is null. Rows stand in the order in which their tokens stand in the
-step: row r computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first.
+their shard and id 0 of every pool is null. Rows have the order of their tokens in the step: row r
+computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """The content of one id copied to another, on the device or between it and the host.
+    """An order to copy the content of one id to another, on the device or between it and the host.
 
-    pool: the cache group of blocks; the number after the last group for recurrent states, and the next one for the
-    hidden states of cached prompts, which steps copy themselves.
+    pool: the index of the blocks' cache group; one past the last for recurrent states; two past it for the hidden
+    states of cached prompts, which steps copy themselves.
     """
 
     pool: int
@@ -37,6 +37,7 @@ class ShardPlan:
     state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
     source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
+    mask_ids: np.ndarray  # [rows] int32, mask that says which tokens the row may draw, 0 for all
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
     copies_before: tuple[Copy, ...] = ()
@@ -50,6 +51,10 @@ class ShardPlan:
     def num_tokens(self) -> int:
         return int(self.counts.sum())
 
+    @property
+    def draws_under_masks(self) -> bool:
+        return bool(np.any(self.mask_ids[self.samples > 0]))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepPlan:
@@ -61,5 +66,5 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Of all shards."""
+        """Tokens of all shards."""
         return sum(shard.num_tokens for shard in self.shards)

@@ -1,6 +1,7 @@
 """What a person sees of long work: bars and spinners on a terminal, plain lines from time to time elsewhere.
 
-Bars of `LLM.generate` and `LLM.embed`, which programs call, are for terminals only.
+Programs call `LLM.generate` and `LLM.embed`, so their bars appear on terminals only. What is shown may hold text of
+users (paths, ids, errors, prompts), so no console here reads markup.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ferrum_jax.request import RequestOutput
 
-PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
+PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that shows text as it is: it reads neither [/INST] as markup nor :warning: as a picture."""
+    return Console(stderr=stderr, markup=False, emoji=False)
 
 
 def clock(seconds: float) -> str:
@@ -29,8 +35,8 @@ def clock(seconds: float) -> str:
 def plain_lines(
     console: Console, say: Callable[[], str], *, interval_s: float = 3 * PLAIN_INTERVAL_S
 ) -> Iterator[None]:
-    """Where the console is no terminal, which has bars that move by themselves, prints what `say` returns and the
-    time gone, while the work goes on. Work that is soon done says nothing."""
+    """Prints what `say` returns and the time gone, every `interval_s` of the block. Prints nothing on a terminal, where
+    bars move by themselves."""
     if console.is_terminal:
         yield
         return
@@ -51,7 +57,7 @@ def plain_lines(
 
 @contextlib.contextmanager
 def status(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is being done, and how far it is once the function is told: a spinner on a terminal, else lines."""
+    """Shows `what` is being done, as a spinner on a terminal, else as lines; call the function to add how far it is."""
     said = what
     with console.status(Text(said)) as spinner, plain_lines(console, lambda: said):
 
@@ -92,17 +98,32 @@ def texts_bar(total: int | None, *, shown: bool | None) -> Iterator[Callable[[in
         yield count
 
 
+class RatedBar(Progress):
+    """A bar as wide as the terminal with rates in a line of their own beneath it: 80 columns have no room for both."""
+
+    rates = ""
+
+    def __init__(self, *columns: ProgressColumn, console: Console, disable: bool) -> None:
+        super().__init__(*columns, console=console, disable=disable, expand=True)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.rates:
+            yield Text(self.rates)
+
+
 @contextlib.contextmanager
 def _bar(what: str, total: int | None, shown: bool | None) -> Iterator[Callable[[int, str], None]]:
     """advance(tokens so far, more to say) after each of `total`."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     visible = console.is_terminal if shown is None else shown
     started_s = time.monotonic()
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not visible) as bar:
-        task = bar.add_task("", total=total, rates="")
+    columns = (TextColumn(what), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    with RatedBar(*columns, console=console, disable=not visible) as bar:
+        task = bar.add_task("", total=total)
 
         def advance(tokens: int, more: str) -> None:
-            bar.update(task, advance=1, rates=f"{tokens / (time.monotonic() - started_s):,.0f} tok/s{more}")
+            bar.rates = f"{tokens / (time.monotonic() - started_s):,.0f} tok/s{more}"
+            bar.update(task, advance=1)
 
         yield advance

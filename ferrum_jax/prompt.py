@@ -5,8 +5,11 @@ with what else belongs to it:
 
     {"prompt": text, "cache_salt": "tenant-a"}
     {"prompt_token_ids": ids, "media": [MediaSpan(...), ...]}
-    {"messages": messages}
+    {"prompt": text, "add_special_tokens": False}
+    {"messages": messages, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
 
+add_special_tokens says whether the tokenizer adds BOS and EOS to the text; by default it does to a prompt and not to a
+chat, whose template writes its own. Messages go with the template's arguments, as in `LLM.chat`.
 Prompts with different salts never share cached blocks. A media span says that tokens stand for content that
 their ids do not show; it enters the keys of the blocks that it touches.
 """
@@ -14,8 +17,9 @@ their ids do not show; it enters the keys of the blocks that it touches.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +28,18 @@ Content = str | Sequence[int] | Sequence[Message]
 Prompt = Content | Mapping[str, Any]
 
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
-_FIELDS = (*CONTENTS, "cache_salt", "media")
+TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+_FIELDS = (*CONTENTS, "cache_salt", "media", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+
+
+class PromptIds(Protocol):
+    """From a prompt to its token ids as the model will see them. Raises ValueError for one that it cannot."""
+
+    def __call__(
+        self, prompt: Prompt, /, *, embeds: bool = False, now: datetime.datetime | None = None
+    ) -> Sequence[int]:
+        """embeds: of a text whose vector is asked for, as the checkpoint says. now: see `PromptEncoder.token_ids`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +72,16 @@ class MediaSpan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptParts:
-    """A prompt taken apart; cache_salt "" is none."""
+    """A prompt taken apart; cache_salt "" is none.
+
+    add_special_tokens: None is the default of its kind. template: arguments of the chat template by name.
+    """
 
     content: Content
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
+    add_special_tokens: bool | None = None
+    template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def is_prompt_mapping(prompt: object) -> bool:
@@ -82,9 +102,24 @@ def take_apart(prompt: Prompt) -> PromptParts:
     content = prompt[given[0]]
     if (given[0] == "prompt") != isinstance(content, str):
         raise ValueError(f"{given[0]} is {content!r}; text goes into prompt, token ids into prompt_token_ids")
+    template = {name: prompt[name] for name in TEMPLATE_ARGUMENTS if prompt.get(name) is not None}
+    if template and given[0] != "messages":
+        raise ValueError(f"{' and '.join(template)} is for messages, and the prompt is {given[0]}; leave it out")
+    adds = prompt.get("add_special_tokens")
+    if adds is not None and (not isinstance(adds, bool) or given[0] == "prompt_token_ids"):
+        raise ValueError(f"add_special_tokens is {adds!r}; it must be true or false, beside a text or messages")
     return PromptParts(
-        content=content, cache_salt=_salt(prompt.get("cache_salt")), media=_media(prompt.get("media") or ())
+        content=content,
+        cache_salt=_salt(prompt.get("cache_salt")),
+        media=_media(prompt.get("media") or ()),
+        add_special_tokens=adds,
+        template=template,
     )
+
+
+def is_messages(content: object) -> bool:
+    """Whether a prompt's content is chat messages."""
+    return isinstance(content, Sequence) and len(content) > 0 and isinstance(content[0], Mapping)
 
 
 def single(prompts: object) -> bool:

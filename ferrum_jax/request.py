@@ -1,13 +1,14 @@
 """What a user asks for and what comes back.
 
-`SamplingParams` is one request's wishes, checked when it is made. `Request` is the engine's book about
+`SamplingParams` is what one request asks for, checked when it is made. `Request` is the engine's book about
 one choice of one prompt: the token ids known so far and two integers of progress. `RequestOutput` is
-what the user gets. Names and defaults are vLLM's, so that moving over costs nothing.
+what the user gets. Names and defaults are vLLM's, so that programs need few changes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence, Set
@@ -16,24 +17,38 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.structured.asked.message import AssistantMessage
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.tools import Tool
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
+NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
+NOT_FINITE_REASON = (
+    "the model's own logits hold NaN or infinity where finite numbers are expected, so no token can be drawn; what was "
+    "cached of this request is forgotten: send it again, and if it ends so once more, check the weights and run "
+    "`ferrum-jax check`"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
-    max_tokens: most tokens to generate; None means up to `max_model_len`. min_tokens: so many come before an end token
-    or one of stop_token_ids may, and no stop string among them ends the text.
-    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: as in the literature.
+    max_tokens: most tokens to generate; None means up to `max_model_len`. min_tokens: how many are generated before an
+    end token, one of stop_token_ids or a stop string may end the text.
+    temperature: 0 is greedy. min_p is applied first, then top_k, then top_p, as in vLLM. top_k: 0 or -1 is off.
     repetition_penalty counts prompt and output; presence and frequency penalties count output only.
     seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
-    logprobs / prompt_logprobs: how many alternatives to report, 0 is the chosen token alone. They are
+    logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token. They are
     taken from the model's own distribution, before bias, penalties and temperature.
-    truncate_prompt_tokens: keep only the last so many prompt tokens.
+    truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
+    max_tokens (or for one token if that is None) in max_model_len.
+    logit_bias: from -100 to 100, or minus infinity, which forbids the token.
+    detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
+    structured_outputs: the structure that the text must have; log-probabilities are then those of the tokens that it
+    allows.
 
     Raises ValueError with the field, its value and what is allowed.
     """
@@ -58,12 +73,15 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
+    echo: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for field in ("stop", "stop_token_ids"):
-            if getattr(self, field) is None:  # vLLM's spelling of none
+            if getattr(self, field) is None:  # vLLM allows None for an empty list
                 object.__setattr__(self, field, ())
         for field, low, high, what in _RANGES:
             _check_number(field, getattr(self, field), low, high, what)
@@ -72,7 +90,7 @@ class SamplingParams:
         for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(self, field) is not None:
                 _check_int(field, getattr(self, field))
-        for field in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
+        for field in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field} is {getattr(self, field)!r}; it must be true or false")
         self._check_optional()
@@ -87,10 +105,23 @@ class SamplingParams:
             value = getattr(self, field)
             if value is not None and not 0 <= value <= MAX_LOGPROBS:
                 raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}; it must be at least 1")
+        kept = self.truncate_prompt_tokens
+        if kept is not None and kept < 1 and kept != -1:
+            raise ValueError(f"truncate_prompt_tokens is {kept}; it must be at least 1, or -1 for as many as fit")
+        if not self.detokenize and (self.stop or self.echo):
+            raise ValueError(f"detokenize is False beside {'stop' if self.stop else 'echo'}, which needs the text")
         if self.seed is not None:
             _check_seed(self.seed)
+        if self.structured_outputs is not None:
+            self._check_structure(self.structured_outputs)
+
+    def _check_structure(self, asked: object) -> None:
+        if isinstance(asked, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.from_dict(asked))
+        elif not isinstance(asked, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs is {asked!r}; it must be a StructuredOutputsParams")
+        if self.ignore_eos:
+            raise ValueError("ignore_eos is True beside structured_outputs, whose text ends with an end token")
 
     def _check_lists(self) -> None:
         for field, kinds, what in _COLLECTIONS:
@@ -110,14 +141,27 @@ class SamplingParams:
             raise ValueError(f"logit_bias holds {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
         for token, value in bias.items():
             _check_int("logit_bias key", token)
-            _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100")
+            if value != -math.inf:
+                _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100, or minus infinity")
+
+    def most_prompt_tokens(self, max_model_len: int) -> int | None:
+        """How many tokens are kept at the end of a longer prompt; None keeps all."""
+        if self.truncate_prompt_tokens == -1:
+            return max(1, max_model_len - (self.max_tokens or 1))
+        return self.truncate_prompt_tokens
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same parameters with this seed, and only it is checked."""
+        """The same parameters with this seed. Only the seed is checked again."""
         _check_int("seed", seed)
         _check_seed(seed)
         found = object.__new__(SamplingParams)
         found.__dict__.update(self.__dict__, seed=seed)
+        return found
+
+    def without_min_tokens(self) -> SamplingParams:
+        """The same parameters but for min_tokens, which masks see to where there is a grammar."""
+        found = object.__new__(SamplingParams)
+        found.__dict__.update(self.__dict__, min_tokens=0)
         return found
 
     @classmethod
@@ -129,7 +173,7 @@ class SamplingParams:
         return cls(**values)
 
 
-_MOST = sys.float_info.max  # what is unbounded must still be a finite float
+_MOST = sys.float_info.max  # the bound of parameters that have no other: they must be finite
 _RANGES = (
     ("n", 1, 4096, "between 1 and 4096"),
     ("min_tokens", 0, _MOST, "0 or more"),
@@ -184,8 +228,40 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None
     logprobs: tuple[dict[int, Logprob], ...] | None
-    finish_reason: str | None  # "stop", "length", "abort"; None while it runs
-    stop_reason: int | str | None  # the stop id or the stop string that ended it
+    finish_reason: str | None  # "stop", "length", "abort", "error"; None while it runs
+    # The entry of stop_token_ids or stop that ended it, or what the error was; None if another cause did.
+    stop_reason: int | str | None
+    message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What a user may ask of a request besides its tokens and how they are drawn.
+
+    prompt: the text that its token ids were made of. key: tells equal prompts apart where no seed is given.
+    priority: lower runs first. streams: outputs are given as they grow. deltas: each output given has one choice, and
+    of it only what is new; an echo is not in it, and nothing is resumed. cache_salt, media: see `ferrum_jax.prompt`;
+    spans count tokens of the prompt as it is given. embeds: the output has the prompt's embedding.
+    resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
+    if they had never stopped. With prompt_logprobs they begin anew.
+    is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
+    tools: that the template was given; None leaves calls in the text.
+    """
+
+    prompt: str | None = None
+    key: str = ""
+    priority: int = 0
+    streams: bool = False
+    deltas: bool = False
+    cache_salt: str = ""
+    media: Sequence[MediaSpan] = ()
+    resume: Sequence[CompletionOutput] = ()
+    embeds: bool = False
+    is_chat: bool = False
+    tools: Sequence[Tool] | None = None
+
+
+NO_OPTIONS = RequestOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +276,7 @@ class RequestOutput:
     num_cached_media: int = 0  # media items that lie wholly within them
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
     finished: bool = True
-    embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], of `LLM.embed` alone
+    embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], from `LLM.embed` only
 
     @property
     def text(self) -> str:
@@ -239,16 +315,19 @@ class Request:
     max_total_tokens: int  # prompt + most generated tokens, within max_model_len
     min_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: end tokens and stop_token_ids
+    end_ids: frozenset[int] = frozenset()  # of these, the model's end tokens, which give no stop_reason
     priority: int = 0  # lower runs first
     choice: int = 0
     num_choices: int = 1  # of its prompt, which arrive together
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
+    has_grammar: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids
     # progress, written by the scheduler only
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the first admission
+    junction: int = 0  # of a recurrent model: where the cached blocks of its prefix ended when it was admitted
     num_preemptions: int = 0
     keys: list[bytes] = dataclasses.field(default_factory=list)  # of its full blocks, as far as they were asked for
     shard: int = 0  # data shard whose row it is, or was last

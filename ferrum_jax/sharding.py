@@ -23,8 +23,9 @@ from jax.experimental import mesh_utils
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from checkpoints.rules import Stretch
+from checkpoints.rules import Expansion
 from ferrum_jax.config import MeshShape
+from ferrum_jax.forms import weight_of_leaf
 from ferrum_jax.ints import round_up
 from ferrum_jax.spec import ModelSpec
 
@@ -68,10 +69,13 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.mlp.experts.*", ("experts", None, None)),
     ("layers.*.mlp.router.weight", (None, None)),
     ("layers.*.mlp.router.bias", (None,)),
+    ("layers.*.mlp.correction", (None,)),
     ("layers.*.mlp.down.weight", (None, "hidden")),
     ("layers.*.mlp.down.bias", (None,)),
     ("layers.*.mlp.*.weight", ("hidden", None)),
     ("layers.*.mlp.*.bias", ("hidden",)),
+    ("layers.*.attention.q_heads_norm.weight", ("heads",)),
+    ("layers.*.attention.k_heads_norm.weight", ("kv_heads",)),
     ("*norm.weight", (None,)),
     # of encoders
     ("*norm.bias", (None,)),
@@ -104,12 +108,20 @@ class Shards:
         """The sum of every device's x, on all of them."""
         return x if self.axis is None else jax.lax.psum(x, self.axis)
 
+    def max(self, x: jax.Array) -> jax.Array:
+        """The largest of every device's x, on all of them."""
+        return x if self.axis is None else jax.lax.pmax(x, self.axis)
+
     def gather(self, x: jax.Array) -> jax.Array:  # [n, ...] -> [size * n, ...]
         """Every device's rows, one device's after the other's."""
         return x if self.axis is None else jax.lax.all_gather(x, self.axis, axis=0, tiled=True)
 
+    def gather_columns(self, x: jax.Array) -> jax.Array:  # [n, m] -> [n, size * m]
+        """Every device's columns, one device's after the other's."""
+        return x if self.axis is None else jax.lax.all_gather(x, self.axis, axis=1, tiled=True)
+
     def sum_own(self, x: jax.Array) -> jax.Array:  # [size * n, ...] -> [n, ...]
-        """The sum of every device's x, of which this device gets its rows."""
+        """This device's rows of the sum of every device's x."""
         return x if self.axis is None else jax.lax.psum_scatter(x, self.axis, scatter_dimension=0, tiled=True)
 
     def exchange(self, x: jax.Array) -> jax.Array:  # [size * n, m] -> [n, size * m]
@@ -178,14 +190,14 @@ def partition(*axes: str | None) -> PartitionSpec:
 
 
 def on_mesh(mesh: Mesh, local: tuple[int, ...], dtype: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
-    """The whole array of which every device has `local`, with its sharding."""
+    """The whole array, with its sharding, where every device has `local`."""
     spec = partition(*axes)
     shape = tuple(n * (1 if axis is None else mesh.shape[axis]) for n, axis in zip(local, spec, strict=True))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(mesh, spec))
 
 
 def apart(mesh: Mesh, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
-    """The flat array of which every device has `size` elements of its own, one after the other."""
+    """The flat array where every device has `size` elements of its own, one after the other."""
     return jax.ShapeDtypeStruct((mesh.size * size,), dtype, sharding=_sharding(mesh, PartitionSpec((DATA, TENSOR))))
 
 
@@ -257,7 +269,7 @@ def local_bytes(array: jax.ShapeDtypeStruct) -> int:
 
 
 class HasHeads(Protocol):
-    """What both a decoder's spec and an encoder's say of attention."""
+    """What a decoder's attention and an encoder's spec both say."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -271,12 +283,12 @@ class HasHeads(Protocol):
 class ShardedModel:
     """A model's parameters on a mesh, and what one device holds.
 
-    targets: every parameter with its shape and sharding. stretches: those that are longer than in the checkpoint.
+    targets: every parameter with its shape and sharding. expansions: those that are longer than in the checkpoint.
     heads, kv_heads: query and KV heads on one device. head_copies: devices of "tp" that have the same KV head.
     """
 
     targets: dict[str, jax.ShapeDtypeStruct]
-    stretches: dict[str, Stretch]
+    expansions: dict[str, Expansion]
     heads: int
     kv_heads: int
     head_copies: int
@@ -288,50 +300,59 @@ class ShardedModel:
 
 
 def shard_model(
-    spec: HasHeads, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, shape: MeshShape
+    attention: HasHeads, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, shape: MeshShape
 ) -> ShardedModel:
     """The parameters of a model as they lie on a mesh of this shape. `refusals` must have nothing against it."""
     tp = shape.tp
-    targets, stretches = {}, {}
+    targets, expansions = {}, {}
     for name, parameter in parameters.items():
-        axes = axes_of(name)
+        axes = tuple(None if n == 1 else axis for axis, n in zip(axes_of(name), parameter.shape, strict=True))
         if axes[0] == "experts" and not shape.has_experts_once:
             axes = ("experts_of_shard", *axes[1:])
-        stretch = _stretch(spec, axes, parameter.shape, tp)
-        if stretch is not None:
-            stretches[name] = stretch
-        sizes = parameter.shape if stretch is None else (stretch.size, *parameter.shape[1:])
+        expansion = _expansion(attention, axes, parameter.shape, tp)
+        if expansion is not None:
+            expansions[name] = expansion
+        sizes = parameter.shape if expansion is None else (expansion.size, *parameter.shape[1:])
         targets[name] = jax.ShapeDtypeStruct(sizes, parameter.dtype, sharding=_sharding(mesh, partition(*axes)))
-    K = spec.num_key_value_heads
+    K = attention.num_key_value_heads
     return ShardedModel(
         targets=targets,
-        stretches=stretches,
-        heads=spec.num_attention_heads // tp,
+        expansions=expansions,
+        heads=attention.num_attention_heads // tp,
         kv_heads=max(K // tp, 1),
         head_copies=max(tp // K, 1),
     )
 
 
 def axes_of(name: str) -> tuple[str | None, ...]:
-    """The logical axes of a parameter."""
+    """The logical axes of a parameter, which may be a leaf of a form: codes and scales are cut as the weight is."""
+    if (found := weight_of_leaf(name)) is not None:
+        *lead, out, inputs = axes_of(found[0])
+        return (
+            (*lead, inputs)
+            if found[1] == "order"
+            else (*lead, None)
+            if found[1] == "input_scale"
+            else (*lead, out, inputs)
+        )
     for pattern, axes in PARAMETERS:
         if fnmatch.fnmatchcase(name, pattern):
             return axes
     raise ValueError(f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding.py")
 
 
-def _stretch(spec: HasHeads, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Stretch | None:
+def _expansion(attention: HasHeads, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Expansion | None:
     if axes[0] == "vocabulary" and shape[0] % tp:
-        return Stretch(rows=shape[0], size=round_up(shape[0], tp))
-    if axes[0] == "kv_heads" and spec.num_key_value_heads < tp:
-        repeats = tp // spec.num_key_value_heads
-        return Stretch(rows=shape[0], size=shape[0] * repeats, run=spec.head_dim, repeats=repeats)
+        return Expansion(rows=shape[0], size=round_up(shape[0], tp))
+    if axes[0] == "kv_heads" and attention.num_key_value_heads < tp:
+        repeats = tp // attention.num_key_value_heads
+        return Expansion(rows=shape[0], size=shape[0] * repeats, run=attention.head_dim, repeats=repeats)
     return None
 
 
 def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
     """Why a model cannot run on a mesh of this shape, each with the sizes that would work; empty where it can."""
-    return _refusals(lambda mesh: _undivided(spec, mesh), spec.num_attention_heads, shape)
+    return _refusals(lambda mesh: _undivided(spec, mesh), spec.attention.num_attention_heads, shape)
 
 
 def encoder_refusals(num_attention_heads: int, intermediate_size: int, shape: MeshShape) -> list[str]:
@@ -357,20 +378,47 @@ def _refusals(undivided: Callable[[MeshShape], list[str]], num_heads: int, shape
 
 
 def _no_multiples(tp: int, **sizes: int) -> list[str]:
-    return [f"{name}, {size}, is no multiple of tp, {tp}" for name, size in sizes.items() if size % tp]
+    return [f"{name}, {size}, is not a multiple of tp, {tp}" for name, size in sizes.items() if size % tp]
 
 
 def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
-    K, tp = spec.num_key_value_heads, shape.tp
-    reasons = _no_multiples(tp, num_attention_heads=spec.num_attention_heads)
+    K, tp, experts = spec.attention.num_key_value_heads, shape.tp, spec.experts
+    reasons = _no_multiples(tp, num_attention_heads=spec.attention.num_attention_heads)
     if K % tp and tp % K:
         reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
-    if len(spec.moe_layers) < spec.num_hidden_layers:
-        reasons += _no_multiples(tp, intermediate_size=spec.intermediate_size)
-    if spec.moe_layers:
-        reasons += _no_multiples(tp, shared_expert_intermediate_size=spec.shared_expert_intermediate_size)
-    reasons += _no_multiples(tp, linear_num_key_heads=spec.linear_num_key_heads)
-    if spec.moe_layers and spec.num_experts % shape.ep:
+    if spec.dense_layers:
+        reasons += _no_multiples(tp, intermediate_size=spec.mlp.intermediate_size)
+    if experts is not None:
+        reasons += _no_multiples(tp, shared_expert_intermediate_size=experts.shared_intermediate_size)
+    if spec.recurrence is not None:
+        reasons += _no_multiples(tp, linear_num_key_heads=spec.recurrence.num_key_heads)
+    reasons += _parted_groups(spec, tp)
+    if experts is not None and experts.num_experts % shape.ep:
         axes = "tp" if shape.ep == tp else "dp * tp"
-        reasons.append(f"num_experts, {spec.num_experts}, is no multiple of {axes}, {shape.ep}")
+        reasons.append(f"num_experts, {experts.num_experts}, is not a multiple of {axes}, {shape.ep}")
     return reasons
+
+
+def _parted_groups(spec: ModelSpec, tp: int) -> list[str]:
+    """Weights whose inputs are spread over "tp" and cannot be without parting a group; of those alike the first."""
+    found: dict[tuple[int, int], str] = {}
+    for name, form in spec.forms:
+        if axes_of(name)[-1] in RULES:
+            num_in = _num_inputs(spec, name)
+            if form.group is not None and num_in % tp == 0 and form.problem((num_in // tp,)):
+                found.setdefault((num_in, form.unit), name)
+    return [
+        f"the {num_in} inputs of {name} in groups of {unit} cannot be spread over tp, {tp}"
+        for (num_in, unit), name in found.items()
+    ]
+
+
+def _num_inputs(spec: ModelSpec, name: str) -> int:
+    """Inputs of attention's output projection, or of the down projection of an MLP."""
+    if ".mlp." in name:
+        shared = spec.experts.shared_intermediate_size if spec.experts is not None else 0
+        return shared if ".shared." in name else spec.mlp.intermediate_size
+    layer = int(name.split(".")[1])
+    if spec.recurrence is not None and layer in spec.state_layers:
+        return spec.recurrence.num_value_heads * spec.recurrence.value_head_dim
+    return spec.attention.num_attention_heads * spec.attention.head_dim

@@ -2,7 +2,7 @@
 
     form        values           K and V of head k                              who
     logical     [P, C, 2K, H]    vectors 2k and 2k + 1                          "xla"; "mosaic_tpu" with H of 128, 256
-    padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 96, 192
+    padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 80 to 240
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
 
 What lies in unowned blocks may be anything, NaN too. int8 values have a float32 scale per token and head for K
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ragged import static
+from pallas_kernels.shapes import check_counts
 
 KV_DTYPES = {
     "float32": jnp.dtype(jnp.float32),
@@ -28,7 +29,8 @@ KV_DTYPES = {
     "fp8_e4m3": jnp.dtype(jnp.float8_e4m3fn),
     "fp8_e5m2": jnp.dtype(jnp.float8_e5m2),
 }
-_TPU_LANES = {64: 128, 96: 128, 128: 128, 192: 256, 256: 256}  # lanes of a vector in the pool, by head dim
+# lanes of a vector in the pool, by head dim
+_TPU_LANES = {64: 128, 80: 128, 96: 128, 112: 128, 128: 128, 160: 256, 192: 256, 240: 256, 256: 256}
 TPU_HEAD_DIMS = tuple(_TPU_LANES)
 _PACKED_HEAD_DIM = 64
 _INT8_MAX = 127
@@ -56,6 +58,12 @@ class KVPool:
         return self.values.shape[3] == 2 * self.head_dim
 
     @property
+    def padded_bytes(self) -> int:
+        """Bytes of the lanes that only pad a vector."""
+        lanes = self.values.shape[3]
+        return 0 if self.is_packed else self.values.size // lanes * (lanes - self.head_dim) * self.values.dtype.itemsize
+
+    @property
     def num_kv_heads(self) -> int:
         return self.values.shape[2] if self.is_packed else self.values.shape[2] // 2
 
@@ -69,8 +77,9 @@ def pool_shape(
 ) -> KVPool:
     """The shapes of a layer's pool in the form that `implementation` reads; num_blocks counts the null block.
 
-    Raises ValueError for a head dim that the implementation does not have.
+    Raises ValueError for a head dim that the implementation does not have and for a number below 1.
     """
+    check_counts(num_blocks=num_blocks, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim)
     vectors, lanes, bits_of = 2 * num_kv_heads, head_dim, None
     kept = dtype = jnp.dtype(dtype)
     if implementation == "mosaic_tpu":

@@ -7,6 +7,9 @@ compiled, where the device is not. This module asks for no device.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from typing import Any
 
 import jax
 
@@ -22,7 +25,9 @@ class Target:
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
     lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. mxu_columns: of a TPU's
     matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere
-    float8 is only a format to store in.
+    float8 is only a format to store in. int8_ops_per_s, fp8_flops_per_s: as flops, None where the data sheet is silent.
+    Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; both rates
+    are infinite, so that no bound follows from them.
     """
 
     platform: str  # "cpu", "tpu", "gpu"
@@ -36,6 +41,8 @@ class Target:
     mxu_columns: int | None
     has_fp8: bool
     num_cores: int | None = None
+    int8_ops_per_s: float | None = None
+    fp8_flops_per_s: float | None = None
 
     @classmethod
     def named(cls, name: str) -> Target:
@@ -45,18 +52,34 @@ class Target:
         return _TARGETS[name]
 
     @classmethod
-    def of_device(cls, device: jax.Device) -> Target:  # pyright: ignore[reportInvalidTypeForm]
-        """The target of a live device, or of one of a topology description.
+    def of_device(cls, device: Any) -> Target:
+        """The target of a live device, or of one of a topology description; of the table where its kind is there.
 
-        Raises ValueError where its kind is not in the table.
+        Raises ValueError where it is not, and jax does not say either how much memory the device has.
         """
         if device.platform == "cpu":
             return _TARGETS["cpu"]
         kind = device.device_kind.lower()
-        for part, name in _KINDS:
-            if part in kind:
+        for name, pattern in _KINDS.items():
+            if re.search(pattern, kind):
                 return _TARGETS[name]
-        raise ValueError(f"device is a {device.device_kind!r}; known kinds contain {[part for part, _ in _KINDS]}")
+        memory_bytes = _memory_bytes(device)
+        if memory_bytes is None:
+            raise ValueError(
+                f"device is a {device.device_kind!r}, which is not one of {sorted(_TARGETS)}, and jax does not say how "
+                "much memory it has; take one of these, or JAX_PLATFORMS=cpu"
+            )
+        return _unlisted(device.platform, device.device_kind, memory_bytes)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is in the table; else jax's words are all that is known."""
+        return math.isfinite(self.flops_per_s)
+
+    @property
+    def runs_tpu_kernels(self) -> bool:
+        """Whether the TPU's kernels can be laid out in its memories."""
+        return self.platform == "tpu" and self.vmem_bytes is not None
 
     def block_size(self, bytes_per_token: int) -> int:
         """Tokens of a KV block by default; bytes_per_token: of K and V of one layer on one device.
@@ -70,32 +93,59 @@ class Target:
         return size
 
 
+def _memory_bytes(device: Any) -> int | None:
+    """What jax lets programs take; None where it does not say, as of a device of a topology description."""
+    try:
+        stats = device.memory_stats()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return (stats or {}).get("bytes_limit")
+
+
+def _unlisted(platform: str, kind: str, memory_bytes: int) -> Target:
+    """A device of which no data sheet is here: jax's words, and no rate."""
+    return dataclasses.replace(_target(platform, kind, 0, math.inf, math.inf), memory_bytes=memory_bytes)
+
+
 def _target(
     platform: str,
     generation: str,
     memory_gib: float,
     gb_per_s: float,
     tflops: float,
-    *,
-    vmem_mib: int | None = None,
-    flops_per_cycle: int = 0,
-    mxu: int | None = None,
-    has_fp8: bool = False,
-    num_cores: int | None = None,
+    int8_tops: float | None = None,
+    fp8_tflops: float | None = None,
 ) -> Target:
+    """A device, without what kernels of its platform know of its inside."""
     return Target(
         platform=platform,
         generation=generation,
         memory_bytes=int(memory_gib * 2**30),
         bandwidth_bytes_per_s=gb_per_s * 1e9,
         flops_per_s=tflops * 1e12,
-        vmem_bytes=None if vmem_mib is None else vmem_mib * 2**20,
-        smem_bytes=_SMEM_BYTES if platform == "tpu" else _SHARED_BYTES if num_cores else None,
-        clock_hz=None if not flops_per_cycle else round(tflops * 1e12 / flops_per_cycle, -7),
+        vmem_bytes=None,
+        smem_bytes=None,
+        clock_hz=None,
+        mxu_columns=None,
+        has_fp8=False,
+        int8_ops_per_s=None if int8_tops is None else int8_tops * 1e12,
+        fp8_flops_per_s=None if fp8_tflops is None else fp8_tflops * 1e12,
+    )
+
+
+def _tpu(device: Target, *, vmem_mib: int, flops_per_cycle: int, mxu: int, has_fp8: bool = False) -> Target:
+    return dataclasses.replace(
+        device,
+        vmem_bytes=vmem_mib * 2**20,
+        smem_bytes=_SMEM_BYTES,
+        clock_hz=round(device.flops_per_s / flops_per_cycle, -7),
         mxu_columns=mxu,
         has_fp8=has_fp8,
-        num_cores=num_cores,
     )
+
+
+def _hopper(device: Target) -> Target:
+    return dataclasses.replace(device, smem_bytes=_SHARED_BYTES, has_fp8=True, num_cores=132)
 
 
 # Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
@@ -106,24 +156,34 @@ _SMEM_BYTES = 2**20
 _SHARED_BYTES = 227 * 2**10  # of a Hopper program
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
-    "tpu:v5e": _target("tpu", "v5e", 15.75, 819, 197, vmem_mib=128, flops_per_cycle=2**17, mxu=128),
-    "tpu:v5p": _target("tpu", "v5p", 95.7, 2765, 459, vmem_mib=64, flops_per_cycle=2**18, mxu=128),  # two cores as one
-    "tpu:v6e": _target("tpu", "v6e", 31.25, 1640, 918, vmem_mib=128, flops_per_cycle=2**19, mxu=256, has_fp8=True),
+    "tpu:v4": _target("tpu", "v4", 30.75, 1228, 275),  # two cores as one; no kernel was made for it
+    "tpu:v5e": _tpu(_target("tpu", "v5e", 15.75, 819, 197, 394), vmem_mib=128, flops_per_cycle=2**17, mxu=128),
+    "tpu:v5p": _tpu(
+        _target("tpu", "v5p", 95.7, 2765, 459, 918), vmem_mib=64, flops_per_cycle=2**18, mxu=128
+    ),  # two cores as one
+    "tpu:v6e": _tpu(
+        _target("tpu", "v6e", 31.25, 1640, 918, 1836), vmem_mib=128, flops_per_cycle=2**19, mxu=256, has_fp8=True
+    ),
     # one of a chip's two cores
-    "tpu:v7x": _target("tpu", "v7x", 94.75, 3690, 1153, vmem_mib=64, flops_per_cycle=2**19, mxu=256, has_fp8=True),
-    "gpu:a100": _target("gpu", "a100", 78, 2039, 312),
-    "gpu:h100": _target("gpu", "h100", 78, 3350, 989, has_fp8=True, num_cores=132),
-    "gpu:h200": _target("gpu", "h200", 139, 4800, 989, has_fp8=True, num_cores=132),
+    "tpu:v7x": _tpu(
+        _target("tpu", "v7x", 94.75, 3690, 1153, fp8_tflops=2307),
+        vmem_mib=64,
+        flops_per_cycle=2**19,
+        mxu=256,
+        has_fp8=True,
+    ),
+    "gpu:a100": _target("gpu", "a100", 78, 2039, 312, 624),
+    "gpu:h100": _hopper(_target("gpu", "h100", 78, 3350, 989, 1979, 1979)),
+    "gpu:h200": _hopper(_target("gpu", "h200", 139, 4800, 989, 1979, 1979)),
 }
-_KINDS = (
-    ("v5 lite", "tpu:v5e"),
-    ("v5e", "tpu:v5e"),
-    ("v5p", "tpu:v5p"),
-    ("v5", "tpu:v5p"),
-    ("v6 lite", "tpu:v6e"),
-    ("v6e", "tpu:v6e"),
-    ("tpu7x", "tpu:v7x"),
-    ("a100", "gpu:a100"),
-    ("h100", "gpu:h100"),
-    ("h200", "gpu:h200"),
-)
+# What a device's kind is, in small letters. To the end: parts of a GPU, PCIe cards and superchips have other numbers.
+_KINDS = {
+    "tpu:v4": r"\bv4$",
+    "tpu:v5e": r"\bv5( lite|e)\b",
+    "tpu:v5p": r"\bv5p?$",
+    "tpu:v6e": r"\bv6( lite|e)\b",
+    "tpu:v7x": r"tpu7x",
+    "gpu:a100": r"\ba100[- ](sxm4-)?80gb( pcie)?$",
+    "gpu:h100": r"\bh100 80gb hbm3$",
+    "gpu:h200": r"\bh200( nvl)?$",
+}

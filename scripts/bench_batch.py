@@ -9,6 +9,7 @@ The engine is the real scheduler and cache manager with recorded tokens in place
 from __future__ import annotations
 
 import argparse
+import datetime
 import io
 import itertools
 import json
@@ -19,7 +20,6 @@ import sys
 import tempfile
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ import numpy as np
 from rich.console import Console
 
 from ferrum_jax.batch.job import JobOptions, run_batch
+from ferrum_jax.config import EngineSizes
 from ferrum_jax.plan import StepPlan
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams
-from ferrum_jax.scheduling.cache_manager import CacheManager
+from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from scripts.git_state import git_state
 
@@ -40,20 +42,17 @@ _TEXT = "x" * TOKENS_OUT
 
 
 class HostLLM:
-    """An LLM of which only the host's part is there; every token is 1."""
+    """An LLM without its device's part: every token is 1."""
 
     def __init__(self, *, schedules: bool) -> None:
-        cache = CacheManager(
-            pool_sizes=[16384],
-            windows=[None],
+        sizes = EngineSizes(
             block_size=16,
+            group_blocks=[16383],
             max_num_seqs=ROWS_AT_ONCE,
+            max_num_batched_tokens=8192,
             max_model_len=1024,
-            max_cached_prompts=0,
         )
-        self._scheduler = Scheduler(
-            caches=[cache], max_num_seqs=ROWS_AT_ONCE, max_num_batched_tokens=8192, max_model_len=1024
-        )
+        self._scheduler = Scheduler([CacheManager(sizes)])
         self._schedules = schedules
 
     def as_completed(
@@ -62,6 +61,7 @@ class HostLLM:
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
         source = iter(requests)
         if not self._schedules:
@@ -70,7 +70,7 @@ class HostLLM:
                 ids = array("i", [*prompt, *[1] * TOKENS_OUT])  # type: ignore[misc]
                 yield key, _output(Request(id=key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
             return
-        in_flight: deque[StepPlan] = deque()
+        in_flight: StepsInFlight[StepPlan] = StepsInFlight()
         running: dict[int, Request] = {}
         while True:
             for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - len(running)):
@@ -80,13 +80,10 @@ class HostLLM:
                 return
             if wants_partials():
                 yield from [(request.id, _output(request, finished=False)) for request in running.values()]
-            plan = self._scheduler.schedule()
-            if plan is not None:
-                in_flight.append(plan)
-            if plan is None or len(in_flight) > 1:
-                plan = in_flight.popleft()
-                tokens = np.ones(plan.shards[0].num_rows, np.int32)
-                for request, _ in self._scheduler.commit(plan, tokens):
+            due = in_flight.advance(self._scheduler.schedule())
+            if due is not None:
+                tokens = np.ones(due.shards[0].num_rows, np.int32)
+                for request, _ in self._scheduler.commit(due, tokens):
                     if request.finish_reason is not None:
                         yield request.id, _output(running.pop(request.id))
 
@@ -100,6 +97,10 @@ class HostLLM:
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
         raise AssertionError("no row asks for a vector")
+
+    @property
+    def identity(self) -> None:
+        """It answers always the same."""
 
     def stats(self) -> dict[str, Any]:
         metrics = self._scheduler.metrics()
@@ -146,7 +147,7 @@ def _json_loads_us() -> float:
 
 
 def _cpu_s() -> float:
-    """Of this process and those that it waited for: they parse a large input."""
+    """CPU seconds of this process and of those that parse a large input for it."""
     return sum(os.times()[:4])
 
 

@@ -20,11 +20,12 @@ from array import array
 
 import numpy as np
 
+from ferrum_jax.config import EngineSizes
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.request import Request
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.inputs import pack
-from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.id_pool import IdPool
+from ferrum_jax.runtime.inputs import pack_forward, pack_sample
 from ferrum_jax.scheduling.scheduler import Scheduler
 from scripts.git_state import git_state
 
@@ -46,12 +47,16 @@ def time_decode_steps(num_blocks: int, num_rows: int, seed: int) -> dict[str, li
     """Seconds of each steady decode step of all rows, by part; the results are checked."""
     rng = random.Random(seed)
     cache = CacheManager(
-        pool_sizes=(num_blocks + 1,), block_size=_BLOCK_SIZE, max_num_seqs=num_rows, max_model_len=_MAX_MODEL_LEN
+        EngineSizes(
+            block_size=_BLOCK_SIZE,
+            group_blocks=(num_blocks,),
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=max(2048, num_rows),
+            max_model_len=_MAX_MODEL_LEN,
+        )
     )
     fill_with_cached_ids(cache.pools[0])
-    scheduler = Scheduler(
-        caches=[cache], max_num_seqs=num_rows, max_num_batched_tokens=max(2048, num_rows), max_model_len=_MAX_MODEL_LEN
-    )
+    scheduler = Scheduler([cache])
     longest = min(num_blocks // num_rows, 16) * _BLOCK_SIZE  # no row is preempted
     requests = []
     for id in range(num_rows):
@@ -86,7 +91,8 @@ def _run_to_the_end(scheduler: Scheduler, bucket: Bucket, rng: np.random.Generat
         is_full = plan is not None and plan.shards[0].num_rows == plan.shards[0].num_tokens == bucket.num_rows
         t2 = clock()
         if plan is not None and is_full:
-            pack(plan.shards, bucket)
+            pack_forward(plan.shards, bucket)
+            pack_sample(plan.shards, bucket.num_rows)
         t3 = clock()
         if in_flight is not None:
             is_full = is_full and in_flight.shards[0].num_rows == bucket.num_rows
@@ -103,10 +109,13 @@ def time_long_prompt(seed: int) -> tuple[float, float]:
     """Seconds to admit a prompt of 32,768 tokens: hash and look up, with all blocks missing and with all there."""
     rng = random.Random(seed)
     cache = CacheManager(
-        pool_sizes=(_LONG_PROMPT // _BLOCK_SIZE + 2,),
-        block_size=_BLOCK_SIZE,
-        max_num_seqs=1,
-        max_model_len=_LONG_PROMPT + 1,
+        EngineSizes(
+            block_size=_BLOCK_SIZE,
+            group_blocks=(_LONG_PROMPT // _BLOCK_SIZE + 1,),
+            max_num_seqs=1,
+            max_num_batched_tokens=_LONG_PROMPT,
+            max_model_len=_LONG_PROMPT + 1,
+        )
     )
     prompt = [rng.randrange(50_000) for _ in range(_LONG_PROMPT + 1)]
     seconds = []
@@ -118,7 +127,7 @@ def time_long_prompt(seed: int) -> tuple[float, float]:
         hit = cache.admit(request, 1)
         seconds.append(time.perf_counter() - t0)
         assert hit == expected, f"{hit} tokens were hit, not {expected}"
-        cache.sharing.publish(request, 1, len(prompt))
+        cache.publish(request, 1, len(prompt))
         cache.release(1)
     return seconds[0], seconds[1]
 

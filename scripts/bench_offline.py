@@ -31,14 +31,14 @@ from typing import Any
 import jax
 
 from ferrum_jax import LLM, EngineConfig
-from ferrum_jax.bench import WORKLOADS, Request, make_workload, measure, run_workload
-from ferrum_jax.flags import add_engine_flags, engine_config
+from ferrum_jax.bench.workloads import WORKLOADS, Request, make_workload, measure, run_workload
+from ferrum_jax.commands.flags import add_engine_flags, engine_config
 from ferrum_jax.models import registry
 from scripts.git_state import git_state
 from scripts.shapes import SHAPES, random_source, write_random_checkpoint
 
 _REFERENCE = pathlib.Path(__file__).with_name("bench_reference.py")
-_DEFAULTS = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 2048}
+_DEFAULTS = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 2048, "ready": "all"}
 
 
 def opener(arguments: argparse.Namespace, folder: pathlib.Path) -> Callable[[EngineConfig], LLM]:
@@ -79,7 +79,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--reference-python", help="an interpreter with torch and transformers")
     parser.add_argument("--continuous-batching", action="store_true", help="of the reference, instead of its generate")
-    parser.add_argument("--profile", help="write a profiler trace of the measured run to this folder")
+    parser.add_argument("--profile", help="write a profile of the measured run to this folder")
     add_engine_flags(parser)
     arguments = parser.parse_args(given)
     if arguments.on_device and arguments.shape is None:

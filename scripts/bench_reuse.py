@@ -1,16 +1,19 @@
-"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`, `device` or `tokens`.
+"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`, `device`, `tokens` or `prefix`.
 
 host: ids through an `IdPool` in calls of 16, at several pool sizes, whose ids are all cached when it starts; and
 the key chain of a long sequence, beside bare blake2b calls over the same bytes. Best of many short repeats,
 so that other work on the machine counts little.
 
-device: an engine answers prompts of which a given part is cached, with the cache on and off in turn; time to the
+device: an engine answers prompts that are cached up to a given part, with the cache on and off in turn; time to the
 first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`; then the time to
 the first token of prompts that come back from host memory. A cold prompt is one with the cache off. A table on stderr
 too.
 
 tokens: time per token with the cache on over that with it off, of many short requests in turn, so that 99th
 percentiles have samples: `token_p99_ratio` over all of them, and of each tenth of the run, to see how steady it is.
+
+prefix: 16 prompts that wait together, of 384 common tokens and 32 of their own, 8 generated each, with the cache on and
+off in turn: seconds and computed tokens of each, and the factor between them. For recurrent models too (--model).
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.engine import Engine
-from ferrum_jax.loading import build_engine
-from ferrum_jax.scheduling.id_pool import IdPool
-from ferrum_jax.scheduling.prefix import KEY_BYTES, extend_keys
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.prefix_cache.keys import KEY_BYTES, extend_keys
+from ferrum_jax.request import RequestOptions
+from ferrum_jax.startup.build_engine import build_engine
 from scripts.bench_host import fill_with_cached_ids
 from scripts.git_state import git_state
 
@@ -52,12 +56,12 @@ _PROMPT_BLOCKS = 124  # with what is generated, 2,048 tokens: the most that the 
 _BLOCK_SIZE = 16
 _GENERATED = 64
 
-_SHORT_PROMPT = 128  # tokens, of which half are cached in every other round
+_SHORT_PROMPT = 128  # tokens; half of them are cached in every other round
 _ROUNDS = 100
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:
-    """The shortest of so many runs."""
+    """Seconds of the fastest of `repeats` runs."""
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -154,9 +158,8 @@ class _Timed:
         self.cache_s = 0.0
         self._depth = 0
         (cache,) = engine.scheduler.caches
-        for book in (cache, cache.sharing):
-            for name in (n for n, member in vars(type(book)).items() if callable(member) and not n.startswith("_")):
-                setattr(book, name, self._timed(getattr(book, name)))
+        for name in (n for n, member in vars(type(cache)).items() if callable(member) and not n.startswith("_")):
+            setattr(cache, name, self._timed(getattr(cache, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -175,7 +178,8 @@ class _Timed:
     def answer(self, prompt: list[int], num_tokens: int, times: _Times) -> tuple[tuple[int, ...], int]:
         """The tokens after a prompt, and how many of the prompt's were cached."""
         cache_s, started = self.cache_s, time.perf_counter()
-        self.engine.add(prompt, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True), streams=True)
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        self.engine.add(prompt, params, RequestOptions(streams=True))
         at, outputs = [], []
         while self.engine.has_unfinished:
             for output in self.engine.step():
@@ -195,7 +199,12 @@ class _Timed:
 def measure_device(model: str, repeats: int) -> dict[str, Any]:
     """By hit rate, with the cache on and off in turn; equal tokens are asserted."""
     config = EngineConfig(
-        max_num_seqs=4, max_num_batched_tokens=512, max_model_len=2048, block_size=_BLOCK_SIZE, num_blocks=1024
+        ready="all",
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        max_model_len=2048,
+        block_size=_BLOCK_SIZE,
+        num_blocks=1024,
     )
     llm = LLM(model, config)
     on = _Timed(llm.engine)
@@ -236,7 +245,9 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
 
 def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
     """Times per token of `rounds` requests each with the cache on and off; who goes first alternates."""
-    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, block_size=_BLOCK_SIZE)
+    config = EngineConfig(
+        ready="all", max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, block_size=_BLOCK_SIZE
+    )
     llm = LLM(model, dataclasses.replace(config, num_blocks=256))
     on = _Timed(llm.engine)
     off = _Timed(
@@ -264,6 +275,47 @@ def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
         "token_p99_ratio_of_tenths": sorted(
             _ratio(*(_joined([pair[i] for pair in tenth]) for i in (0, 1))) for tenth in tenths if tenth
         ),
+        "device": jax.devices()[0].device_kind,
+        "cpus": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
+    }
+
+
+def measure_prefix(model: str, repeats: int) -> dict[str, Any]:
+    """Seconds and tokens of prompts with a common prefix, cache on and off in turn; all but the first hit all of it."""
+    config = EngineConfig(
+        ready="all", max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, block_size=_BLOCK_SIZE
+    )
+    llm = LLM(model, dataclasses.replace(config, num_blocks=512))
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    rng = np.random.default_rng(3)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    computed: dict[bool, int] = {}
+    for repeat in range(repeats + 1):  # the first does not count
+        tokens = rng.integers(10, llm.spec.vocab_size, 384 + 16 * 32).tolist()
+        prompts = [tokens[:384] + tokens[384 + 32 * i :][:32] for i in range(16)]
+        for is_on in (True, False) if repeat % 2 else (False, True):
+            engine = build_engine(llm.loaded, dataclasses.replace(llm.config, enable_prefix_caching=is_on), None)
+            outputs, started = [], time.perf_counter()
+            for prompt in prompts:
+                engine.add(prompt, params)
+            while engine.has_unfinished:
+                outputs += engine.step()
+            engine.drain()
+            if repeat:
+                seconds[is_on].append(time.perf_counter() - started)
+            cached = sorted(output.num_cached_tokens for output in outputs)
+            assert cached == ([0] + [384] * 15 if is_on else [0] * 16), f"cached tokens are {cached}"
+            computed[is_on] = engine.runner.num_tokens
+            engine.close()
+    on, off = (float(np.median(seconds[is_on])) for is_on in (True, False))
+    return {
+        "model": Path(model).name,
+        "repeats": repeats,
+        "wall_s": [round(on, 3), round(off, 3)],
+        "computed_tokens": [computed[True], computed[False]],
+        "factor": round(off / on, 2),
+        "factor_of_tokens": round(computed[False] / computed[True], 2),
         "device": jax.devices()[0].device_kind,
         "cpus": len(os.sched_getaffinity(0)),
         "jax": jax.__version__,
@@ -318,15 +370,17 @@ def _show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("host", "device", "tokens"))
-    parser.add_argument(
-        "--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the device's"
-    )
+    parser.add_argument("part", choices=("host", "device", "tokens", "prefix"))
+    parser.add_argument("--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the others")
     demo = Path(__file__).parent.parent / "checkpoints" / "demo"
-    parser.add_argument("--model", default=str(demo), metavar="DIR", help="of device and tokens; by default the demo's")
+    parser.add_argument(
+        "--model", default=str(demo), metavar="DIR", help="of all parts but host; by default the demo's"
+    )
     arguments = parser.parse_args()
     if arguments.part == "host":
         measured = measure_host(arguments.repeats or 100)
+    elif arguments.part == "prefix":
+        measured = measure_prefix(arguments.model, arguments.repeats or 5)
     elif arguments.part == "tokens":
         measured = measure_tokens(arguments.model, arguments.repeats or _ROUNDS)
     else:

@@ -23,6 +23,8 @@ import sys
 import time
 from typing import Any
 
+from ferrum_jax.paths import install_command
+
 _SMALL = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 8192,
@@ -43,7 +45,10 @@ _SMALL = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of a form on a mesh. Collectives: of a step, on one device. step_ms, tok_s: None where it did not run."""
+    """One form measured on a mesh. Collectives are those of a step on one device.
+
+    step_ms and tok_s are None where it did not run.
+    """
 
     form: str
     mesh: str
@@ -88,8 +93,8 @@ def _run(arguments: argparse.Namespace) -> list[Result]:
     from rich.console import Console
 
     from ferrum_jax.config import MeshShape
+    from ferrum_jax.executables.topology import target_devices
     from ferrum_jax.models.registry import spec_of
-    from ferrum_jax.runtime.topology import target_devices
     from scripts.shard_forms import Workload, program
 
     devices = target_devices(f"tpu:{arguments.aot}") if arguments.aot else jax.devices()
@@ -175,7 +180,7 @@ def _time(program: Any, executable: Any, steps: int) -> tuple[list[float], Any]:
         found = program.read(results)
         seconds.append(time.perf_counter() - started)
         tokens = found if tokens is None else tokens
-        pools = list(results[:3])
+        pools = list(results[:4])
     return seconds[2:], tokens
 
 
@@ -247,7 +252,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="that are timed")
     parser.add_argument("--model", type=pathlib.Path, help="a folder with a config.json; else a small Llama")
     parser.add_argument("--layers", type=int, help="instead of the model's own")
-    parser.add_argument("--devices", type=int, help="simulate so many on the CPU")
+    parser.add_argument("--devices", type=int, help="simulate this many on the CPU")
     parser.add_argument(
         "--aot", metavar="SLICE", help="compile for a TPU slice by name, such as v6e:4x4, and time nothing"
     )
@@ -255,7 +260,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.png and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--png is given and matplotlib is not there; install ferrum-jax[plot]")
+        parser.error(f"--png is given and matplotlib is not there; {install_command('plot')}")
     if arguments.aot:  # a pmap is of devices that are here
         arguments.forms = [form for form in arguments.forms if form != "pmap"]
     return arguments

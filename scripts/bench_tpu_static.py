@@ -1,77 +1,50 @@
-"""Static speed of the TPU kernels, for each case and generation, beside jax's own ragged paged attention.
+"""Static speed of the TPU kernels for each case and generation, compared to jax's own ragged paged attention.
 
     python -m scripts.bench_tpu_static                                     cases of real sizes, v5e, v6e and v7x
     python -m scripts.bench_tpu_static --case llama_8b_decode_c16 --generation v6e --regions
 
-Needs libtpu (pip install ferrum-jax[aot]) and no TPU: nothing runs, cycles are counted in the schedules that libtpu
-compiles (see `tpu_static`). jax's kernel does not write K and V; it is taken with the better of two tile sizes.
+Needs libtpu (pip install -e '.[aot]') but no TPU: nothing runs, cycles are counted in the schedules that libtpu
+compiles (see `tpu_static`). jax's kernel does not write K and V; the better of two tile sizes is shown.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
+import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
+from scripts import tpu_static  # isort: skip  # before jax: it sets environment variables for libtpu
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from rich.console import Console
 from rich.table import Table
 
-from pallas_kernels.paged_attention import TpuConfig, make_schedule, paged_attention
+from pallas_kernels.paged_attention import TpuConfig, make_schedule, paged_attention, run_case
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case, make_batch, make_shapes
+from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
 _BASELINE_TILES_KV = (256, 2048)  # tokens; the larger is better where it fits
-_BASELINE_TILE_Q = 32  # of all entries of its table of tuned sizes for these shapes
+_BASELINE_TILE_Q = 32  # the same in all entries of its tuning table for these shapes
 _UNITS = ("MXU", "VALU", "XLU", "EUP", "VLOAD", "VSTORE", "SALU")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a case asks for, whatever the kernel."""
-
-    kv_tokens: int  # that a row or, in prefill, a row's chunk must read
-    flops: int  # of visible query-key pairs
-    kv_bytes: int  # of these tokens in the pool, as the kernels keep them
-
-    @classmethod
-    def of(cls, case: Case) -> Work:
-        """Counted from the rows."""
-        pool = make_shapes(case).pool
-        per_token = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pool)) // pool.values.shape[0]
-        tokens = pairs = 0
-        for start, count in case.rows:
-            last = start + count
-            oldest = 0 if case.window is None else max(0, start - case.window + 1)
-            tokens += last - oldest
-            for position in range(start, last):
-                behind = position + 1 if case.window is None else min(position + 1, case.window)
-                pairs += behind if case.causal else last
-        return cls(
-            kv_tokens=tokens,
-            flops=4 * pairs * case.num_heads * case.head_dim,
-            kv_bytes=tokens * per_token // case.block_size,
-        )
-
-
-def launch(case: Case, target: Target) -> tuple[Callable[..., Any], list[Any]]:
+def launch(case: Case, target: Target, config: TpuConfig | None = None) -> tuple[Callable[..., Any], list[Any]]:
     """One layer's attention and its arguments: shapes, and the schedule that the step made of the case's rows."""
     shapes = make_shapes(case)
     tables = shapes.batch.block_tables.shape
-    blocks = 1 + np.arange(np.prod(tables), dtype=np.int32).reshape(tables)  # to the null block nothing is written
+    blocks = 1 + np.arange(np.prod(tables), dtype=np.int32).reshape(tables)  # none null: that is not written
     schedule = make_schedule(
         make_batch(case, blocks),
         num_tokens=case.num_tokens,
         block_size=case.block_size,
-        config=choose_config(case, target),
+        config=config or choose_config(case, target),
         window=case.window,
         causal=case.causal,
         implementation="mosaic_tpu",
@@ -84,22 +57,15 @@ def launch(case: Case, target: Target) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def choose_config(case: Case, target: Target) -> TpuConfig:
-    """The tiles that an engine's step of these shapes would have."""
-    return TpuConfig.choose(
-        num_tokens=case.num_tokens,
-        num_rows=case.num_rows,
-        max_blocks=case.max_blocks,
-        num_heads=case.num_heads,
-        dtype=jnp.dtype(case.dtype),
-        pool=make_shapes(case).pool,
-        decode_only=case.decode_only,
-        target=target,
-    )
+    """The tiles that an engine would choose for a step of these shapes."""
+    config = run_case.choose_config(case, "mosaic_tpu", target, make_shapes(case).pool)
+    assert isinstance(config, TpuConfig)
+    return config
 
 
-def measure_ours(case: Case, generation: str) -> StaticResult:
-    """The case through the public function, its pool donated."""
-    fn, args = launch(case, Target.named(f"tpu:{generation}"))
+def measure_ours(case: Case, generation: str, config: TpuConfig | None = None) -> StaticResult:
+    """The case through the public function, its pool donated. config: None is what an engine's step would have."""
+    fn, args = launch(case, Target.named(f"tpu:{generation}"), config)
     return tpu_static.measure(fn, args, generation=generation, donate=(3,))
 
 
@@ -152,7 +118,7 @@ def _cells(case: Case, work: Work, result: StaticResult | None) -> list[str]:
 def make_table(
     generation: str, rows: list[tuple[Case, StaticResult, StaticResult | None]], *, compares: bool = True
 ) -> Table:
-    """One generation's table. Units: of the loop that takes most cycles. fixed: cycles outside all loops."""
+    """One generation's table. Columns of units: their use in the loop with most cycles. fixed: cycles outside loops."""
     table = Table(title=f"{generation}: static estimate, nothing ran", pad_edge=False)
     for name in ("case", "cycles / KV token", "HBM", "peak", "jax: cycles", "HBM", "peak"):
         table.add_column(name, justify="left" if name == "case" else "right")
@@ -175,12 +141,20 @@ def make_table(
     return table
 
 
+def keep(path: pathlib.Path, generation: str, case: Case, result: StaticResult) -> None:
+    """Adds a case's cycles to {generation: {case: cycles}}, which `ferrum-jax check` shows beside its times."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known.setdefault(generation, {})[case.name] = round(result.cycles)
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in REAL_CASES]
     parser.add_argument("--case", action="append", choices=names, help="may be repeated; default: all")
     parser.add_argument("--generation", action="append", choices=tpu_static.GENERATIONS, help="may be repeated")
     parser.add_argument("--no-baseline", action="store_true", help="leave out jax's kernel, which compiles longest")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="add the cycles of each case to this file")
     parser.add_argument("--regions", action="store_true", help="also print each kernel's regions and their counts")
     return parser.parse_args()
 
@@ -195,6 +169,8 @@ def main() -> None:
             if case.kv_dtype.startswith("fp8") and not Target.named(f"tpu:{generation}").has_fp8:
                 continue
             ours = measure_ours(case, generation)
+            if arguments.json is not None:
+                keep(arguments.json, generation, case, ours)
             compares = has_baseline(case) and not arguments.no_baseline
             rows.append((case, ours, measure_baseline(case, generation) if compares else None))
             if arguments.regions:

@@ -127,7 +127,8 @@ class Attention(nnx.Module):
 def rotate(x: jax.Array, theta: float) -> jax.Array:
     """Rotary position embedding of x [B, S, heads, H], halves rotated as Hugging Face does."""
     S, H = x.shape[1], x.shape[-1]
-    angles = jnp.arange(S)[:, None] * theta ** (-jnp.arange(0, H, 2) / H)
+    positions = jnp.arange(S, dtype=jnp.float32)[:, None]
+    angles = positions * theta ** (-jnp.arange(0, H, 2, dtype=jnp.float32) / H)
     cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

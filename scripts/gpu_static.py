@@ -29,10 +29,10 @@ import numpy as np
 from jax._src.pallas.mosaic_gpu import lowering
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ferrum_jax.runtime.topology import target_devices
+from ferrum_jax.executables.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Case, make_shapes
-from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
+from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.target import Target
 
 TARGET = Target.named("gpu:h200")

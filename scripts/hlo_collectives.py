@@ -16,7 +16,7 @@ _ARRAY = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
 def count_collectives(text: str) -> tuple[collections.Counter[str], int]:
     """(how many of each kind, bytes of all their results on one device), loops once, of an executable's text.
 
-    Of an asynchronous one the result is the larger half of its pair: what it sends and what it gives.
+    The result of an asynchronous one is the larger half of its pair (what it sends, what it gives).
     """
     counts: collections.Counter[str] = collections.Counter()
     total = 0
@@ -28,7 +28,7 @@ def count_collectives(text: str) -> tuple[collections.Counter[str], int]:
 
 
 def unexpected_collectives(text: str, expected: Mapping[str, int]) -> list[str]:
-    """Every collective of the kinds of which there are not as many as expected, and the number of each such kind."""
+    """The kinds whose number is not the expected one: that number, and each collective of the kind."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for line in text.splitlines():
         if op := _OP.match(line):

@@ -1,4 +1,4 @@
-"""What bench_kernels times: attention's own implementations, and others of the same result on the same numbers.
+"""What bench_kernels times: our implementations of attention, and others that compute the same from the same numbers.
 
 On a GPU: "mosaic_gpu" and "xla"; jax's `ops.gpu.paged_attention` for decoding, on a pool in its own form; cuDNN and
 torch's scaled_dot_product_attention on contiguous K and V, which need not look for blocks; FlashInfer on the same
@@ -23,11 +23,11 @@ import numpy as np
 from pallas_kernels.kv_pool import KV_DTYPES, encode, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Arguments, Case, make_batch
-from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
+from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.target import Target
 
 _REPEATS = 20
-_CALLS = 8  # of one sample, one after the other
+_CALLS = 8  # in one sample, one after the other
 _decode = functools.partial(Case, decode_only=True, num_heads=32, num_kv_heads=8)
 _prefill = functools.partial(Case, rows=((0, 4096),), num_tokens=4096, num_rows=1, num_heads=32, num_kv_heads=8)
 GPU_CASES = (
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of one call. compile_and_first_s: of the first. result: float32."""
+    """Seconds of one call. compile_and_first_s: the first call, with its compile. result: float32."""
 
     compile_and_first_s: float
     median_s: float
@@ -155,7 +155,7 @@ def make_problem(case: Case, *, on_gpu: bool) -> Problem:
 
 
 def implementations(problem: Problem, *, on_gpu: bool) -> Iterator[tuple[str, Callable[[], Attend] | None, str]]:
-    """Name, what prepares calls, and else the reason why it is left out; "xla" first."""
+    """(name, a function that prepares calls or None, the reason for None), "xla" first."""
     yield "xla", functools.partial(_ours, problem, "xla"), ""
     if not on_gpu:
         return

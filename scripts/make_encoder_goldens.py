@@ -1,10 +1,10 @@
-"""Makes tests/goldens/encoders/: tiny random BERT and XLM-RoBERTa encoders with the vectors of transformers, float32.
+"""Makes tests/goldens/encoders/: tiny random BERT and XLM-RoBERTa encoders, and transformers' float32 vectors.
 
     python -m scripts.make_encoder_goldens [--out tests/goldens/encoders] [name ...]
 
 Needs torch and transformers (made with torch 2.13, transformers 5.23); the tests that read the result need neither.
 Each folder is a real checkpoint, one of them in the layout of sentence-transformers, and `golden.npz` beside it holds,
-for texts of 1 tokens and more:
+for texts of one token and more:
 
     prompt_I [T] int32    hidden_I [T, D] float32, the last layer    mean_I, cls_I, last_I [D], pooled, not normalised
 
@@ -35,7 +35,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Golden:
-    """One tiny encoder. model: a class of transformers. sentence: in the layout of sentence-transformers."""
+    """One tiny encoder. model: a class of transformers. sentence: saved in the layout of sentence-transformers."""
 
     model: str
     dtype: str

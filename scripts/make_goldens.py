@@ -36,8 +36,9 @@ from scripts.goldens.reference import (
     observe,
     pack_experts,
 )
+from scripts.goldens.tail import TAIL
 
-GOLDENS = DENSE | GEMMA | EXPERTS
+GOLDENS = DENSE | GEMMA | EXPERTS | TAIL
 
 
 def make(name: str, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Published model shapes for benchmarks, with random weights: in a folder, or made where the engine wants them.
+"""Published model shapes for benchmarks, with random weights: in a folder, or made on the engine's devices.
 
-A folder is for CPUs: float32, and a smaller vocabulary, for the output layer is the same work for everybody.
+A folder is for CPUs: float32, and a smaller vocabulary, because the output layer is the same work for every engine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from checkpoints.rules import Stretch, expand
-from ferrum_jax.loading import ModelSource
+from checkpoints.rules import Expansion, expand
 from ferrum_jax.models import registry
+from ferrum_jax.startup.model_source import ModelSource
 
 _VOCABULARY = 16_384  # of a folder, at most
 
@@ -86,13 +86,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_source(config: Mapping[str, Any]) -> ModelSource:
-    """Weights of a config.json, made by the devices that want them; nothing crosses to them."""
+    """Random weights for a config.json, made on the devices that need them, so nothing is copied there."""
 
     def read(
-        targets: Mapping[str, jax.ShapeDtypeStruct], stretches: Mapping[str, Stretch] = MappingProxyType({})
+        targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
     ) -> dict[str, jax.Array]:
-        if stretches:
-            raise ValueError(f"the mesh does not divide {sorted(stretches)}; random weights want one that does")
+        if expansions:
+            raise ValueError(f"the mesh does not divide {sorted(expansions)}; random weights want one that does")
         keys = jax.random.split(jax.random.key(0), len(targets))
         return {
             name: _maker(target.shape, target.dtype, target.sharding)(key)
@@ -104,7 +104,7 @@ def random_source(config: Mapping[str, Any]) -> ModelSource:
 
 @functools.cache
 def _maker(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
-    """As `_random`."""
+    """A function that draws a weight as `_random` does, on its devices."""
 
     def make(key: jax.Array) -> jax.Array:
         if len(shape) == 1:
@@ -136,7 +136,7 @@ def write_random_checkpoint(shape: str, parent: pathlib.Path) -> pathlib.Path:
             tensors[source.name] = _random(one, rng)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "partial.safetensors")
-    (folder / "partial.safetensors").rename(folder / "model.safetensors")  # a killed run leaves no half a model
+    (folder / "partial.safetensors").rename(folder / "model.safetensors")  # a killed run leaves no partial model
     return folder
 
 

@@ -5,6 +5,7 @@
     jit          the whole model's step under `jit` with NamedSharding: XLA's partitioner divides it
     shard_map    the engine's step: each device's program, with the collectives that stand in the code
 
+A step is the engine's two halves, forward and sample, here in one program.
 Weights, cached keys and values, token ids and positions are the same in all forms, so the tokens drawn are too. A row
 has `context` tokens; its step computes one more. Every block of the pool has the same random content.
 """
@@ -28,14 +29,15 @@ from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.inputs import blob_size, pack
+from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.step import make_step, trace_step
-from ferrum_jax.sharding import make_mesh
+from ferrum_jax.runtime.sample import make_sample
+from ferrum_jax.runtime.step import compiler_options, make_forward
+from ferrum_jax.sharding import formats, make_mesh, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 
 FORMS = ("single", "pmap", "jit", "shard_map")
-_DONATED = (1, 2, 3)  # kv, slots, prompts of a step's arguments
+_DONATED = (1, 2, 3, 4)  # kv, slots, prompts, hidden of a step's arguments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,26 +98,33 @@ def _engine_step(form: str, shape: MeshShape, work: Workload, devices: Sequence[
     bucket = _bucket(layout, rows)
 
     def compiled() -> Any:
-        with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):
-            traced = trace_step(layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh)
-            return traced.lower(lowering_platforms=(_platform(devices),)).compile()
+        mesh, step = layout.mesh, _make_step(layout, bucket)
+        arguments = (*_shapes(layout, bucket)[:-1], on_mesh(mesh, (_words(layout, bucket),), jnp.int32, "words"))
+        if mesh.size > 1:
+            specs = partitions(arguments)
+            results = (*specs[1:5], partition("rows", None))
+            step = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False)
+        placed = (formats(arguments[1]), None, None, None, None)
+        options = compiler_options(layout.options)
+        jitted = jax.jit(step, donate_argnums=_DONATED, out_shardings=placed, compiler_options=options)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jitted.trace(*arguments).lower(lowering_platforms=(_platform(devices),)).compile()
 
     def make() -> tuple[Any, ...]:
         pools = layout.pools
         kv = [_blocks(array) for array in pools.flat_kv()]
         slots = _put(_slots(work, rows, shape.dp, pools.slots.shape[1]), pools.slots.sharding)
-        prompts = _put(np.zeros(pools.prompts.shape, pools.prompts.dtype), pools.prompts.sharding)
+        prompts, hidden = (_put(np.zeros(a.shape, a.dtype), a.sharding) for a in (pools.prompts, pools.hidden))
         return (
             _weights(layout),
             tuple(kv),
             slots,
             prompts,
+            hidden,
             _blobs(work, rows, shape.dp, layout, bucket),
         )
 
-    return Program(
-        form=form, mesh=shape, compile=compiled, make=make, read=lambda results: np.asarray(results[3])[:, 0]
-    )
+    return Program(form=form, mesh=shape, compile=compiled, make=make, read=_tokens)
 
 
 def _pmap(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
@@ -123,7 +132,7 @@ def _pmap(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
     n, rows = shape.size, work.rows // shape.size
     layout = _layout(work, rows, MeshShape(), devices, work.implementation)
     bucket = _bucket(layout, rows)
-    step = make_step(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
+    step = _make_step(layout, bucket)
     sharding = NamedSharding(Mesh(np.array(devices[:n]), ("replicas",)), PartitionSpec("replicas"))
     arguments = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((n, *a.shape), a.dtype, sharding=sharding), _shapes(layout, bucket)
@@ -136,23 +145,17 @@ def _pmap(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
             return mapped.lower(*arguments).compile()
 
     def make() -> tuple[Any, ...]:
-        weights, kv, slots, prompts, blob = arguments
+        weights, kv, slots, prompts, hidden, blob = arguments
         copies = tuple(
             place([_random(name, array.shape[1:])] * n, array)
             for name, array in zip(layout.targets, weights, strict=True)
         )
         ids = _slots(work, rows, n, slots.shape[2]).reshape(slots.shape)
         blobs = _blobs(work, rows, n, layout, bucket).reshape(blob.shape)
-        zeros = np.zeros(prompts.shape, prompts.dtype)
-        return copies, tuple(map(_blocks, kv)), *(_put(a, sharding) for a in (ids, zeros, blobs))
+        zeros = (np.zeros(a.shape, a.dtype) for a in (prompts, hidden))
+        return copies, tuple(map(_blocks, kv)), *(_put(a, sharding) for a in (ids, *zeros, blobs))
 
-    return Program(
-        form="pmap",
-        mesh=shape,
-        compile=compiled,
-        make=make,
-        read=lambda results: np.asarray(results[3])[..., 0].ravel(),
-    )
+    return Program(form="pmap", mesh=shape, compile=compiled, make=make, read=_tokens)
 
 
 def _jit(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
@@ -161,8 +164,8 @@ def _jit(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
     layout = _layout(work, rows, MeshShape(), devices, "xla")  # the partitioner sees into no kernel
     divided = _layout(work, rows, shape, devices, "xla")
     bucket, mesh = _bucket(layout, rows), divided.mesh
-    step = make_step(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
-    by_shard = jax.vmap(step, in_axes=(None, 0, 0, 0, 0))
+    step = _make_step(layout, bucket)
+    by_shard = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, 0))
 
     def placed(array: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, PartitionSpec("dp", *axes))
@@ -178,17 +181,17 @@ def _jit(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
     )
 
     def compiled() -> Any:
-        results = (*(jax.tree.map(lambda a: a.sharding, part) for part in arguments[1:4]), None, None, None)
+        results = (*(jax.tree.map(lambda a: a.sharding, part) for part in arguments[1:5]), None)
         jitted = jax.jit(by_shard, donate_argnums=_DONATED, out_shardings=results)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return jitted.trace(*arguments).lower(lowering_platforms=(_platform(devices),)).compile()
 
     def make() -> tuple[Any, ...]:
-        _, pools, slots, prompts, blob = arguments
+        _, pools, slots, prompts, hidden, blob = arguments
         ids = _slots(work, rows, shape.dp, slots.shape[2]).reshape(slots.shape)
         blobs = _blobs(work, rows, shape.dp, layout, bucket).reshape(blob.shape)
-        zeros = np.zeros(prompts.shape, prompts.dtype)
-        rest = ((ids, slots), (zeros, prompts), (blobs, blob))
+        zeros = ((np.zeros(a.shape, a.dtype), a) for a in (prompts, hidden))
+        rest = ((ids, slots), *zeros, (blobs, blob))
         return _weights(divided), tuple(map(_blocks, pools)), *(_put(a, to.sharding) for a, to in rest)
 
     return Program(form="jit", mesh=shape, compile=compiled, make=make, read=_tokens)
@@ -197,16 +200,39 @@ def _jit(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
 # -- arrays ------------------------------------------------------------------------------------------------
 
 
+def _make_step(layout: Layout, bucket: Bucket) -> Callable[..., Any]:
+    """Both halves of a step: weights, kv, slots, prompts, hidden, packed inputs to kv, slots, prompts, hidden, rows."""
+    forward = make_forward(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
+    sample, head = make_sample(layout.head, bucket.num_rows, layout.options), layout.head
+    words = _forward_words(layout, bucket)
+
+    def step(weights: Any, kv: Any, slots: Any, prompts: Any, hidden: Any, blob: Any) -> Any:
+        kv, hidden = forward(weights, kv, slots, hidden, blob[:words])
+        slots, prompts, rows, _ = sample(head.pick(weights), slots, prompts, hidden, blob[words:])
+        return kv, slots, prompts, hidden, rows
+
+    return step
+
+
+def _forward_words(layout: Layout, bucket: Bucket) -> int:
+    return forward_words(bucket, len(layout.options.spec.kv_groups))
+
+
+def _words(layout: Layout, bucket: Bucket) -> int:
+    """Of the packed inputs of both halves, of one data shard."""
+    return _forward_words(layout, bucket) + sample_words(bucket.num_rows)
+
+
 def _shapes(layout: Layout, bucket: Bucket) -> tuple[Any, ...]:
-    """Of a step's arguments on one device."""
+    """The shapes of a step's arguments, on one device."""
     pools = layout.pools
-    blob = jax.ShapeDtypeStruct((blob_size(bucket, len(layout.options.spec.kv_groups)),), jnp.int32)
-    return tuple(layout.targets.values()), pools.flat_kv(), pools.slots, pools.prompts, blob
+    blob = jax.ShapeDtypeStruct((_words(layout, bucket),), jnp.int32)
+    return tuple(layout.targets.values()), pools.flat_kv(), pools.slots, pools.prompts, pools.hidden, blob
 
 
 def _weights(layout: Layout) -> tuple[jax.Array, ...]:
     """Random ones, by their names alone. Raises ValueError where the mesh wants other shapes than the model has."""
-    if layout.model.stretches:
+    if layout.model.expansions:
         raise ValueError("this mesh repeats KV heads or pads the vocabulary; name one that divides both")
     return tuple(place([_random(name, target.shape)], target) for name, target in layout.targets.items())
 
@@ -227,7 +253,7 @@ def _blocks(pool: jax.ShapeDtypeStruct) -> jax.Array:
 
 def _tokens(results: Any) -> np.ndarray:
     """[rows]: what a step drew; waits for it."""
-    return np.asarray(results[3])[..., 0].ravel()
+    return np.asarray(results[4])[..., 0].ravel()
 
 
 def _put(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
@@ -265,8 +291,10 @@ def _blobs(work: Workload, rows: int, shards: int, layout: Layout, bucket: Bucke
         state_slots=zeros,
         source_slots=zeros,
         target_slots=zeros,
+        mask_ids=zeros,
     )
-    return pack((plan,) * shards, bucket)
+    halves = np.concatenate([pack_forward((plan,), bucket), pack_sample((plan,), rows)])
+    return np.tile(halves, shards)
 
 
 def _platform(devices: Sequence[Any]) -> str:

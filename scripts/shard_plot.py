@@ -18,7 +18,7 @@ _PANELS: tuple[tuple[str, str, Callable[[Any], float | None]], ...] = (
 
 
 def plot(results: Sequence[Any], path: pathlib.Path, title: str) -> None:
-    """Writes the PNG. Panels of which nothing is known are left out."""
+    """Writes the PNG. Panels without data are left out."""
     import matplotlib
 
     matplotlib.use("Agg")

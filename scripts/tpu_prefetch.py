@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-_UNKNOWN = object()  # what depends on an argument of which only the shape is given
+_UNKNOWN = object()  # depends on an argument that is known only by its shape
 
 
 def prefetched(fn: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, list[np.ndarray]]]:

@@ -71,7 +71,7 @@ class KernelResult:
 
     @property
     def cycles(self) -> float:
-        """Of a whole launch."""
+        """Cycles of a whole launch."""
         return sum(self.region_cycles)
 
     @property

@@ -5,10 +5,10 @@
     python -m scripts.train_demo --measure checkpoints/demo
 
 A Qwen3-MoE decoder of 5 M parameters in float32 on the CPU, with Muon for its matrices and AdamW for the rest. The
-learning rate is flat and falls to zero over the last part of `--steps`; a run that is resumed with fewer steps starts
-to fall at once. Rows are short at first, which is cheap, and long at the end, so that the model learns to look back.
-DIR gets `state.npz` (every few minutes; `--resume` goes on from it) and, at the end, `hf/`: a Hugging Face folder in
-bfloat16, whose bits per byte on the held-out modules are measured as it was rounded. --measure does that for any
+learning rate is flat and falls to zero over the last part of `--steps`; in a run that is resumed with fewer steps it
+falls at once. Rows are short at first, which is cheap, and long at the end, so that the model learns to look back.
+DIR gets `state.npz` every few minutes, from which `--resume` continues, and at the end `hf/`, a Hugging Face folder in
+bfloat16. Its bits per byte on the held-out modules are measured with the rounded weights. --measure does that for any
 checkpoint, with the engine.
 """
 
@@ -45,7 +45,7 @@ _BALANCE = 0.01
 _SLACK = 1.25
 _SAVE_S = 120.0
 _SCORED = 1024  # tokens of a window of held-out text
-# The template of a model that was never taught to chat: messages become comments above the code to come.
+# Messages become comments above the code that the model writes, because it was never taught to chat.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '# ' + message['content'].replace('\\n', '\\n# ') + '\\n' }}{% endfor %}"
 )
@@ -55,8 +55,8 @@ _CHAT_TEMPLATE = (
 class Schedule:
     """How many steps there are and what each one reads.
 
-    batch_tokens: of a step. rows: from which part of the steps a row has how many tokens.
-    fall: the last part of the steps, in which the learning rate falls.
+    batch_tokens: tokens of a step. rows: pairs of a fraction of the steps and the length of rows from there on, in
+    tokens. fall: the last fraction of the steps, over which the learning rate falls.
     """
 
     steps: int
@@ -135,7 +135,7 @@ def train_step(
 def bits_per_byte(
     apply: Apply, shape: Shape, weights: Weights, documents: list[np.ndarray], num_bytes: int, length: int
 ) -> float:
-    """Bits that the model needs for each byte of the documents, every token with half a window of context or more."""
+    """Bits that the model needs per byte of the documents; each token has at least half a window of context."""
     windows = [w for ids in documents for w in demo_corpus.scored_windows(ids, length, length // 2)]
     losses = jax.jit(lambda weights, ids: token_losses(apply(weights, ids, shape.E / shape.X)[0], ids))
     rows = max(1, 4096 // length)
@@ -150,7 +150,7 @@ def bits_per_byte(
 
 
 def engine_bits_per_byte(llm: Any, documents: list[np.ndarray], num_bytes: int, length: int) -> float:
-    """The same of a checkpoint that the engine serves, an `LLM`, by the logprobs of its prompts."""
+    """`bits_per_byte` of the checkpoint that `llm` serves, from the log-probabilities of its prompts."""
     windows = [w for ids in documents for w in demo_corpus.scored_windows(ids, length, length // 2)]
     prompts = [window[window >= 0].tolist() for window, _ in windows]
     outputs = llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
@@ -186,7 +186,7 @@ def rounded(weights: Weights) -> Weights:
 
 
 def hugging_face_tensors(weights: Weights) -> dict[str, np.ndarray]:
-    """The tensors of Qwen3MoeForCausalLM: one of each expert's projections at a time, the router as mlp.gate."""
+    """The tensors as Qwen3MoeForCausalLM names them: one per expert and projection, the router as mlp.gate."""
     tensors = {}
     for name, array in jax.tree.map(np.asarray, rounded(weights)).items():
         layer, _, projection = name.partition(".mlp.")
@@ -282,7 +282,7 @@ class Progress:
         self._losses: list[float] = []
 
     def note(self, done: int, loss: float) -> None:
-        """Counts one step of `loss` nats per token; `done` steps are behind."""
+        """Counts one step of `loss` nats per token, after which `done` steps are complete."""
         self._losses.append(loss)
         if done % 20 == 0:
             pace = (done - self._start) * self._schedule.batch_tokens / (time.monotonic() - self._begun)
@@ -306,9 +306,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=pathlib.Path, help="folder for the state and the result")
-    what.add_argument("--measure", metavar="DIR", help="train nothing; the bits per byte of this checkpoint")
-    parser.add_argument("--steps", type=int, default=2000, help="of the whole run (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and windows (default: 0)")
+    what.add_argument("--measure", metavar="DIR", help="train nothing; print the bits per byte of this checkpoint")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of the whole run (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the windows (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on from OUT/state.npz")
     arguments = parser.parse_args()
     if arguments.measure:

@@ -7,6 +7,7 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
+ENGINES = ("tests/embeddings/", "tests/engine/", "tests/startup/")
 ONE_FUNCTION = ("tests/sampling/",)  # tests of these folders call one jitted function, which each process compiles
 FOLDERS = sorted(path.parent.name for path in pathlib.Path(__file__).parent.glob("goldens/*/config.json"))
 PUBLISHED = ("tests/models/test_registry.py", "tests/sharding/test_sharding.py")  # lay out the same models
@@ -21,7 +22,7 @@ class ByFamily(LoadScopeScheduling):
         family = next((name for name in FOLDERS if name in parameters), None)
         if nodeid.startswith("tests/aot/"):  # tests of one compile share a process as well
             return "-".join([nodeid.partition("::")[0], *parameters])
-        if family is None and nodeid.startswith("tests/engine/"):
+        if family is None and nodeid.startswith(ENGINES):
             file = nodeid.partition("::")[0]
             family = file if file.endswith(OWN_MODELS) else "qwen3"  # the engine's other tests use this one
         if nodeid.startswith(ONE_FUNCTION):

@@ -1,14 +1,27 @@
-"""All tests run on the CPU. Tests of one family run in one process and share its executables."""
+"""All tests run on the CPU, with strict dtype promotion: an operation on two dtypes is an error unless one is a Python
+scalar's. Tests of one family run in one process and share its executables.
+"""
 
+import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that tests start as well
 
+import jax
 import pytest
 
+from ferrum_jax.config import EngineConfig
 from tests.by_family import ByFamily
-from tests.support import FAMILIES, FAST_FAMILIES
+from tests.support import FAMILIES, FAST_FAMILIES, small_llm
 
+# How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
+# have the default.
+EngineConfig.__init__.__kwdefaults__["ready"] = "all"
+
+MOST_MAPS = 25_000
 LONG_FAMILIES = ("llama", "qwen2")  # whose code another one runs nearly all of
 MARKS = {f: [pytest.mark.slow, *([pytest.mark.long] if f in LONG_FAMILIES else [])] for f in FAMILIES}
 
@@ -19,6 +32,17 @@ MARKS = {f: [pytest.mark.slow, *([pytest.mark.long] if f in LONG_FAMILIES else [
 def family(request) -> str:
     """One golden folder of each family; the fast suite compiles the ladder of one alone."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def few_executables() -> Iterator[None]:
+    """Drops executables before a process has as many as Linux lets it map (65,530 pieces), where XLA crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        small_llm.cache_clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest may run without xdist

@@ -7,6 +7,7 @@ import functools
 import pathlib
 
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.request import RequestOptions
 
 ROOT = pathlib.Path(__file__).parent.parent
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
@@ -22,6 +23,7 @@ SMALL = EngineConfig(
     num_blocks=80,
     block_size=16,
     compilation_cache_dir=str(COMPILED),
+    ready="all",
 )
 # One executable serves all steps: 64 tokens, 64 rows.
 INVARIANT = dataclasses.replace(SMALL, max_num_batched_tokens=64, invariant=True)
@@ -40,12 +42,13 @@ def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **
 
     overrides: of the llm's config; the books are proven after every step.
     """
-    from ferrum_jax.loading import build_engine
+    from ferrum_jax.startup.build_engine import build_engine
 
     config = dataclasses.replace(llm.config, **overrides)
     engine = build_engine(llm.loaded, config, llm.tokenizer, fill=fill)
     params = params if isinstance(params, list) else [params] * len(prompts)
-    ids = [engine.add(prompt, p, key=str(i)) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))]
+    named = [RequestOptions(key=str(i)) for i in range(len(prompts))]
+    ids = [engine.add(*request) for request in zip(prompts, params, named, strict=True)]
     outputs = finish(engine, max_steps=max_steps)
     return [outputs[i] for i in ids]
 

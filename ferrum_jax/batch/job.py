@@ -3,13 +3,14 @@
 Beside the output lies its journal, a folder `OUTPUT.journal`: the job's record, the segments that hold finished rows
 and rows in progress, and the leases by which several workers share the job. The input is read once before the model
 loads, so bad lines, changed rows and wrong paths are known at once. When all rows are finished one worker merges the
-segments into the output. Started again after any interruption the job goes on, and the output has the same bytes as
-that of a job that was never interrupted.
+segments into the output. A job that is started again after an interruption goes on, and its output has the same bytes
+as that of a job that was never interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -17,27 +18,28 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from ferrum_jax.batch.display import Display, Tally, summary_table
-from ferrum_jax.batch.files import check_name, reading_rows
-from ferrum_jax.batch.journal import Journal
-from ferrum_jax.batch.keeper import JobOptions, Keeper
-from ferrum_jax.batch.leases import Leases
-from ferrum_jax.batch.llm import BatchLLM
+from ferrum_jax.batch.batch_llm import BatchLLM
+from ferrum_jax.batch.input.files import check_name, reading_rows
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.job_folder import JobFolder
+from ferrum_jax.batch.journal.job_identity import JobIdentity, object_in
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
+from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.store import open_local, open_store, split
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
-from ferrum_jax.batch.page import page
-from ferrum_jax.batch.place import Place
-from ferrum_jax.batch.record import Recorder, report
-from ferrum_jax.batch.responses import JobIdentity
-from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import Store, is_url, open_local, open_store, split
+from ferrum_jax.batch.report.display import Display, Tally, summary_table
+from ferrum_jax.batch.report.page import page
+from ferrum_jax.batch.report.recorder import Recorder, report
 from ferrum_jax.batch.worker import Worker
-from ferrum_jax.paths import require_folder_of
+from ferrum_jax.paths import NamedPath, is_hub_id, is_url, kept_beside, require_apart, require_folder_of
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
 __all__ = [
@@ -48,17 +50,19 @@ __all__ = [
     "EXIT_TOO_MANY_ERRORS",
     "BatchLLM",
     "JobOptions",
+    "JobSettings",
+    "JobStart",
     "run_batch",
 ]
 
 
-_MOST_NAMED = 5  # rows that failed
-_OBJECTS_BETWEEN_LOOKS = 50_000  # Python's own is 700: a look every third row
+_MOST_NAMED, _MOST_REPORTED = 5, 20  # rows that failed
+_OBJECTS_BETWEEN_LOOKS = 50_000  # Python's default is 700, which would collect every third row
 
 
 @contextlib.contextmanager
 def _seldom_looking_for_cycles() -> Iterator[None]:
-    """Rows are objects by the hundred and no cycles: to look for these again and again costs 5 % of the host's time."""
+    """Collects garbage rarely: a row is hundreds of objects without cycles, and looking for some costs 5 % of time."""
     before = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, *before[1:])
     try:
@@ -67,59 +71,97 @@ def _seldom_looking_for_cycles() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobStart:
+    """The job that a model is loaded for. A loader may call `identity.check` to learn early that the model is wrong."""
+
+    rows: Rows
+    identity: JobIdentity
+
+    def commit_of(self, model: str, revision: str | None = None) -> str | None:
+        """The commit of a hub's model to load, which is the one that the job began with; None for a path or URL.
+
+        As in `LLM(model, revision=start.commit_of(model))`. Raises JobRefused where the job began with another model
+        of the hub, or `revision` is another commit, and ValueError for one that cannot be found.
+        """
+        if revision is None and not is_hub_id(model):
+            return None
+        from checkpoints.hub import commit_of
+
+        return self.identity.pin(model, revision, functools.partial(commit_of, model))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """The settings of a job that change its answers. A job goes on only with those that it was begun with.
+
+    names: by which rows may name the model, beside its own and those of earlier starts; these may change. seed: of the
+    job; a row without a seed gets one from it. defaults: sampling fields, as a row has them, for rows that do not give
+    them. others: settings of the caller. now: gives the seconds since 1970; asked and recorded when the job begins.
+    """
+
+    names: Sequence[str] = ()
+    seed: int = 0
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    now: Callable[[], float] = time.time
+
+    def recorded(self, model: str) -> dict[str, object]:
+        """The settings as they stand in the job's record."""
+        own = {"defaults": dict(self.defaults)} if self.defaults else {}
+        return {"model": model, "seed": self.seed, **own, **self.others}
+
+
 def run_batch(
-    make_llm: Callable[[Rows], BatchLLM],
+    make_llm: Callable[[JobStart], BatchLLM],
     input_path: str | os.PathLike[str],
     output_path: str | os.PathLike[str],
     *,
     model: str,
-    seed: int = 0,
-    settings: Mapping[str, object] | None = None,
+    settings: JobSettings | None = None,
     options: JobOptions | None = None,
     console: Console,
     notice: Notice | None = None,
-    at_notice: Callable[[BatchLLM], None] = lambda llm: None,
-    now: Callable[[], float] = time.time,
-    open_store: Callable[[str], Store] = open_store,
-    page_path: str | os.PathLike[str] | None = None,
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
     130 interrupted by the user, 75 by the system. After 3, 130 and 75 the same command goes on.
 
     make_llm: loads the model for the rows; called only if there is one to run. input_path, output_path: local paths
-    or URLs. model: the name that answers carry. seed: from which rows without a seed get one. settings: what else
-    changes answers; a job cannot go on with others. console: where progress and result are shown. notice: tells the
-    job to stop; signals do so in any case. at_notice: called with the engine when the job stops for a notice, once all
-    rows are journaled. now: seconds since 1970. open_store: the store of a folder. page_path: path or URL of an
-    HTML report. Writes OUTPUT.report.json: what depends on the run.
+    or URLs. model: the name that answers carry. console: where progress and result are shown. notice: tells the job to
+    stop; signals do so in any case. Writes OUTPUT.report.json: what depends on the run.
     Raises ValueError or OSError, before the model loads, for files that do not fit.
     """
+    settings, options, notice = settings or JobSettings(), options or JobOptions(), notice or Notice()
     source, target = os.fspath(input_path), os.fspath(output_path)
-    page_at = None if page_path is None else os.fspath(page_path)
+    page_at = None if options.page_path is None else os.fspath(options.page_path)
     _check_paths(source, target, page_at)
-    notice = notice or Notice()
     with open_local(source) as raw, reading_rows(raw, source) as file, notice_of_signals(notice):
         try:
-            place = Place(target, open_store)
-            rows = Rows(file, seed)
-            job = place.identity({"model": model, "seed": seed, **(settings or {})}, model, now)
-            run = _Run(place, rows, job, options or JobOptions(), notice, console)
-            code = run.to_the_end(functools.partial(make_llm, rows), at_notice)
+            place = JobFolder(target, options.open_store)
+            begun = None if options.new_run else place.record()
+            known: Sequence[str] = () if begun is None else begun["names"]
+            names = tuple(dict.fromkeys((model, *settings.names, *known)))
+            rows = Rows(file, settings.seed, names, defaults=settings.defaults)
+            if options.new_run:
+                _set_aside(place, options, console)
+            record = place.begin(settings.recorded(model), names, settings.now())
+            job = JobIdentity(place.journal, target, record, options, lambda text: _say(console, text))
+            run = _Run(place, rows, job, options, notice, console)
+            code = run.to_the_end(make_llm)
             run.report(page_at)
             return code
         except KeyboardInterrupt:
-            console.print("Finished rows are kept; the same command goes on with the rest.")
+            _say(console, f"Finished rows are kept; {_same_command(options)} goes on with the rest.")
             return notice.exit_code or EXIT_INTERRUPTED
 
 
 def _check_paths(source: str, target: str, page_at: str | None) -> None:
     check_name(target)
-    if source == target or (
-        not is_url(source) and not is_url(target) and Path(target).exists() and os.path.samefile(source, target)
-    ):
-        raise ValueError(f"input and output are both {target}; name another output")
+    page = [] if page_at is None else [NamedPath(what="report's page", path=page_at, is_written=True)]
+    output = NamedPath(what="output", path=target, is_written=True)
+    require_apart([NamedPath(what="input", path=source), output, *page, *kept_beside(target, "output")])
     if page_at is not None and is_url(page_at):
-        open_store(split(page_at)[0])  # so that a driver that is not installed is known now
+        open_store(split(page_at)[0])  # raises now if its driver is not installed
     elif page_at is not None:
         require_folder_of(page_at, "report's page")
     if is_url(target):
@@ -130,11 +172,25 @@ def _check_paths(source: str, target: str, page_at: str | None) -> None:
     require_folder_of(path, "output")
 
 
+def _set_aside(place: JobFolder, options: JobOptions, console: Console) -> None:
+    moved = place.set_aside(expiry_s=options.expiry_s, poll_s=options.poll_s)
+    if moved is not None:
+        _say(console, f"The earlier job is now {moved}.")
+
+
+def _same_command(options: JobOptions) -> str:
+    return "the same command without --new-run" if options.new_run else "the same command"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=not console.is_terminal)
+
+
 class _Run:
     """One start of a job by one worker."""
 
     def __init__(
-        self, place: Place, rows: Rows, job: JobIdentity, options: JobOptions, notice: Notice, console: Console
+        self, place: JobFolder, rows: Rows, job: JobIdentity, options: JobOptions, notice: Notice, console: Console
     ) -> None:
         self._place, self._rows, self._job, self._options = place, rows, job, options
         self._notice, self._console = notice, console
@@ -146,40 +202,43 @@ class _Run:
         )
         self._recorder = Recorder(self._tally)
 
-    def to_the_end(self, make_llm: Callable[[], BatchLLM], at_notice: Callable[[BatchLLM], None]) -> int:
+    def to_the_end(self, make_llm: Callable[[JobStart], BatchLLM]) -> int:
         """Runs and merges what is left; the exit code."""
+        if self._journal.is_complete and len(self._rows.order):
+            _say(
+                self._console,
+                f"All rows of {self._place.target} were answered before, so no model is loaded; --new-run answers them "
+                "again.",
+            )
         if not (self._journal.is_complete and self._place.is_merged(self._rows.layout)):
             leases = Leases(self._place.journal, self._worker, self._rows.layout, expiry_s=self._options.expiry_s)
             try:
                 with Keeper(self._journal, leases, self._options) as keeper:
-                    self._work(leases, keeper, make_llm, at_notice)
+                    self._work(keeper, functools.partial(self._load, make_llm))
                     if self._journal.is_complete:
                         self._merge(leases)
                     keeper.check()
             finally:
-                with contextlib.suppress(OSError):  # a full disk, say; the leases end with the process then
+                with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
                     leases.leave()
         return self._conclude()
 
-    def _work(
-        self,
-        leases: Leases,
-        keeper: Keeper,
-        make_llm: Callable[[], BatchLLM],
-        at_notice: Callable[[BatchLLM], None],
-    ) -> None:
+    def _load(self, make_llm: Callable[[JobStart], BatchLLM]) -> BatchLLM:
+        """The model. Raises ValueError if the job was begun with another."""
+        llm = make_llm(JobStart(rows=self._rows, identity=self._job))
+        if llm.identity is not None:
+            self._job.begin(llm.identity)
+        return llm
+
+    def _work(self, keeper: Keeper, make_llm: Callable[[], BatchLLM]) -> None:
         with self._rows.reading_ahead(), _seldom_looking_for_cycles(), Display(self._console, self._tally) as display:
             worker = Worker(
                 rows=self._rows,
-                journal=self._journal,
-                leases=leases,
                 job=self._job,
-                options=self._options,
+                keeper=keeper,
                 notice=self._notice,
-                tally=self._tally,
                 display=display,
                 recorder=self._recorder,
-                check=keeper.check,
             )
             self._notice.is_orderly = True
             try:
@@ -193,32 +252,35 @@ class _Run:
                 record = self._recorder.run(self._worker, why, llm.stats(), journal_s=self._journal.busy_s)
                 self._place.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())
                 if self._notice.is_given:
-                    at_notice(llm)
+                    self._notice.at_end(llm)
 
     def _merge(self, leases: Leases) -> None:
-        """The output is there when this returns, be it by this worker or another."""
+        """Returns once the output is written, by this worker or another."""
         while not self._place.is_merged(self._rows.layout):
             if leases.acquire("merge") is not None:
                 try:
                     self._place.merge(self._rows, self._journal)
                 except FileNotFoundError:
-                    leases.beat()  # another worker took this one for dead and cleared its file away, perhaps
+                    leases.beat()  # raises if another worker took this one for dead and deleted its file
                     raise
             else:
                 time.sleep(self._options.poll_s)
 
     def report(self, page_at: str | None) -> None:
-        """Writes report.json beside the output, and the page of it if that has a path or URL."""
+        """Writes report.json beside the output, and the report's page if `page_at` says where."""
         store = self._place.journal
-        contents = [store.read(f"runs/{name}") for name in store.names("runs")]
-        runs = [json.loads(content) for content in contents if content is not None]
+        found = [object_in(store.read(f"runs/{name}")) for name in store.names("runs")]
+        runs = [run for run in found if run is not None]  # rows of one that is damaged count as unrecorded
         found = report(
             self._place.target,
             self._job.created,
             self._tally,
             runs,
+            num_invalid=self._rows.num_bad,
+            errors=[] if self._notice.is_given else self._failures(_MOST_REPORTED),  # after a notice time is short
             torn_segments=self._journal.num_torn,
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
+            **self._job.report(),
         )
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
         if page_at is not None:
@@ -227,7 +289,7 @@ class _Run:
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))
-        if not self._notice.is_given:  # there is no time for it then
+        if not self._notice.is_given:  # after a notice time is short
             self._name_failed()
         too_many = f"more than {self._options.max_errors} rows failed"
         if self._journal.is_complete:
@@ -236,16 +298,26 @@ class _Run:
                 return EXIT_TOO_MANY_ERRORS
             return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         why = self._notice.reason or too_many
-        command = "the same command" if self._notice.reason else "the same command with a higher --max-errors"
-        self._console.print(f"Stopped: {why}. Finished rows are kept; {command} goes on with the rest.", soft_wrap=True)
+        command = _same_command(self._options) + ("" if self._notice.reason else " with a higher --max-errors")
+        stopped = f"Stopped: {why}. Finished rows are kept; {command} goes on with the rest."
+        self._console.print(Text(stopped), soft_wrap=True)
         return self._notice.exit_code or EXIT_TOO_MANY_ERRORS
 
     def _name_failed(self) -> None:
-        """Says why rows failed, of the first few: a job that stops for them has no output yet to look into."""
-        found = [bad.message for _, bad in itertools.islice(self._rows.bad_rows(), _MOST_NAMED)]
-        journaled = itertools.islice(self._journal.failed(), _MOST_NAMED - len(found))
-        found += [f"{line['custom_id']!r}: {line['error']['message']}" for line in journaled]
-        for reason in found:
-            self._console.print(Text(reason), soft_wrap=not self._console.is_terminal)
+        """Prints why the first few rows failed: a job that stops because of them has no output yet to look into."""
+        found = self._failures(_MOST_NAMED)
+        for error in found:
+            whose = "" if error["is_invalid"] else f"{error['custom_id']!r}: "
+            self._console.print(Text(f"{whose}{error['message']}"), soft_wrap=not self._console.is_terminal)
         if self._tally.num_failed > len(found) > 0:
             self._console.print(f"and {self._tally.num_failed - len(found):,} more")
+
+    def _failures(self, most: int) -> list[dict[str, Any]]:
+        """The first rows that failed: those that are invalid, then those that ran, in the order of the input."""
+        invalid = (
+            {"custom_id": bad.custom_id, "code": bad.code, "message": bad.message, "is_invalid": True}
+            for _, bad in self._rows.bad_rows()
+        )
+        lines = self._journal.failed()
+        ran = ({"custom_id": line["custom_id"], **line["error"], "is_invalid": False} for line in lines)
+        return list(itertools.islice(itertools.chain(invalid, ran), most))

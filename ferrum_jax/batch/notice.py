@@ -1,4 +1,4 @@
-"""Notice: that a job is to stop, and why. Signals give it, and the cloud that takes its machine back.
+"""Notice: tells a job that it is to stop, and why. Signals give it, or the cloud that takes the machine back.
 
 The first notice lets the job end in order: it admits no more rows, journals those in progress and exits. A second
 signal, or one that comes while nothing is in progress (the model loads), ends it at once.
@@ -7,38 +7,37 @@ signal, or one that comes while nothing is in progress (the model loads), ends i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 EXIT_INTERRUPTED, EXIT_PREEMPTED = 130, 75  # by the user; by the system, to be started again (EX_TEMPFAIL)
 
-# cloud -> (URL, headers) of what says that this machine is about to go
-ENDPOINTS = {
-    "gce": (
-        "http://metadata.google.internal/computeMetadata/v1/instance/preempted",
-        {"Metadata-Flavor": "Google"},
-    ),
-    "aws": ("http://169.254.169.254/latest/meta-data/spot/instance-action", {}),
-}
+ENDPOINTS = {"gce": "http://metadata.google.internal", "aws": "http://169.254.169.254"}  # metadata server of a cloud
 _POLL_S, _TIMEOUT_S = 2.0, 2.0
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_PREEMPTED}
 _MOST_EXIT_S, _LISTEN_S = 17.0, 0.25  # machines are given about 30 s; a service is killed some 20 s after its notice
 
 
 class Notice:
-    """Whether the job is to stop. The first notice counts."""
+    """Whether the job is to stop. The first notice counts.
 
-    def __init__(self) -> None:
+    at_end: called with the job's engine when the job stops for the notice, once all rows are journaled.
+    """
+
+    def __init__(self, at_end: Callable[[Any], None] = lambda llm: None) -> None:
+        self.at_end = at_end
         self._given = threading.Event()
         self.reason = ""
         self.exit_code = 0
-        self.is_orderly = False  # whether somebody looks at it; otherwise a signal interrupts
+        self.is_orderly = False  # whether the job checks it; otherwise a signal interrupts
 
     def give(self, reason: str, exit_code: int) -> None:
         if not self._given.is_set():
@@ -50,15 +49,15 @@ class Notice:
         return self._given.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until it is given, at most so long; whether it is."""
+        """Waits until it is given, at most `timeout_s`; whether it is."""
         return self._given.wait(timeout_s)
 
 
 @contextlib.contextmanager
 def notice_of_signals(notice: Notice) -> Iterator[None]:
-    """SIGINT and SIGTERM give the notice; they raise KeyboardInterrupt where it would not be looked at.
+    """SIGINT and SIGTERM give the notice; they raise KeyboardInterrupt where nothing checks it.
 
-    Signals reach the main thread alone; a job that runs in another one is told by its notice.
+    Signals reach the main thread only, so in another thread this does nothing: its caller gives the notice.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,9 +81,9 @@ def notice_of_signals(notice: Notice) -> Iterator[None]:
 def exit_in_time(notice: Notice, within_s: float = _MOST_EXIT_S) -> Iterator[None]:
     """Ends the process with the notice's exit code if it still runs `within_s` after the notice. For a main program.
 
-    Python hears of a signal only when a call returns to it, and a compile or a step may take minutes; so a thread hears
-    of it at the moment. It may end the process at any moment, because the journal survives that. What was to be saved
-    at the notice and is not there yet is lost.
+    Python handles a signal only when a call returns to it, and a compile or a step may take minutes, so a thread
+    watches for it. It may end the process at any moment, because the journal survives that. What is still being saved
+    then is lost.
     """
     ears, mouth = socket.socketpair()
     mouth.setblocking(False)
@@ -97,13 +96,13 @@ def exit_in_time(notice: Notice, within_s: float = _MOST_EXIT_S) -> Iterator[Non
     finally:
         signal.set_wakeup_fd(before)
         mouth.close()
-        if not notice.is_given:  # else threads that the process waits for at its end have their limit too
+        if not notice.is_given:  # otherwise the limit also holds for threads that the process joins at its end
             ended.set()
             thread.join()
 
 
 def _end_late(notice: Notice, ears: socket.socket, ended: threading.Event, within_s: float) -> None:
-    """Waits for a notice or the numbers of signals, and then until the process has ended or must."""
+    """Waits for a notice or a signal, and ends the process if it is still running `within_s` later."""
     code = 0
     with ears:
         while not code:
@@ -118,20 +117,20 @@ def _end_late(notice: Notice, ears: socket.socket, ended: threading.Event, withi
 
 @contextlib.contextmanager
 def notice_of_cloud(notice: Notice, cloud: str | None) -> Iterator[None]:
-    """Asks the cloud's metadata server every few seconds; the notice is given when it says so. None asks nobody.
+    """Asks the cloud's metadata server every few seconds, and gives the notice when a preemption is announced.
 
-    cloud: a key of ENDPOINTS. Raises ValueError for another.
+    cloud: a key of ENDPOINTS, or None, which asks no server. Raises ValueError for another.
     """
     if cloud is None:
         yield
         return
     if cloud not in ENDPOINTS:
-        raise ValueError(f"no preemption notice is known of {cloud!r}; known are {', '.join(sorted(ENDPOINTS))}")
-    url, headers = ENDPOINTS[cloud]
+        raise ValueError(f"no preemption notice is known for {cloud!r}; known are {', '.join(sorted(ENDPOINTS))}")
+    ask = {"gce": _google_says_so, "aws": _amazon_says_so}[cloud]
     ended = threading.Event()
 
     def watch() -> None:
-        while not _says_so(url, headers):
+        while not _asked(ask, ENDPOINTS[cloud]):
             if ended.wait(_POLL_S):
                 return
         notice.give(f"preemption notice of {cloud}", EXIT_PREEMPTED)
@@ -145,15 +144,40 @@ def notice_of_cloud(notice: Notice, cloud: str | None) -> Iterator[None]:
         thread.join(2 * _TIMEOUT_S)
 
 
-def _says_so(url: str, headers: dict[str, str]) -> bool:
-    """Whether the server announces a preemption: TRUE on Google's, any answer at all on Amazon's.
-
-    A server that does not answer announces nothing: the job must not end for it.
-    """
-    import urllib.request  # slow to load, and few jobs ask
+def _asked(ask: Callable[[str], bool], server: str) -> bool:
+    """Whether the server announces a preemption. A bad answer announces none: no job may end because of it."""
+    import http.client  # slow to load, and few jobs ask
 
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
-            return answer.read(64).strip().upper() != b"FALSE"
-    except OSError:  # urllib's errors are of this kind
+        return ask(server)
+    except (OSError, ValueError, http.client.HTTPException):  # urllib's errors are OSErrors
         return False
+
+
+def _google_says_so(server: str) -> bool:
+    """Source: Compute Engine's documents, "Preemptible VM instances" and "View and query VM metadata"."""
+    flavor = {"Metadata-Flavor": "Google"}
+    with _open(f"{server}/computeMetadata/v1/instance/preempted", flavor) as answer:
+        return answer.headers.get("Metadata-Flavor") == "Google" and answer.read(64).strip() == b"TRUE"
+
+
+def _amazon_says_so(server: str) -> bool:
+    """Source: EC2's documents, "Spot Instance interruption notices" and "Use the Instance Metadata Service".
+
+    The page is missing (404) until the machine is to go. Most servers require a token, so one is asked for each time.
+    In a container, one hop away, the token may not arrive; a server that requires none answers all the same.
+    """
+    life, token = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, {}
+    with contextlib.suppress(OSError), _open(f"{server}/latest/api/token", life, method="PUT") as answer:
+        token = {"X-aws-ec2-metadata-token": answer.read(1024).decode("ascii")}
+    with _open(f"{server}/latest/meta-data/spot/instance-action", token) as answer:
+        found = json.loads(answer.read(1024))
+    return isinstance(found, dict) and "action" in found
+
+
+def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
+    """The answer of a metadata server, which is on this machine's own network, so no proxy is used."""
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return opener.open(urllib.request.Request(url, headers=headers, method=method), timeout=_TIMEOUT_S)

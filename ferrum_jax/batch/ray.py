@@ -1,13 +1,15 @@
-"""A batch job whose rows are answered by actors of a Ray cluster; all else is the job's own.
+"""A batch job whose rows are answered by actors of a Ray cluster; everything else runs in the driver.
 
 The driver reads the input, keeps the journal and writes the output, as it does without Ray, so the output has the same
 bytes and a job that was begun with Ray may be ended without it. Rows go to the actors as a Ray Dataset, by
-`map_batches` over an actor pool, a window of many rows at a time; each actor loads the model once a window. Ray
-replaces an actor that dies and gives its rows to another; a row that is answered twice for that is journaled once.
+`map_batches` over an actor pool, a window of many rows at a time; each actor loads the model once per window. Ray
+replaces an actor that dies and gives its rows to another; a row that is therefore answered twice is journaled once.
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
 import itertools
 import os
 import pickle
@@ -16,56 +18,63 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ferrum_jax.batch.job import run_batch
-from ferrum_jax.batch.llm import BatchLLM, RowCrash
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.job import JobStart, run_batch
+from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.ints import ceil_div
+from ferrum_jax.paths import install_command
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
 
-_MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it is over
+_MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")
 
 
 def run_batch_on_ray(
-    make_llm: Callable[[], BatchLLM],
+    make_llm: Callable[..., BatchLLM],
     input_path: str | os.PathLike[str],
     output_path: str | os.PathLike[str],
     *,
     num_actors: int,
-    model: str,
     rows_at_once: int = 256,
     window_rows: int = 65536,
     actor_options: Mapping[str, Any] | None = None,
+    hub_model: str | None = None,
+    revision: str | None = None,
     **job: Any,
 ) -> int:
     """`run_batch` with the rows answered by `num_actors` actors; returns its exit code.
 
-    make_llm: loads the model, in each actor; it is pickled. rows_at_once: that an actor is given, which is also what it
-    does again if it dies. window_rows: of one Dataset, which the driver holds in memory. actor_options: what each actor
-    needs, such as {"num_gpus": 1} or {"resources": {"TPU": 4}}. job: see `run_batch`.
-    Raises ValueError, with what to install, where there is no Ray.
+    make_llm: loads the model, in each actor; it is pickled. rows_at_once: how many an actor is given, and how many are
+    repeated if it dies. window_rows: rows of one Dataset, which the driver holds in memory. actor_options: what each
+    actor needs, such as {"num_gpus": 1} or {"resources": {"TPU": 4}}. hub_model: id of the hub's model that make_llm
+    loads; it is then called with `revision=`, the commit that `revision` had when the job began. job: see `run_batch`.
+    Raises ValueError, with what to install, if Ray is missing.
     """
     try:
         import ray.data  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"a job on Ray needs Ray Data ({error}); pip install 'ferrum-jax[ray]'") from error
+        raise ValueError(f"a job on Ray needs Ray Data ({error}); {install_command('ray')}") from error
     llm = RayLLM(
         make_llm,
         num_actors=num_actors,
         rows_at_once=rows_at_once,
         window_rows=window_rows,
         actor_options=actor_options or {},
+        hub_model=hub_model,
+        revision=revision,
     )
-    return run_batch(lambda rows: llm, input_path, output_path, model=model, **job)
+    return run_batch(llm.started, input_path, output_path, **job)
 
 
-class _Task(NamedTuple):
+class _ActorTask(NamedTuple):
     """A row to answer; params is None where it asks for a vector."""
 
     key: int
     prompt: Prompt
     params: SamplingParams | None
     resume: tuple[CompletionOutput, ...] = ()
+    now: datetime.datetime | None = None
 
 
 class RayLLM:
@@ -73,16 +82,32 @@ class RayLLM:
 
     def __init__(
         self,
-        make_llm: Callable[[], BatchLLM],
+        make_llm: Callable[..., BatchLLM],
         *,
         num_actors: int,
         rows_at_once: int,
         window_rows: int,
         actor_options: Mapping[str, Any],
+        hub_model: str | None = None,
+        revision: str | None = None,
     ) -> None:
         self._make_llm, self._num_actors, self._actor_options = make_llm, num_actors, dict(actor_options)
         self._rows_at_once, self._window_rows = rows_at_once, window_rows
-        self._stats: dict[str, Mapping[str, Any]] = {}  # by actor, as they were last heard of
+        self._hub_model, self._revision = hub_model, revision
+        self._stats: dict[str, Mapping[str, Any]] = {}  # by actor, from its last answer
+        self._begin: Callable[[ModelIdentity], None] = lambda identity: None
+
+    def started(self, start: JobStart) -> RayLLM:
+        """Itself, bound to a job. Each actor sends its model's identity; answers of another model are refused."""
+        self._begin = start.identity.begin
+        if self._hub_model is not None:
+            commit = start.commit_of(self._hub_model, self._revision)
+            self._make_llm = functools.partial(self._make_llm, revision=commit)
+        return self
+
+    @property
+    def identity(self) -> None:
+        """None: the model's identity is not known before the first answers."""
 
     def as_completed(
         self,
@@ -90,27 +115,28 @@ class RayLLM:
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
-        tasks = (_Task(key, prompt, params, tuple(resume(key))) for key, prompt, params in requests)
+        tasks = (_ActorTask(key, prompt, params, tuple(resume(key)), now) for key, prompt, params in requests)
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, wants_partials)
 
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        tasks = (_Task(key, prompt, None) for key, prompt in requests)
+        tasks = (_ActorTask(key, prompt, None) for key, prompt in requests)
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, lambda: False)
 
     def stats(self) -> dict[str, Any]:
-        """Of all actors together."""
+        """Statistics of all actors together."""
         found = {name: sum(stats[name] for stats in self._stats.values()) for name in _SUMMED}
         return {**found, "actors": len(self._stats)}
 
     def _answers(
-        self, window: Sequence[_Task], wants_partials: Callable[[], bool]
+        self, window: Sequence[_ActorTask], wants_partials: Callable[[], bool]
     ) -> Generator[tuple[int, Any], None, None]:
-        """Each task's answer as it comes. A task in progress is on another machine: it is said to have no token yet."""
+        """Each task's answer as it comes. Tasks in progress count as without tokens, since those are with the actor."""
         waiting, answers, ended = {task.key for task in window}, queue.SimpleQueue(), threading.Event()
         threading.Thread(target=self._run, args=(window, answers, ended), name="ray", daemon=True).start()
         try:
@@ -121,6 +147,9 @@ class RayLLM:
                     key, answer = answers.get(timeout=_MOST_WAIT_S)
                 except queue.Empty:
                     continue
+                if isinstance(answer, ModelIdentity):
+                    self._begin(answer)
+                    continue
                 if key is None:
                     raise answer
                 if key in waiting:
@@ -129,8 +158,9 @@ class RayLLM:
         finally:
             ended.set()
 
-    def _run(self, window: Sequence[_Task], answers: queue.SimpleQueue, ended: threading.Event) -> None:
-        """Puts (key, answer) of each task into the queue, and (None, error) if Ray fails."""
+    def _run(self, window: Sequence[_ActorTask], answers: queue.SimpleQueue, ended: threading.Event) -> None:
+        """Puts (key, answer) of each task into the queue; before them (None, identity of the model that answers), and
+        (None, error) if Ray fails."""
         import ray.data  # type: ignore[import-not-found]
 
         try:
@@ -148,8 +178,10 @@ class RayLLM:
             for row in answered.iter_rows():
                 if ended.is_set():
                     return  # which ends the Dataset
-                found, actor, stats = pickle.loads(row["answers"])
+                found, actor, identity, stats = pickle.loads(row["answers"])
                 self._stats[actor] = stats
+                if identity is not None:
+                    answers.put((None, identity))
                 for item in found:
                     answers.put(item)
         except Exception as error:  # the loop raises it
@@ -166,10 +198,10 @@ class _Actor:
         import pyarrow
 
         found = self._answers([pickle.loads(task) for task in rows["task"].to_pylist()])
-        return pyarrow.table({"answers": [pickle.dumps((found, self._name, self._llm.stats()))]})
+        return pyarrow.table({"answers": [pickle.dumps((found, self._name, self._llm.identity, self._llm.stats()))]})
 
-    def _answers(self, tasks: Sequence[_Task]) -> list[tuple[int, Any]]:
-        """If the engine crashes, each task that it had is run again by itself, and once more only."""
+    def _answers(self, tasks: Sequence[_ActorTask]) -> list[tuple[int, Any]]:
+        """The answers. If the engine crashes, each task without an answer is run once more, alone."""
         found: dict[int, Any] = {}
         try:
             self._session(tasks, found)
@@ -182,7 +214,7 @@ class _Actor:
                         found[task.key] = RowCrash(repr(error))
         return list(found.items())
 
-    def _session(self, tasks: Sequence[_Task], found: dict[int, Any]) -> None:
+    def _session(self, tasks: Sequence[_ActorTask], found: dict[int, Any]) -> None:
         """Adds the answers of tasks of one kind, as they come."""
         resumes = {task.key: task.resume for task in tasks}
         if tasks[0].params is None:
@@ -193,6 +225,7 @@ class _Actor:
                 requests,  # type: ignore[arg-type]
                 resume=resumes.__getitem__,
                 wants_partials=lambda: False,
+                now=tasks[0].now,  # type: ignore[arg-type]
             )
         found.update(answers)
 

@@ -11,22 +11,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.display import Display, Tally
-from ferrum_jax.batch.formats import BadRow, Row
-from ferrum_jax.batch.journal import CRASH, FAILED, OK, PARTIAL, Journal
-from ferrum_jax.batch.keeper import JobOptions
-from ferrum_jax.batch.leases import Leases
-from ferrum_jax.batch.llm import BatchLLM, RowCrash
+from ferrum_jax.batch.answers import Answer, Answers
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.input.formats import BadRow, Row
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
+from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
+from ferrum_jax.batch.journal.keeper import Keeper
+from ferrum_jax.batch.journal.partials import encode_partial
+from ferrum_jax.batch.journal.responses import completed_line, embedding_line, failed_line
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.batch.partials import encode_partial
-from ferrum_jax.batch.record import Recorder
-from ferrum_jax.batch.responses import JobIdentity, completed_line, embedding_line, failed_line
-from ferrum_jax.batch.rows import Rows
+from ferrum_jax.batch.report.display import Display
+from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
+from ferrum_jax.request import NOT_FINITE_REASON, CompletionOutput, RequestOutput, SamplingParams
 
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
@@ -37,27 +38,18 @@ class Worker:
     """Runs rows until none is left, notice is given or too many have failed."""
 
     def __init__(
-        self,
-        *,
-        rows: Rows,
-        journal: Journal,
-        leases: Leases,
-        job: JobIdentity,
-        options: JobOptions,
-        notice: Notice,
-        tally: Tally,
-        display: Display,
-        recorder: Recorder,
-        check: Callable[[], None],
+        self, *, rows: Rows, job: JobIdentity, keeper: Keeper, notice: Notice, display: Display, recorder: Recorder
     ) -> None:
-        """check: raises what went wrong beside this loop."""
-        self._rows, self._journal, self._leases, self._job = rows, journal, leases, job
-        self._options, self._notice, self._tally, self._display = options, notice, tally, display
-        self._recorder, self._check = recorder, check
+        """keeper: of the worker's journal and leases, which makes durable what this loop adds."""
+        self._rows, self._job, self._notice, self._display = rows, job, notice, display
+        self._journal, self._leases, self._options = keeper.journal, keeper.leases, keeper.options
+        self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
-        self._shards = rows.shards()
+        self._parts = rows.parts()
         self._taken: set[int] = set()
         self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
+        self._answers: dict[int, Answers] = {}  # by index
+        self._unanswered: set[int] = set()  # keys of requests that the engine has
         self._queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
         self._resumes: dict[int, tuple[CompletionOutput, ...]] = {}
@@ -65,7 +57,7 @@ class Worker:
         self._source_error: Exception | None = None
         self._partials_s = self._shown_s = time.monotonic()
         self._asked_last = False
-        self._awaited: set[int] = set()  # rows whose last partial has not come yet
+        self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
 
     @property
     def is_over(self) -> bool:
@@ -109,15 +101,15 @@ class Worker:
 
     def _take(self) -> bool:
         """Queues the unfinished rows of a part that nobody has; False if there is no such part."""
-        for part, shard in enumerate(self._shards):
-            if part in self._taken or not len(self._journal.unfinished(shard)):
+        for number, part in enumerate(self._parts):
+            if number in self._taken or not len(self._journal.unfinished(part)):
                 continue
-            epoch = self._leases.acquire(str(part))
+            epoch = self._leases.acquire(str(number))
             if epoch is None:
                 continue
-            self._taken.add(part)
+            self._taken.add(number)
             self._journal.refresh()
-            unfinished = self._journal.unfinished(shard).tolist()
+            unfinished = self._journal.unfinished(part).tolist()
             self._queue.extend((index, epoch) for index in unfinished)
             self._rows.expect(unfinished)
             if self._queue:
@@ -158,9 +150,14 @@ class Worker:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
                 self._running[index] = row, epoch
-                if not row.is_embedding:
-                    self._resumes[index] = self._journal.partial(index)
-                yield index, row.prompt, row.params
+                answers = self._answers[index] = Answers(row, () if row.is_embedding else self._journal.partial(index))
+                for place in answers.order:
+                    key = index + place * len(self._rows)
+                    self._unanswered.add(key)
+                    before = answers.begin(place)
+                    if not row.is_embedding:
+                        self._resumes[key] = before
+                    yield key, row.prompts[place], row.params_of(place)
         except Exception as error:
             self._source_error = error
             raise
@@ -173,11 +170,15 @@ class Worker:
         if embeds:
             completions = llm.embed_as_completed((index, prompt) for index, prompt, _ in source)
         else:
-            completions = llm.as_completed(source, resume=self._resumes.pop, wants_partials=self._wants_partials)
+            completions = llm.as_completed(
+                source, resume=self._resumes.pop, wants_partials=self._wants_partials, now=self._job.started
+            )
         with contextlib.closing(completions):
             while not (self._asked_last and not self._awaited):
                 try:
                     item = next(completions, None)
+                except JobRefused:
+                    raise
                 except Exception as error:
                     if error is self._source_error:
                         raise
@@ -194,37 +195,47 @@ class Worker:
         if self.is_over:
             asks, self._asked_last = not self._asked_last, True
             if asks:
-                self._awaited = set(self._running)
+                self._awaited = set(self._unanswered)
             return asks
         if now_s - self._partials_s < self._options.partials_s:
             return False
         self._partials_s = now_s
         return True
 
-    def _receive(self, index: int, output: RequestOutput | EmbeddingOutput | ValueError) -> None:
+    def _receive(self, key: int, output: Answer) -> None:
         self._check()
-        self._awaited.discard(index)
-        if isinstance(output, RequestOutput) and not output.finished:
-            if any(choice.token_ids for choice in output.outputs):
-                self._journal.append(PARTIAL, index, encode_partial(output), self._running[index][1])
-            return
+        self._awaited.discard(key)
+        place, index = divmod(key, len(self._rows))
+        answers = self._answers[index]
+        answers.put(place, output)
+        if not isinstance(output, RequestOutput) or output.finished:
+            self._unanswered.discard(key)
+        choices, whole = answers.take_choices(), answers.whole
+        if whole is not None:
+            self._end(index, whole)
+        elif choices is not None:
+            self._journal.append(PARTIAL, index, encode_partial(choices), self._running[index][1])
+
+    def _end(self, index: int, answers: Sequence[Answer]) -> None:
+        """A row's line: its answers, or the error of the first of its prompts that has one."""
         row, epoch = self._running.pop(index)
+        del self._answers[index]
         self._num_crashes_in_turn = 0
-        if isinstance(output, RowCrash):
+        error = next((answer for answer in answers if isinstance(answer, ValueError)), None)
+        if isinstance(error, RowCrash):
             self._set_aside(index, row, epoch)
-        elif isinstance(output, ValueError):
-            bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=str(output))
-            self._fail(index, bad, epoch)
+        elif error is not None:
+            self._fail(index, _bad_row(row, str(error)), epoch)
         else:
-            is_vector = isinstance(output, EmbeddingOutput)
-            line = (embedding_line if is_vector else completed_line)(row, output, self._job)  # type: ignore[arg-type]
+            line = (embedding_line if row.is_embedding else completed_line)(row, answers, self._job.label)  # type: ignore[arg-type]
             self._journal.append(OK, index, line[:-1], epoch)
-            self._tally.count(output)
+            self._tally.count(answers)  # type: ignore[arg-type]
         if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
 
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
+        self._tally.num_own += 1
         if self._options.max_errors is not None:
             self._journal.flush()  # so that it is counted
             self._show()
@@ -241,6 +252,8 @@ class Worker:
         for index, (_, epoch) in sorted(self._running.items()):
             self._suspect(index, epoch)
         self._running.clear()
+        self._answers.clear()
+        self._unanswered.clear()
 
     def _show(self) -> None:
         self._shown_s = time.monotonic()
@@ -249,3 +262,10 @@ class Worker:
         if self._stats is not None:
             self._recorder.sample(self._stats)
         self._display.update()
+
+
+def _bad_row(row: Row, why: str) -> BadRow:
+    """What is said of a row that ran, or was to run, and has no answer."""
+    if why == NOT_FINITE_REASON:
+        return BadRow(id=row.id, custom_id=row.custom_id, code="logits_not_finite", message=why)
+    return BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
-import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
 from ferrum_jax.commands.batch_plan import show_plan
-from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
+from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
+from ferrum_jax.commands.model import add_load, add_model, chosen_config, invariant_config, open_llm
+from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
-    from ferrum_jax.batch.rows import Rows
+    from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.config import Reach
     from ferrum_jax.llm import LLM
 
 
@@ -45,7 +47,26 @@ def add(commands: Any) -> None:
         "FILE.journal holds what is done until then",
     )
     batch.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which rows may ask for this model; may be repeated, and answers carry the first. Its "
+        "path, its base name and its hub id are names too; a row that asks for another model becomes an error line",
+    )
+    batch.add_argument(
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
+    )
+    batch.add_argument(
+        "--new-run",
+        action="store_true",
+        help="begin anew; an earlier output and journal are moved to old-1.NAME and so on, never deleted. Leave it "
+        "out of the starts that are to continue the job",
+    )
+    batch.add_argument(
+        "--strict-bits",
+        action="store_true",
+        help="refuse to continue with another mesh, jaxlib or instruction set, because bits may differ",
     )
     batch.add_argument(
         "--plan",
@@ -60,10 +81,11 @@ def add(commands: Any) -> None:
     _add_leaving(batch)
     add_model(batch)
     add_load(batch)
+    add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
 
 
 def _add_leaving(batch: argparse.ArgumentParser) -> None:
-    """What is done when a worker goes or has gone."""
+    """Flags for what happens when a worker stops or has died."""
     batch.add_argument(
         "--lease-expiry",
         type=_seconds,
@@ -75,24 +97,25 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
         "--preemption-notice",
         choices=sorted(ENDPOINTS),
         metavar="CLOUD",
-        help="ask this cloud's metadata server whether the machine is about to go: "
-        "gce or aws; SIGTERM and SIGINT are heeded in any case",
+        help="ask this cloud's metadata server whether the machine is about to be taken away: "
+        "gce or aws; SIGTERM and SIGINT end the job in order in any case",
     )
     batch.add_argument(
         "--save-prefixes-at-notice",
         type=Path,
         metavar="DIR",
-        help="write cached prefixes to this new folder before ending for a notice, for --load-prefix-cache",
+        help="after a notice, write the cached prefixes to this new folder, for --load-prefix-cache",
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    config = chosen_config(args)
+    config = chosen_config(args).with_rows(MANY_ROWS)
+    row_defaults(args)  # before anything is read
     if args.plan:
-        return show_plan(args, _batch_config(args, config))
+        return show_plan(args, invariant_config(args, config))
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
-    notice = Notice()
+    notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_in_time(notice))
         stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
@@ -101,31 +124,41 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, stack: contextlib.ExitStack) -> int:
     """stack: what must end after the job."""
-    from rich.console import Console
-
-    from ferrum_jax.batch.job import JobOptions, run_batch
+    from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
     from ferrum_jax.batch.reach import reach_of
+    from ferrum_jax.progress import plain_console
 
-    def make_llm(rows: Rows) -> LLM:
-        return open_llm(args, _batch_config(args, config), stack, functools.partial(reach_of, rows))
+    def make_llm(start: JobStart) -> LLM:
+        def reach(token_ids: Callable[..., Sequence[int]], max_model_len: int) -> Reach | None:
+            return reach_of(start.rows, functools.partial(token_ids, now=start.identity.started), max_model_len)
 
+        commit = start.commit_of(args.model, args.revision)
+        return open_llm(
+            args,
+            invariant_config(args, config),
+            stack,
+            reach,
+            start.identity.check,
+            commit,
+            begun_with=start.identity.implementations(),
+        )
+
+    model, *names = model_names(args.model, args.served_model_name)
     return run_batch(
         make_llm,
         args.input,
         args.output,
-        model=os.path.basename(os.path.abspath(args.model)),
-        seed=config.seed,
-        settings={
-            "dtype": config.dtype,
-            "kv_dtype": config.kv_dtype,
-            "max_model_len": config.max_model_len,
-            "tokenizer": args.tokenizer,
-        },
-        options=JobOptions(max_errors=args.max_errors, expiry_s=args.lease_expiry),
-        console=Console(stderr=True),
+        model=model,
+        settings=JobSettings(names=names, seed=config.seed, defaults=row_defaults(args)),
+        options=JobOptions(
+            max_errors=args.max_errors,
+            expiry_s=args.lease_expiry,
+            new_run=args.new_run,
+            strict_bits=args.strict_bits,
+            page_path=args.report,
+        ),
+        console=plain_console(stderr=True),
         notice=notice,
-        at_notice=functools.partial(_save_prefixes, args.save_prefixes_at_notice),
-        page_path=args.report,
     )
 
 
@@ -136,7 +169,7 @@ def _save_prefixes(folder: Path | None, llm: Any) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
     return int(text)
 
 
@@ -146,14 +179,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1.0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 1 or more")
     return seconds
-
-
-def _batch_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
-    """A job's config: where flags and bundle say nothing else, the CPU gives every row the same bits in any company."""
-    import jax
-
-    if "invariant" in args or args.bundle is not None or jax.default_backend() != "cpu" or config.dtype == "bfloat16":
-        return config
-    return dataclasses.replace(config, invariant=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from typing import Any
 
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
+from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
 
 
@@ -31,8 +31,9 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, chosen_config(args), stack)
-        from ferrum_jax.bench import measure
+        given = argparse.Namespace(**{"ready": "all", **vars(args)})  # what is measured has nothing beside it
+        llm = open_llm(given, chosen_config(given), stack)
+        from ferrum_jax.bench.workloads import measure
 
-        print(json.dumps({"model": os.path.basename(os.path.abspath(args.model)), **measure(llm, args.workload)}))
+        print(json.dumps({"model": model_names(args.model, ())[0], **measure(llm, args.workload)}))
     return 0

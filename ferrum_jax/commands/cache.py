@@ -1,4 +1,4 @@
-"""`ferrum-jax cache`: keeps prefixes between runs, and replays traces of them."""
+"""`ferrum-jax cache`: keeps prefixes between runs, and replays request logs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.commands.model import add_model, chosen_config, open_llm
+from ferrum_jax.commands.model import add_model, chosen_config, invariant_config, open_llm
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.commands.prompts import add_prompts, reach_of, read_prompts
+from ferrum_jax.commands.prompt_flags import add_prompts, reach_of, read_prompts
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.paths import require_folder_of, require_free
 from ferrum_jax.request import SamplingParams
 
@@ -36,25 +37,43 @@ def add(commands: Any) -> None:
         "DIR --model DIR",
     )
     load.add_argument("dir", type=Path, metavar="DIR", help="folder that `cache save` wrote")
+    load.set_defaults(reads=("dir",))
     add_model(load)
     simulate = new_command(
         commands,
         "cache simulate",
         _simulate,
-        "replay a trace at other pool sizes, without the model, and print what the cache would have done",
-        "--trace FILE",
+        "replay a request log at other pool sizes, without the model, and print what the cache would have done",
+        "--request-log FILE",
     )
     simulate.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE", help="written by generate or batch with --trace"
+        "--request-log",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="written by generate or batch with --request-log",
     )
     simulate.add_argument(
         "--blocks",
         type=_block_counts,
         metavar="N,...",
-        help="pool sizes in blocks (default: from a quarter to four times the traced one)",
+        help="pool sizes in blocks (default: from a quarter to four times the recorded one)",
     )
     simulate.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw hit rate over pool size (needs matplotlib)"
+    )
+    simulate.set_defaults(reads=("request_log",))
+    clear = new_command(
+        commands,
+        "cache clear",
+        _clear,
+        "delete the compiled programs that are kept on this machine, and nothing else",
+        "[--compilation-cache-dir DIR]",
+    )
+    clear.add_argument(
+        "--compilation-cache-dir",
+        metavar="DIR",
+        help="of this folder, or what was fetched of this URL (default: the usual folder and all that was fetched)",
     )
 
 
@@ -62,7 +81,8 @@ def _save(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     require_free(args.dir)
     with contextlib.ExitStack() as stack:
-        llm = open_llm(args, chosen_config(args), stack, reach_of(prompts, SamplingParams(max_tokens=1)))
+        config = invariant_config(args, chosen_config(args))
+        llm = open_llm(args, config, stack, reach_of(prompts, SamplingParams(max_tokens=1)))
         for prompt in prompts:
             llm.cache_prefix(prompt)
         count = llm.save_prefix_cache(args.dir, prompts)
@@ -79,18 +99,31 @@ def _load(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from ferrum_jax.what_if import simulate
+    from ferrum_jax.offline.simulate_cache import simulate
+    from ferrum_jax.progress import plain_console
 
     if args.plot is not None:
         require_folder_of(args.plot, "plot")
-    simulate(args.trace, args.blocks, args.plot, Console())
+    simulate(args.request_log, args.blocks, args.plot, plain_console())
+    return 0
+
+
+def _clear(args: argparse.Namespace) -> int:
+    from ferrum_jax.executables.clear import clear
+
+    named: str | None = args.compilation_cache_dir
+    if named == "":  # elsewhere it means that nothing is kept, and a shell's unset variable gives it too
+        raise ValueError("--compilation-cache-dir is ''; name a folder, or leave it out to clear the usual one")
+    place = named or EngineConfig.compilation_cache_dir
+    assert place is not None, "there is a usual folder"
+    cleared = clear(place, all_fetched=named is None)
+    where = ", ".join(cleared.folders) or place
+    print(f"{where}: {cleared.num_files:,} files of compiled programs deleted, {cleared.num_bytes:,} bytes")
     return 0
 
 
 def _block_counts(text: str) -> list[int]:
     sizes = [int(size) if size.isdecimal() else 0 for size in text.split(",")]
     if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of pool sizes, as in 1024,2048,4096")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of pool sizes, as in 1024,2048,4096")
     return sizes

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.commands.flags import add_engine_flags, engine_config
+from ferrum_jax.commands.model import add_source
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.flags import add_engine_flags, engine_config
+
+if TYPE_CHECKING:
+    from ferrum_jax.offline.bundle_order import BundleOrder
 
 _WITHOUT_DEVICE = {  # plugins read it when they are loaded; without it they look for their device, libtpu for minutes
     "JAX_PLATFORMS": "cpu",
@@ -29,7 +32,7 @@ def add(commands: Any) -> None:
     )
     add_target(compile)
     compile.add_argument(
-        "--out", type=Path, required=True, metavar="BUNDLE", help="folder to write; one that was begun is continued"
+        "--out", required=True, metavar="BUNDLE", help="folder to write; one that was begun is continued"
     )
     compile.add_argument(
         "--processes",
@@ -43,12 +46,19 @@ def add(commands: Any) -> None:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """The model and what it would run on."""
+    add_source(parser, "a folder with a config.json, or a model of the hub as ORG/NAME; weights are not read")
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="a folder with a config.json; weights are not read"
+        "--target", required=True, metavar="TARGET", help="what runs it: cpu, v6e-8, tpu:v6e:2x2, gpu:h200 and the like"
     )
-    parser.add_argument(
-        "--target", required=True, metavar="TARGET", help="what runs it: cpu, tpu:v6e:2x2, gpu:h200 and the like"
-    )
+
+
+def order_of(args: argparse.Namespace) -> BundleOrder:
+    """What the flags ask for; of a hub's model the description is fetched first."""
+    from checkpoints.hub import model_folder
+    from ferrum_jax.offline.bundle_order import BundleOrder
+
+    folder = model_folder(args.model, args.revision, weights=False)
+    return BundleOrder(model=folder, target=args.target, config=engine_config(args))
 
 
 def without_device(target: str) -> None:
@@ -66,21 +76,20 @@ def time_left(seconds: float | None) -> str:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, 1 or more")
     return int(text)
 
 
 def _run(args: argparse.Namespace) -> int:
     without_device(args.target)
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ferrum_jax.bundling import BundleOrder, make_bundle
-    from ferrum_jax.bundling import Progress as Done
-    from ferrum_jax.progress import plain_lines
+    from ferrum_jax.offline.make_bundle import Progress as Done
+    from ferrum_jax.offline.make_bundle import make_bundle
+    from ferrum_jax.progress import plain_console, plain_lines
 
-    order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
-    console = Console(stderr=True)
+    order = order_of(args)
+    console = plain_console(stderr=True)
     columns = TextColumn("compiling"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn()
     bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal)
     parts = left = ""

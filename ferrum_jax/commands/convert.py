@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.commands.model import add_revision
 from ferrum_jax.commands.parsers import new_command
 
 if TYPE_CHECKING:
@@ -21,8 +22,13 @@ def add(commands: Any) -> None:
         "(--hf DIR --out DIR | --orbax DIR --to-hf DIR)",
     )
     source = convert.add_mutually_exclusive_group(required=True)
-    source.add_argument("--hf", metavar="DIR", help="folder, or its URL (gs://), with config.json and safetensors")
+    source.add_argument(
+        "--hf",
+        metavar="DIR",
+        help="folder with config.json and safetensors, its URL (gs://), or a model of the hub as ORG/NAME",
+    )
     source.add_argument("--orbax", type=Path, metavar="DIR", help="folder that convert wrote")
+    add_revision(convert)
     convert.add_argument("--out", type=Path, metavar="DIR", help="with --hf, the folder to write, new or empty")
     convert.add_argument("--to-hf", type=Path, metavar="DIR", help="with --orbax, the folder to write, new or empty")
     convert.add_argument(
@@ -36,22 +42,24 @@ def _run(args: argparse.Namespace) -> int:
     if args.hf is not None:
         if args.out is None or args.to_hf is not None:
             raise ValueError("--hf wants --out, the folder to write")
-        return _from_hf(args.hf, args.out, args.dtype)
-    if args.to_hf is None or args.out is not None or args.dtype is not None:
+        return _from_hf(args.hf, args.revision, args.out, args.dtype)
+    if args.to_hf is None or not args.out is args.dtype is args.revision is None:
         raise ValueError("--orbax wants --to-hf, the folder to write, and nothing else")
     return _to_hf(args.orbax, args.to_hf)
 
 
-def _from_hf(hf: str, out: Path, dtype: str | None) -> int:
-    from rich.console import Console
-
+def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None) -> int:
     from checkpoints import convert, open_checkpoint
+    from checkpoints.hub import model_folder
     from ferrum_jax.models import registry
-    from ferrum_jax.progress import status
+    from ferrum_jax.progress import plain_console, status
 
+    hf = model_folder(hf, revision)
     checkpoint = open_checkpoint(hf)
-    weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head)
-    with status(Console(stderr=True), f"converting {hf}"):
+    weights = registry.weights_of(
+        checkpoint.config, has_head=lambda: checkpoint.has_head, stored=checkpoint.stored_forms
+    )
+    with status(plain_console(stderr=True), f"converting {hf}"):
         summary = convert(hf, out, **weights._asdict(), dtype=dtype)
     print(
         f"{out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
@@ -65,25 +73,26 @@ def _from_hf(hf: str, out: Path, dtype: str | None) -> int:
 
 
 def _print_errors(errors: tuple[CastError, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from ferrum_jax.progress import plain_console
 
     table = Table("parameters", "largest error", "relative RMS", title="what the cast changed")
     for error in errors:
         table.add_row(error.parameters, f"{error.largest:.3g}", f"{error.relative_rms:.3g}")
-    Console().print(table)
+    plain_console().print(table)
 
 
 def _to_hf(source: Path, out: Path) -> int:
-    from rich.console import Console
-
     from checkpoints import open_checkpoint, to_huggingface
     from ferrum_jax.models import registry
-    from ferrum_jax.progress import status
+    from ferrum_jax.progress import plain_console, status
 
     checkpoint = open_checkpoint(source)
-    weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head)
-    with status(Console(stderr=True), f"converting {source}"):
+    weights = registry.weights_of(
+        checkpoint.config, has_head=lambda: checkpoint.has_head, stored=checkpoint.stored_forms
+    )
+    with status(plain_console(stderr=True), f"converting {source}"):
         count = to_huggingface(source, out, rules=weights.rules)
     print(f"{out}: {count} tensors")
     return 0

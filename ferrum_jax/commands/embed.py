@@ -1,8 +1,9 @@
 """`ferrum-jax embed`: the vectors of a file of texts, in the order of its lines.
 
-A line is {"custom_id": name, "input": text or token ids}, of which custom_id may be left out, or a text alone. Output
-appears whole at the end, as JSON lines with `embedding` or `error`, or as an array [lines, D] float32 where the
-name ends in .npy; a line that failed is NaN there. Exit codes: 0 done, 1 some lines failed.
+A line is {"custom_id": name, "input": text or token ids}, where custom_id may be left out, or a text alone. Output
+appears whole at the end, with `embedding` or `error` for each line. The names of both files tell their form, as in
+`batch.files`; an output whose name ends in .npy is a float32 array [lines, D] with NaN for each line that failed. Exit
+codes: 0 done, 1 some lines failed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.batch.input.files import ARRAY, VECTORS, check_name, is_array, reading_rows, writing_rows
+from ferrum_jax.batch.input.lines import canonical, load_value, refuse_unreadable
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.paths import require_folder_of
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 EXIT_OK, EXIT_LINES_FAILED = 0, 1
 _MAX_NAMED = 5  # failed lines named on the terminal
-Entry = tuple[str | None, "EmbeddingOutput | ValueError"]  # (custom_id, what became of the line)
+Entry = tuple[str | None, "EmbeddingOutput | ValueError"]  # (custom_id, the line's vector or its error)
 
 
 def add(commands: Any) -> None:
@@ -33,14 +36,18 @@ def add(commands: Any) -> None:
         commands,
         "embed",
         _run,
-        "write the vector of each text of a JSONL file",
+        "write the vector of each text of a file",
         "--model DIR --input FILE --output FILE",
     )
     embed.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help='JSONL file of {"input": ...} or of texts'
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='lines of {"input": ...} or of texts; .jsonl, .csv, .parquet, also .gz and .zst',
     )
     embed.add_argument(
-        "--output", type=Path, required=True, metavar="FILE", help="JSONL file, or a NumPy array if it ends in .npy"
+        "--output", type=Path, required=True, metavar="FILE", help="file of the same kinds, or .npy for a NumPy array"
     )
     embed.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the checkpoint before each text")
     embed.add_argument("--pooling", choices=("mean", "cls", "last"), help="default: the checkpoint's")
@@ -54,24 +61,23 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.output.exists() and args.output.samefile(args.input):
-        raise ValueError(f"input and output are both {args.output}; name another output")
-    with open(args.input, "rb") as file:
-        num_lines = sum(1 for line in file if line.strip())
-    if not num_lines:
-        raise ValueError(f"{args.input} has no lines")
+    check_name(args.output.name, allowed=[ARRAY])
     require_folder_of(args.output, "output")
     with contextlib.ExitStack() as stack:
+        file = stack.enter_context(reading_rows(stack.enter_context(open(args.input, "rb")), args.input.name))
+        num_lines = sum(1 for line in file if line.strip())
+        if not num_lines:
+            raise ValueError(f"{args.input} has no lines")
+        file.seek(0)
         llm = open_llm(args, chosen_config(args), stack)
         from ferrum_jax.progress import texts_bar
 
         advance = stack.enter_context(texts_bar(num_lines, shown=None))
-        file = stack.enter_context(open(args.input, "rb"))
         how = {key: getattr(args, key) for key in ("prompt_name", "pooling", "normalize", "truncate")}
         entries = _entries(lambda requests: llm.embed_as_completed(requests, **how), file, advance)
-        temporary = args.output.with_name(f".{args.output.name}.{os.getpid()}.tmp")
+        temporary = args.output.with_name(f".{os.getpid()}.{args.output.name}")  # the suffix tells the form
         try:
-            write = _write_array if args.output.suffix == ".npy" else _write_lines
+            write = _write_array if is_array(args.output.name) else _write_lines
             failed = write(temporary, entries, num_lines)
             os.replace(temporary, args.output)
         finally:
@@ -88,7 +94,7 @@ def _entries(
     lines: Iterable[bytes],
     advance: Callable[[int], None],
 ) -> Iterator[Entry]:
-    """What became of each line that is not blank, in their order; those that are ready early wait in memory."""
+    """The entries of all lines that are not blank, in order; those that are ready early wait in memory."""
     ids: dict[int, str | None] = {}
     ready: dict[int, EmbeddingOutput | ValueError] = {}
 
@@ -115,14 +121,19 @@ def _entries(
 
 
 def _parse(line: bytes) -> tuple[str | None, Any]:
-    """(custom_id, text or token ids), or in place of these a ValueError that says what is wrong with the line."""
+    """(custom_id, text or token ids); in place of the latter a ValueError if something is wrong with the line."""
+    custom_id = None
     try:
-        found = json.loads(line)
+        found = load_value(line)
+        canonical(found, None)  # refuses NaN and lone surrogates
+        if isinstance(found, dict):
+            custom_id = found.get("custom_id") if isinstance(found.get("custom_id"), str) else None
+            refuse_unreadable(found)
     except ValueError as error:
-        return None, ValueError(f"not valid JSON: {error}")
+        return custom_id, error
     if isinstance(found, str):
         return None, found
-    if not isinstance(found, dict) or not isinstance(custom_id := found.get("custom_id"), str | None):
+    if not isinstance(found, dict) or custom_id != found.get("custom_id"):
         return None, ValueError("the line must be a text, or an object whose custom_id is a string")
     if found.keys() - {"custom_id", "input"} or not isinstance(text := found.get("input"), str | list):
         return custom_id, ValueError("the line must have `input`, a text or a list of token ids, and nothing else")
@@ -130,9 +141,9 @@ def _parse(line: bytes) -> tuple[str | None, Any]:
 
 
 def _write_lines(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
-    """JSON lines; messages of those that failed."""
+    """Writes lines in the form of the path's name; returns the messages of those that failed."""
     failed = []
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "wb") as target, writing_rows(target, path.name, VECTORS) as file:
         for number, (custom_id, entry) in enumerate(entries, start=1):
             line: dict[str, Any] = {"custom_id": custom_id}
             if isinstance(entry, ValueError):
@@ -141,12 +152,12 @@ def _write_lines(path: Path, entries: Iterable[Entry], num_lines: int) -> list[s
             else:
                 line["embedding"] = [float(f"{value:.9g}") for value in entry.embedding.tolist()]
                 line["num_tokens"] = len(entry.prompt_token_ids)
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line).encode() + b"\n")
     return failed
 
 
 def _write_array(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
-    """[num_lines, D] float32; messages of the lines that failed, whose rows are NaN."""
+    """Writes [num_lines, D] float32; returns the messages of the lines that failed, whose rows are NaN."""
     import numpy as np
 
     failed: list[str] = []

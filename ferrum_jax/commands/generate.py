@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ferrum_jax.commands.flags import add_sampling_flags, sampling_params
 from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.commands.prompts import add_prompts, reach_of, read_prompts
-from ferrum_jax.flags import add_sampling_flags, sampling_params
+from ferrum_jax.commands.prompt_flags import add_prompts, reach_of, read_prompts
 from ferrum_jax.request import RequestOutput
 
 
@@ -32,6 +32,8 @@ def _run(args: argparse.Namespace) -> int:
     params, config = sampling_params(args), chosen_config(args)
     if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ValueError("log-probabilities are printed as JSON only; add --json")
+    if not args.json and not params.detokenize:
+        raise ValueError("with --no-detokenize there are only token ids, printed as JSON only; add --json")
     prompts = read_prompts(args)
     with contextlib.ExitStack() as stack:
         llm = open_llm(args, config, stack, reach_of(prompts, params))

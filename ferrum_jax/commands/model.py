@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ferrum_jax.commands.flags import add_engine_flags, engine_config
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.flags import add_engine_flags, engine_config
+from ferrum_jax.startup.accelerators import Chips
 
 if TYPE_CHECKING:
+    from ferrum_jax.identity import ModelIdentity
     from ferrum_jax.llm import LLM, Measure
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="DIR", help="Hugging Face folder or Orbax checkpoint")
+    add_source(parser, "Hugging Face folder or Orbax checkpoint, its URL, or a model of the hub as ORG/NAME")
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
-    parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profiler trace of the run")
-    parser.add_argument("--bundle", type=Path, metavar="DIR", help="executables that `ferrum-jax compile` made")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run")
+    parser.add_argument("--bundle", metavar="DIR", help="executables that `ferrum-jax compile` made; a URL of them too")
     parser.add_argument("--require-bundle", action="store_true", help="refuse to compile what the bundle does not give")
-    parser.set_defaults(load_prefix_cache=None)
+    parser.set_defaults(load_prefix_cache=None, runs_here=True)
     add_hosts(parser)
     add_engine_flags(parser)
+
+
+def add_source(parser: argparse.ArgumentParser, text: str) -> None:
+    """The model, and its revision. text: the help of --model."""
+    parser.add_argument("--model", required=True, metavar="DIR", help=text)
+    add_revision(parser)
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit of a model of the hub (default: its main branch)"
+    )
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +48,12 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         "--coordinator",
         metavar="HOST:PORT",
         help="of process 0, which alone reads and writes; auto in a TPU slice, where jax finds the processes by itself",
+    )
+    group.add_argument(
+        "--coordinator-secret-file",
+        metavar="FILE",
+        help="secret by which the processes know one another, the same on all hosts; needed unless all are on one "
+        "host; without the flag it is taken from FERRUM_JAX_COORDINATOR_SECRET",
     )
     group.add_argument("--num-processes", type=int, metavar="INT", help="how many there are")
     group.add_argument("--process-id", type=int, metavar="INT", help="which of them this is, from 0")
@@ -46,36 +69,69 @@ def chosen_config(args: argparse.Namespace) -> EngineConfig:
     """The config of the flags; a bundle's own where it is given and they say nothing."""
     if args.bundle is None:
         return engine_config(args)
-    from ferrum_jax.runtime.bundle import Bundle
+    from ferrum_jax.executables.bundle import Bundle
 
     return engine_config(args, Bundle.open(args.bundle).purpose.config)
 
 
-def open_llm(
-    args: argparse.Namespace, config: EngineConfig, stack: contextlib.ExitStack, reach: Measure | None = None
-) -> LLM:
-    """The model, ready; a trace of what follows is written if --profile asks for one. reach: as of `LLM`."""
-    from rich.console import Console
-    from rich.markup import escape
+def invariant_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
+    """The config of a batch job and of what it loads: the CPU gives every row the same bits in any company.
 
+    Flags and bundle may say otherwise.
+    """
+    if "invariant" in args or args.bundle is not None or not _runs_on_cpu(config) or config.dtype == "bfloat16":
+        return config
+    return dataclasses.replace(config, invariant=True)
+
+
+def _runs_on_cpu(config: EngineConfig) -> bool:
+    """Whether jax takes the CPU.
+
+    It opens a chip to say so, which a child must do first where a kernel is to be checked on it: then it is not asked.
+    """
+    import jax
+
+    chips = Chips.here()
+    if chips.platform and chips.has_package() and config.check != "off" and not jax.config.values["jax_platforms"]:
+        return False
+    return jax.default_backend() == "cpu"
+
+
+def open_llm(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    stack: contextlib.ExitStack,
+    reach: Measure | None = None,
+    on_identity: Callable[[ModelIdentity], None] = lambda identity: None,
+    commit: str | None = None,
+    begun_with: Mapping[str, str] = MappingProxyType({}),
+) -> LLM:
+    """The model, ready; writes a profile of what follows if --profile asks for one.
+
+    reach, on_identity, begun_with: of `LLM`. commit: of a hub's model; None is that of --revision.
+    """
     from ferrum_jax.llm import LLM
-    from ferrum_jax.progress import status
+    from ferrum_jax.progress import plain_console, status
 
     _check_folders(args)
-    console = Console(stderr=True)
-    name = escape(str(args.model))
+    console = plain_console(stderr=True)
     with status(console, f"loading {args.model}") as update:
         llm = LLM(
             args.model,
             config,
+            revision=commit or args.revision,
             tokenizer=args.tokenizer,
             bundle=args.bundle,
             require_bundle=args.require_bundle,
             reach=reach,
             on_progress=lambda what, done, total: update(f"{what} {done}/{total}"),
-            on_problem=lambda text: console.print(escape(text), highlight=False),
+            on_problem=lambda text: console.print(text, highlight=False),
+            on_identity=on_identity,
+            begun_with=begun_with,
         )
-    console.print(f"{name} ready in {llm.startup_s:.1f} s", highlight=False)
+    console.print(f"{args.model} ready in {llm.startup_s:.1f} s{_room(llm)}", highlight=False, soft_wrap=True)
+    if llm.attention.why and not llm.attention.is_set_aside:
+        console.print(llm.attention.why, highlight=False)
     if llm.bundled is not None:
         found = ", ".join(sorted(llm.bundled.found)) or "none"
         console.print(f"bundle: {llm.bundled.hits} executables ({found}); {llm.bundled.misses} others", highlight=False)
@@ -84,6 +140,13 @@ def open_llm(
         console.print(
             f"{config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
             f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
+            highlight=False,
+        )
+    if ledger.padded_bytes:
+        heads = llm.loaded.layout.options.spec.attention
+        console.print(
+            f"heads of {heads.head_dim} values are padded to what the kernels read: {ledger.padded_bytes:,} of "
+            f"{ledger.kv_bytes:,} KV bytes of a device are zeros",
             highlight=False,
         )
     if llm.host_memory_kind is not None:
@@ -102,9 +165,19 @@ def open_llm(
     return llm
 
 
+def _room(llm: LLM) -> str:
+    """What an engine has room for, in words; nothing of an encoder, which has no pools."""
+    ledger, config = llm.ledger, llm.config
+    if not ledger.groups:
+        return ""
+    rows = config.num_rows * ledger.num_shards
+    size = f"{ledger.kv_bytes / 2**30:.2f} GiB" if ledger.kv_bytes >= 2**28 else f"{ledger.kv_bytes / 2**20:.1f} MiB"
+    return f": {rows:,} rows at once, KV pool of {ledger.kv_tokens:,} tokens ({size} a device)"
+
+
 def _check_folders(args: argparse.Namespace) -> None:
-    """Of what is read or written once the model is ready."""
+    """Checks the folders that are read or written once the model is ready."""
     if args.profile is not None:
         args.profile.mkdir(parents=True, exist_ok=True)
     if args.load_prefix_cache is not None and not args.load_prefix_cache.is_dir():
-        raise ValueError(f"{args.load_prefix_cache} is no folder; name one that `ferrum-jax cache save` wrote")
+        raise ValueError(f"{args.load_prefix_cache} is not a folder; name one that `ferrum-jax cache save` wrote")

@@ -7,13 +7,14 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from ferrum_jax.commands.compile import add_target, without_device
+from ferrum_jax.commands.compile import add_target, order_of, without_device
+from ferrum_jax.commands.flags import add_engine_flags
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.flags import add_engine_flags, engine_config
 
 if TYPE_CHECKING:
-    from ferrum_jax.bundling import BundleOrder
-    from ferrum_jax.forecast import Forecast
+    from ferrum_jax.embeddings.encoder_runtime import EncoderLayout
+    from ferrum_jax.offline.bundle_order import BundleOrder
+    from ferrum_jax.offline.mesh_choices import Lengths, MeshFit
     from ferrum_jax.runtime.layout import Layout
 
 
@@ -26,41 +27,94 @@ def add(commands: Any) -> None:
         "--model DIR --target TARGET",
     )
     add_target(plan)
-    plan.add_argument("--tokens-in", type=int, default=1024, metavar="INT", help="prompt of a request (default 1024)")
-    plan.add_argument("--tokens-out", type=int, default=256, metavar="INT", help="its output (default 256)")
+    plan.add_argument(
+        "--tokens-in", type=int, metavar="INT", help="prompt of a request (default 1024 where the model has room)"
+    )
+    plan.add_argument("--tokens-out", type=int, metavar="INT", help="its output (default 256 where it has room)")
+    plan.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the largest steps of the mesh, which takes minutes, and count what they need",
+    )
     plan.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(plan)
 
 
 def _run(args: argparse.Namespace) -> int:
     without_device(args.target)
-    from rich.console import Console
+    from ferrum_jax.offline.mesh_choices import Lengths
 
-    from ferrum_jax.bundling import BundleOrder
-    from ferrum_jax.forecast import forecast, refuse_length
-    from ferrum_jax.progress import status
-    from ferrum_jax.runtime.fit import refuse_overfull, temporaries_bytes, with_temporaries
+    order, lengths = order_of(args), Lengths(tokens_in=args.tokens_in, tokens_out=args.tokens_out)
+    if order.is_encoder:
+        return _plan_encoder(args, order, lengths)
+    return _plan_engine(args, order, lengths)
 
-    order = BundleOrder(model=args.model, target=args.target, config=engine_config(args))
+
+def _plan_engine(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> int:
+    from ferrum_jax.commands.plan_tables import print_bounds, print_memory, print_meshes
+    from ferrum_jax.offline.forecast import forecast, refuse_length
+    from ferrum_jax.offline.mesh_choices import meshes_of
+    from ferrum_jax.progress import plain_console
+
+    most = order.config.max_model_len or order.spec.max_position_embeddings
+    tokens_in, tokens_out = lengths.within(most)
+    refuse_length(tokens_in, tokens_out, most)  # before minutes of compiling
+    meshes, console = meshes_of(order, lengths), plain_console()
+    if not args.json:
+        print_meshes(console, order, meshes)  # a mesh that does not fit ends the command, and these may
+    layout = _laid_out(order, compiles=args.compile)
+    found = forecast(layout, layout.options.target, tokens_in=tokens_in, tokens_out=tokens_out)
+    if args.json:
+        speed = dataclasses.asdict(found) | {"output_tokens_per_s": found.output_tokens_per_s}
+        print(json.dumps(_as_json(order, layout, meshes) | {"forecast": speed, "is_compiled": args.compile}))
+        return 0
+    print_memory(console, order, layout, is_compiled=args.compile)
+    print_bounds(console, found)
+    return 0
+
+
+def _plan_encoder(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> int:
+    """Raises ValueError for what an encoder has not."""
+    from ferrum_jax.commands.plan_tables import print_encoder, print_meshes
+    from ferrum_jax.offline.encoder_forecast import forecast_encoder, target_of
+    from ferrum_jax.offline.mesh_choices import meshes_of
+    from ferrum_jax.progress import plain_console
+
+    if lengths.tokens_out is not None:
+        raise ValueError(f"--tokens-out is {lengths.tokens_out}, and {order.model} generates nothing; leave it out")
+    if args.compile:
+        raise ValueError("--compile counts what an engine's largest steps need; an encoder keeps no pools beside them")
+    layout: EncoderLayout = order.lay_out_encoder()
+    found = forecast_encoder(layout, target_of(layout), tokens_in=lengths.tokens_in or layout.max_model_len)
+    meshes, console = meshes_of(order, lengths), plain_console()
+    if args.json:
+        speed = dataclasses.asdict(found) | {"texts_per_s": found.texts_per_s}
+        shown = {"target": order.target, "mesh": order.config.mesh, "weights_bytes": layout.model.weights_bytes}
+        print(json.dumps(shown | {"executables": len(layout.buckets), "forecast": speed, "meshes": _meshes(meshes)}))
+        return 0
+    print_meshes(console, order, meshes)
+    print_encoder(console, order, layout, found)
+    return 0
+
+
+def _laid_out(order: BundleOrder, *, compiles: bool) -> Layout:
+    """With what the largest steps need beside weights and pools: by shapes, or by the compiler."""
+    from ferrum_jax.progress import plain_console, status
+    from ferrum_jax.runtime.fit import expected_temporaries, refuse_overfull, temporaries_bytes, with_temporaries
 
     def ask(layout: Layout) -> int:
-        refuse_length(args.tokens_in, args.tokens_out, layout.max_model_len)  # before minutes of compiling
-        return temporaries_bytes(layout, None)
+        return temporaries_bytes(layout, None) if compiles else expected_temporaries(layout)
 
-    with status(Console(stderr=True), f"compiling the largest steps for {args.target}"):
+    what = f"compiling the largest steps for {order.target}" if compiles else f"counting for {order.target}"
+    with status(plain_console(stderr=True), what):
         layout = order.lay_out(ask)
         if layout.ledger.temporaries_bytes == 0:  # the config names the pool
             layout = with_temporaries(layout, ask(layout))
             refuse_overfull(layout)
-    found = forecast(layout, layout.options.target, tokens_in=args.tokens_in, tokens_out=args.tokens_out)
-    if args.json:
-        print(json.dumps(_as_json(order, layout, found)))
-    else:
-        _print(order, layout, found)
-    return 0
+    return layout
 
 
-def _as_json(order: BundleOrder, layout: Layout, found: Forecast) -> dict[str, Any]:
+def _as_json(order: BundleOrder, layout: Layout, meshes: list[MeshFit]) -> dict[str, Any]:
     from ferrum_jax.runtime.fit import scalar_bytes
 
     return {
@@ -70,91 +124,9 @@ def _as_json(order: BundleOrder, layout: Layout, found: Forecast) -> dict[str, A
         "kv_tokens": layout.ledger.kv_tokens,
         "scalar_bytes": scalar_bytes(layout),
         "executables": len(layout.ladder.buckets),
-        "forecast": dataclasses.asdict(found) | {"output_tokens_per_s": found.output_tokens_per_s},
+        "meshes": _meshes(meshes),
     }
 
 
-def _print(order: BundleOrder, layout: Layout, found: Forecast) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ferrum_jax.cache.budget import RESERVED_BYTES
-    from ferrum_jax.runtime.block_copies import BlockCopies
-    from ferrum_jax.runtime.compile import parts_of
-    from ferrum_jax.runtime.fit import scalar_bytes
-
-    ledger, console = layout.ledger, Console()
-    console.print(f"Memory of one device of {order.target}, mesh {order.config.mesh}:", highlight=False)
-    memory = Table()
-    memory.add_column("what")
-    unit, size = ("GiB", 2**30) if ledger.used_bytes >= 2**30 else ("MiB", 2**20)
-    memory.add_column(unit, justify="right")
-    memory.add_column("")
-    rows = [
-        ("weights", ledger.weights_bytes, layout.dtype.name),
-        ("KV pool", ledger.kv_bytes, _pool_text(layout)),
-        ("recurrent states", ledger.states_bytes, f"{ledger.num_states} states"),
-        ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
-        ("cached prompts", ledger.prompts_bytes, "last hidden states"),
-        ("largest step", ledger.temporaries_bytes, "beside what is listed above"),
-    ]
-    target = layout.options.target
-    if target.platform != "cpu":  # of the CPU's memory the pool takes what is free, by its own rule
-        left = target.memory_bytes - ledger.used_bytes - RESERVED_BYTES
-        rows.append(("reserve", RESERVED_BYTES, "runtime and programs"))
-        rows.append(("left", left, f"of {target.memory_bytes / size:,.1f}"))
-    for what, count, text in rows:
-        if count:
-            memory.add_row(what, f"{count / size:,.2f}", text)
-    console.print(memory)
-    scalars = scalar_bytes(layout)
-    if scalars is not None:
-        taken, there = scalars
-        console.print(f"scalar memory of the largest step: {taken:,} of {there:,} bytes", highlight=False)
-    decode = sum(bucket.decode_only for bucket in layout.ladder.buckets)
-    mixed = len(layout.ladder.buckets) - decode
-    beside = len(parts_of(layout)[1]) + len(BlockCopies(layout, None).parts())
-    console.print(
-        f"executables: steps of {decode} decode and {mixed} mixed buckets, and {beside} small ones", highlight=False
-    )
-    console.print()
-    for line in (
-        f"{found.tokens_in} tokens in, {found.tokens_out} out: {found.num_rows} requests at once",
-        f"a decode step of them: at least {found.decode_step_s * 1e3:.2f} ms, bound by {found.decode_bound_by}",
-        f"prefill: at most {found.prefill_tokens_per_s:,.0f} tokens/s",
-        f"output of all together: at most {found.output_tokens_per_s:,.0f} tokens/s",
-        "These are bounds from the data sheet, not measurements: collectives and launches are not in them.",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
-    _print_meshes(order, layout)
-
-
-def _pool_text(layout: Layout) -> str:
-    ledger = layout.ledger
-    counts = "; ".join(
-        f"{blocks.num_blocks:,} blocks" + (f" for windows of {group.window:,}" if group.window else "")
-        for group, blocks in zip(layout.options.spec.kv_groups, ledger.groups, strict=True)
-    )
-    text = f"{counts} of {ledger.block_size}: {ledger.kv_tokens:,} tokens in {layout.kv_dtype}"
-    return text if ledger.head_copies == 1 else f"{text}; each KV head on {ledger.head_copies} devices"
-
-
-def _print_meshes(order: BundleOrder, layout: Layout) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ferrum_jax.meshes import meshes_of
-
-    meshes = meshes_of(order, layout)
-    if len(meshes) < 2:  # the one of a single device is the one above
-        return
-    console = Console()
-    console.print(f"\nMeshes of {order.target}, each with the step that was compiled:", highlight=False)
-    table = Table()
-    table.add_column("mesh")
-    table.add_column("weights, GiB", justify="right")
-    table.add_column("KV tokens", justify="right")
-    for mesh in meshes:
-        weights = "" if mesh.weights_bytes is None else f"{mesh.weights_bytes / 2**30:.2f}"
-        table.add_row(mesh.mesh, weights, mesh.problem or f"{mesh.kv_tokens:,}")
-    console.print(table)
+def _meshes(meshes: list[MeshFit]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(mesh) for mesh in meshes]

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.linear import Linear
-from ferrum_jax.layers.norm import norm_of
-from ferrum_jax.layers.rope import rotate
+from ferrum_jax.layers.norm import rms_norm_of, unit_rms
+from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.state_rows import StateRows
@@ -121,42 +121,48 @@ class ForwardContext:
 
 
 class Attention(nnx.Module):
-    """q, k, v from the same tokens, optional norms per head, rotary positions, optional gate, output projection.
+    """q, k, v from the same tokens, optional norms, rotary positions, optional gate, output projection.
 
-    With a gate, each head of q brings H more values, its own. On a mesh a device has some of the heads.
-    Source: Ainslie et al. 2023 (grouped queries); norms as in Qwen3, the gate as in Qwen3-Next.
+    With a gate, each head of q brings H more values, its own. On a mesh a device has some of the heads; a norm over all
+    of them asks the others for their mean square.
+    Source: Ainslie et al. 2023 (grouped queries); norms per head as in Qwen3, over all heads as in OLMo 2, after rotary
+    positions as in HunYuan, without a weight as in Llama 4; the gate as in Qwen3-Next.
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        D, N, K, H = spec.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        own, D = spec.attention_of(layer), spec.hidden_size
+        N, K, H = own.num_attention_heads, own.num_key_value_heads, own.head_dim
         self.layer = layer
         self.head_dim = H
-        self.scale, self.window, self.soft_cap = (
-            spec.attention_scale,
-            spec.window_of(layer),
-            spec.attn_logit_softcapping,
-        )
-        self.has_gate = spec.attention_gate
-        self.q = Linear(D, N * H * (1 + self.has_gate), bias=spec.attention_bias, dtype=dtype, rngs=rngs)
-        self.k = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
-        self.v = Linear(D, K * H, bias=spec.attention_bias, dtype=dtype, rngs=rngs)
-        self.o = Linear(N * H, D, bias=spec.attention_output_bias, dtype=dtype, rngs=rngs)
-        self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if spec.attention_sinks else None
-        self.q_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
-        self.k_norm = norm_of(spec, H, dtype=dtype) if spec.qk_norm else None
+        self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
+        self.has_gate = own.gate
+        self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
+        self.k = Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.v = Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.o = Linear(N * H, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
+        self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if own.sinks else None
+        self.norm = own.qk_norm
+        self.eps = spec.norm.eps
+        all_heads = self.norm is not None and self.norm.over_all_heads
+        per_head = self.norm is not None and self.norm.has_weight and not all_heads
+        self.q_norm = rms_norm_of(spec.norm, H, dtype=dtype) if per_head else None
+        self.k_norm = rms_norm_of(spec.norm, H, dtype=dtype) if per_head else None
+        self.q_heads_norm = rms_norm_of(spec.norm, N * H, dtype=dtype) if all_heads else None
+        self.k_heads_norm = rms_norm_of(spec.norm, K * H, dtype=dtype) if all_heads else None
 
     def __call__(
         self,
         x: jax.Array,  # [T, D]
-        rotation: tuple[jax.Array, jax.Array],  # cos, sin: [T, 1, H/2] float32
+        rotation: Rotation,
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
         T, H = x.shape[0], self.head_dim
-        q, k, v = (linear(x).reshape(T, -1, H) for linear in (self.q, self.k, self.v))
+        q, k, v = (linear(x) for linear in (self.q, self.k, self.v))
+        if self.q_heads_norm is not None and self.k_heads_norm is not None:
+            q, k = self.q_heads_norm(q, context.shards), self.k_heads_norm(k, context.shards)
+        q, k, v = (y.reshape(T, -1, H) for y in (q, k, v))
         q, gate = (q[:, ::2], q[:, 1::2]) if self.has_gate else (q, None)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        q, k = self._placed(q, k, rotation)
         attended = context.attend(
             self.layer,
             q,
@@ -169,3 +175,17 @@ class Attention(nnx.Module):
         )
         attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
         return self.o(attended.reshape(T, -1), context.shards)
+
+    def _placed(self, q: jax.Array, k: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
+        """q and k with the norms of their heads and their positions, in the order that the model has."""
+        if self.norm is not None and self.norm.after_rope:
+            return self._normed(rotation.of_queries(q), rotation.of_keys(k))
+        q, k = self._normed(q, k)
+        return rotation.of_queries(q), rotation.of_keys(k)
+
+    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm(q), self.k_norm(k)
+        if self.norm is not None and not self.norm.has_weight:
+            return unit_rms(q, self.eps), unit_rms(k, self.eps)
+        return q, k

@@ -13,8 +13,8 @@ from ferrum_jax.sharding import WHOLE, Shards
 class Embedding(nnx.Module):
     """weight [V, D]. Ids are checked on the host; an id outside the table would read its last row.
 
-    scale: vectors, not logits, are multiplied by it, rounded to dtype. On a mesh a device has a stretch of V, the
-    same number of rows on each.
+    scale: vectors, not logits, are multiplied by it, after it is rounded to dtype. On a mesh each device has an equal
+    share of the rows, consecutive ones.
     """
 
     def __init__(
@@ -36,5 +36,5 @@ class Embedding(nnx.Module):
         return shards.sum(jnp.where(here[:, None], vectors, jnp.zeros_like(vectors)))
 
     def attend(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
-        """Logits of hidden against every row of the table that is here."""
+        """Logits of hidden against the rows of the table that this device has."""
         return project(hidden, self.weight[...], out_dtype=jnp.float32)

@@ -21,7 +21,7 @@ from ferrum_jax.layers.linear import Linear, random_weight
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import RMSNorm
 from ferrum_jax.sharding import StateArray
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import GatedDeltaSpec, ModelSpec
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.state_rows import StateRows
@@ -31,15 +31,18 @@ _NORM_EPS = 1e-6  # of q's and k's lengths, whatever the spec says of the model'
 
 def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
     """What a layer keeps of a row: the convolution's last inputs, and the matrix of each value head."""
-    K, N, A, B = (
-        *(spec.linear_num_key_heads, spec.linear_num_value_heads),
-        *(spec.linear_key_head_dim, spec.linear_value_head_dim),
-    )
-    conv = (spec.linear_conv_kernel_dim - 1, 2 * K * A + N * B)
+    own = _sizes(spec)
+    conv = (own.conv_kernel_dim - 1, own.conv_channels)
+    delta = (own.num_value_heads, own.key_head_dim, own.value_head_dim)
     return {
         "conv": StateArray(shape=conv, dtype=dtype, axes=(None, "heads")),
-        "delta": StateArray(shape=(N, A, B), dtype=jnp.float32, axes=("heads", None, None)),
+        "delta": StateArray(shape=delta, dtype=jnp.float32, axes=("heads", None, None)),
     }
+
+
+def _sizes(spec: ModelSpec) -> GatedDeltaSpec:
+    assert spec.recurrence is not None, f"{spec.architecture} has Gated DeltaNets and no sizes of them"
+    return spec.recurrence
 
 
 class GatedDeltaNet(nnx.Module):
@@ -53,18 +56,18 @@ class GatedDeltaNet(nnx.Module):
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        D, K, N = spec.hidden_size, spec.linear_num_key_heads, spec.linear_num_value_heads
-        A, B, W = spec.linear_key_head_dim, spec.linear_value_head_dim, spec.linear_conv_kernel_dim
+        own, D = _sizes(spec), spec.hidden_size
+        K, N, A, B = own.num_key_heads, own.num_value_heads, own.key_head_dim, own.value_head_dim
         self.layer = layer
         self.key_dim, self.value_dim, self.group = A, B, N // K
         self.qkvz = Linear(D, 2 * K * A + 2 * N * B, dtype=dtype, rngs=rngs)
         self.ba = Linear(D, 2 * N, dtype=dtype, rngs=rngs)
-        self.conv = random_weight((2 * K * A + N * B, 1, W), dtype, rngs)
+        self.conv = random_weight((own.conv_channels, 1, own.conv_kernel_dim), dtype, rngs)
         self.a_log = nnx.Param(jnp.zeros((N,), dtype))
         self.dt_bias = nnx.Param(jnp.ones((N,), dtype))
-        self.norm = RMSNorm(B, eps=spec.rms_norm_eps, dtype=dtype)
+        self.norm = RMSNorm(B, eps=spec.norm.eps, dtype=dtype)
         self.o = Linear(N * B, D, dtype=dtype, rngs=rngs)
-        self.act = activation_of(spec.hidden_act)
+        self.act = activation_of(spec.mlp.hidden_act)
 
     def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         T, A, B, G = x.shape[0], self.key_dim, self.value_dim, self.group

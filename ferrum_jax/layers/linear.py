@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.sharding import WHOLE, Shards
+from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul, token_scales
 
 INIT_SCALE = 0.02
 # XLA:CPU computes W xᵀ faster than x Wᵀ for a few rows. x-first time over W-first time, float32, [3072, 1024] and
@@ -17,12 +19,14 @@ _WEIGHT_FIRST_ROWS = range(2, 33)
 
 def project(
     x: jax.Array,  # [T, I]
-    weight: jax.Array,  # [O, I], dtype of x
+    weight: jax.Array | QuantizedWeight,  # [O, I], dtype of x or codes
     *,
-    out_dtype: jnp.dtype | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:  # [T, O] out_dtype, x's when None
     """x Wᵀ, accumulated in float32 or better."""
     out_dtype = jnp.dtype(out_dtype or x.dtype)
+    if isinstance(weight, QuantizedWeight):
+        return quantized_matmul(x, weight, out_dtype=out_dtype)
     if x.shape[0] in _WEIGHT_FIRST_ROWS:
         return _project_few(x, weight, out_dtype)
     return _rows_first(x, weight, out_dtype)
@@ -55,15 +59,30 @@ def random_weight(shape: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | Non
 
 
 class Linear(nnx.Module):
-    """weight [O, I], bias [O] or None. On a mesh I or O is this device's part, and x or y with it."""
+    """weight [O, I], dense or in a form; bias [O] or None. On a mesh I or O is a device's part, and x or y with it."""
 
     def __init__(
         self, num_in: int, num_out: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs | None
     ) -> None:
-        self.weight = random_weight((num_out, num_in), dtype, rngs)
+        self.weight: nnx.Param | FormedWeight = random_weight((num_out, num_in), dtype, rngs)
         self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array, inputs: Shards = WHOLE) -> jax.Array:  # [T, I] -> [T, O]
         """x Wᵀ + b. inputs: the devices that each have a part of I, whose products are summed."""
-        y = inputs.sum(project(x, self.weight[...]))
-        return y if self.bias is None else y + self.bias[...][None, :]
+        if self.bias is None:
+            return inputs.sum(self._product(x, inputs, None))
+        # float32 until the bias is there, so that the sum is rounded once; devices exchange the dtype of x
+        y = self._product(x, inputs, jnp.float32 if inputs.size == 1 else None)
+        return (inputs.sum(y).astype(jnp.float32) + self.bias[...].astype(jnp.float32)[None, :]).astype(x.dtype)
+
+    def _product(self, x: jax.Array, inputs: Shards, out_dtype: jax.typing.DTypeLike | None) -> jax.Array:
+        """x Wᵀ of the inputs that are here, before the sum over devices."""
+        weight = self.weight[...]
+        if not isinstance(weight, QuantizedWeight) or inputs.size == 1:
+            return project(x, weight, out_dtype=out_dtype)
+        if weight.order is not None:
+            x = inputs.gather_columns(x)  # an order of inputs goes across devices
+        scales = None
+        if weight.activations is not None and weight.activation_group is None:
+            scales = inputs.max(token_scales(x, weight))  # of the whole token, so that a mesh rounds as one device does
+        return quantized_matmul(x, weight, out_dtype=out_dtype, activation_scales=scales)

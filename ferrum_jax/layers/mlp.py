@@ -1,4 +1,7 @@
-"""MLP: down(gating(gate x, up x)), most often with act(gate x) * up x. Source: Shazeer 2020, section 2 (SwiGLU)."""
+"""MLP: down(gating(gate x, up x)), most often with act(gate x) * up x; without a gate down(act(up x)).
+
+Source: Shazeer 2020, section 2 (SwiGLU).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from flax import nnx
 
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import MlpSpec
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
@@ -52,7 +56,7 @@ class ClampedSwiGLU:
         return (up + 1) * (gate * jax.nn.sigmoid(gate * self.alpha))
 
 
-def gating_of(spec: ModelSpec) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def gating_of(spec: MlpSpec) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """How a model's MLPs join gate and up. A value: two of equal specs are equal."""
     if spec.swiglu_limit is None:
         return Gated(activation_of(spec.hidden_act))
@@ -60,18 +64,19 @@ def gating_of(spec: ModelSpec) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 class MLP(nnx.Module):
-    """gate, up [F, D]; down [D, F]; F is intermediate_size unless given. On a mesh a device has some of F."""
+    """gate, up [F, D]; down [D, F]. On a mesh a device has some of F. gate is None where the spec has none."""
 
-    def __init__(self, spec: ModelSpec, *, width: int | None = None, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        D, F, bias = spec.hidden_size, width or spec.intermediate_size, spec.mlp_bias
-        self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
+    def __init__(self, hidden_size: int, spec: MlpSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        D, F, bias = hidden_size, spec.intermediate_size, spec.bias
+        self.gate = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs) if spec.gated else None
         self.up = Linear(D, F, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
         self.gating = gating_of(spec)
+        self.act = activation_of(spec.hidden_act)
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         return self.down(self.hidden(x), context.shards)
 
     def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]
         """What `down` is given."""
-        return self.gating(self.gate(x), self.up(x))
+        return self.act(self.up(x)) if self.gate is None else self.gating(self.gate(x), self.up(x))

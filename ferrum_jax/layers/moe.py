@@ -1,78 +1,128 @@
 """Mixture of experts: a router picks X of E small MLPs for every token; cost follows the routed tokens.
 
 Source: Shazeer et al. 2017 (routing); Qwen3-MoE's reference implementation (softmax before top-k; with the
-weights of the chosen made to sum to one, that is softmax over the top-k, as in Mixtral and gpt-oss).
+weights of the chosen made to sum to one, that is softmax over the top-k, as in Mixtral and gpt-oss); DeepSeek-AI 2024
+(DeepSeek-V3, section 2.1: sigmoid scores, groups, a correction that chooses and does not weigh).
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import MLP, gating_of
-from ferrum_jax.spec import ModelSpec
-from pallas_kernels.grouped_matmul import expert_mlp
+from ferrum_jax.spec import ExpertsSpec, MlpSpec
+from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 
 
 class Experts(nnx.Module):
-    """The experts' weights, stacked: gate, up [E, F, D]; down [E, D, F]; biases [E, F], [E, F], [E, D] or None."""
+    """The experts' weights, stacked, dense or in a form: gate, up [E, F, D]; down [E, D, F].
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        E, F, D = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
-        self.gate = random_weight((E, F, D), dtype, rngs)
-        self.up = random_weight((E, F, D), dtype, rngs)
-        self.down = random_weight((E, D, F), dtype, rngs)
-        self.gate_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.expert_bias else None
-        self.up_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.expert_bias else None
-        self.down_bias = nnx.Param(jnp.zeros((E, D), dtype)) if spec.expert_bias else None
+    Biases are [E, F], [E, F], [E, D], or None.
+    """
+
+    def __init__(self, hidden_size: int, spec: ExpertsSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        E, F, D = spec.num_experts, spec.intermediate_size, hidden_size
+        self.gate: nnx.Param | FormedWeight = random_weight((E, F, D), dtype, rngs)
+        self.up: nnx.Param | FormedWeight = random_weight((E, F, D), dtype, rngs)
+        self.down: nnx.Param | FormedWeight = random_weight((E, D, F), dtype, rngs)
+        self.gate_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.bias else None
+        self.up_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.bias else None
+        self.down_bias = nnx.Param(jnp.zeros((E, D), dtype)) if spec.bias else None
 
     @property
     def biases(self) -> tuple[jax.Array, jax.Array, jax.Array] | None:
-        """Of gate, up and down, where there are any."""
+        """The biases of gate, up and down, where there are any."""
         if self.gate_bias is None or self.up_bias is None or self.down_bias is None:
             return None
         return self.gate_bias[...], self.up_bias[...], self.down_bias[...]
 
+    def stack(self, device: jax.Array, num_experts: int) -> ExpertStack:
+        """As the kernel takes them. device: which of those that the num_experts are spread over this is."""
+        gate, up, down = (weight[...] for weight in (self.gate, self.up, self.down))
+        return ExpertStack(
+            gate=gate,
+            up=up,
+            down=down,
+            biases=self.biases,
+            first_expert=device * gate.shape[0],
+            num_experts=num_experts,
+        )
+
 
 class MoE(nnx.Module):
-    """router [E, D], bias [E] or None, and experts. The weights of a token's X experts sum to one if norm_topk_prob.
+    """router [E, D], bias [E] or None, and experts; `ExpertsSpec` says how scores become a token's X experts.
 
-    shared: one more expert that all tokens go to, times sigmoid of shared_gate [1, D]; None where there is none.
+    mlp: how an expert joins gate and up. correction: [E], float32 in every dtype, for it tells experts apart whose
+    scores differ by less than bfloat16 can say. shared: one more expert that all tokens go to, None where there is
+    none; times sigmoid of shared_gate [1, D] where it has one.
     On a mesh a device has some of the experts and some columns of the shared one, and router and gate whole. Where the
     experts are spread over data shards, the tokens of all shards are gathered, each device adds what its experts say of
     any of them, and the sums go back to the shards that the tokens came from (decision 0018).
     """
 
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        self.router = Linear(spec.hidden_size, spec.num_experts, bias=spec.expert_bias, dtype=dtype, rngs=rngs)
-        self.experts = Experts(spec, dtype=dtype, rngs=rngs)
-        width = spec.shared_expert_intermediate_size
-        self.shared = MLP(spec, width=width, dtype=dtype, rngs=rngs) if width else None
-        self.shared_gate = Linear(spec.hidden_size, 1, dtype=dtype, rngs=rngs) if width else None
-        self.num_experts, self.num_experts_per_tok = spec.num_experts, spec.num_experts_per_tok
-        self.norm_topk_prob = spec.norm_topk_prob
-        self.gating = gating_of(spec)
+    def __init__(
+        self, hidden_size: int, spec: ExpertsSpec, mlp: MlpSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None
+    ) -> None:
+        self.spec = spec
+        self.router = Linear(hidden_size, spec.num_experts, bias=spec.bias, dtype=dtype, rngs=rngs)
+        self.correction = nnx.Param(jnp.zeros((spec.num_experts,), jnp.float32)) if spec.corrected else None
+        self.experts = Experts(hidden_size, spec, dtype=dtype, rngs=rngs)
+        width = spec.shared_intermediate_size
+        shared = dataclasses.replace(mlp, intermediate_size=width) if width else None
+        self.shared = None if shared is None else MLP(hidden_size, shared, dtype=dtype, rngs=rngs)
+        has_gate = shared is not None and spec.shared_gate
+        self.shared_gate = Linear(hidden_size, 1, dtype=dtype, rngs=rngs) if has_gate else None
+        self.gating = gating_of(mlp)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[T, D] -> (expert ids [T, X] int32, weights [T, X] float32), best first, lower id first on a tie."""
         logits = project(x, self.router.weight[...], out_dtype=jnp.float32)
         if self.router.bias is not None:
             logits += self.router.bias[...].astype(jnp.float32)[None, :]
-        weights, ids = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self.num_experts_per_tok)
-        if self.norm_topk_prob:
+        scores = jax.nn.softmax(logits, axis=-1) if self.spec.scoring == "softmax" else jax.nn.sigmoid(logits)
+        weights, ids = self._choose(scores)
+        if self.spec.norm_topk_prob:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return ids, weights
+        return ids, weights if self.spec.routed_scaling_factor == 1 else weights * self.spec.routed_scaling_factor
+
+    def _choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:  # [T, E] -> [T, X] each
+        """Scores and ids of the experts that are chosen."""
+        X = self.spec.num_experts_per_tok
+        if self.correction is None and self.spec.num_chosen_groups == self.spec.num_groups:
+            return jax.lax.top_k(scores, X)
+        chosen_by = scores if self.correction is None else scores + self.correction[...].astype(jnp.float32)[None, :]
+        _, ids = jax.lax.top_k(self._in_chosen_groups(chosen_by), X)
+        return jnp.take_along_axis(scores, ids, axis=1), ids
+
+    def _in_chosen_groups(self, scores: jax.Array) -> jax.Array:  # [T, E] -> the same
+        """Scores; minus infinity for experts outside the groups whose two best scores sum highest."""
+        groups, chosen = self.spec.num_groups, self.spec.num_chosen_groups
+        if chosen == groups:
+            return scores
+        by_group = scores.reshape(len(scores), groups, -1)
+        sums = jnp.sum(jax.lax.top_k(by_group, min(2, by_group.shape[-1]))[0], axis=-1)
+        _, best = jax.lax.top_k(sums, chosen)
+        is_chosen = jnp.any(best[:, :, None] == jnp.arange(groups)[None, None, :], axis=1)
+        return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         expert_ids, expert_weights = self.route(x)
         if context.is_token is not None:
-            expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.num_experts)
-        out = self._sum_of_experts(x, expert_ids, expert_weights, context)
-        if self.shared is not None and self.shared_gate is not None:
-            out += jax.nn.sigmoid(self.shared_gate(x)) * self.shared.down(self.shared.hidden(x))
+            expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.spec.num_experts)
+        given = x
+        if self.spec.weighs_inputs:  # a token has one expert
+            given, expert_weights = x * expert_weights.astype(x.dtype), jnp.ones_like(expert_weights)
+        out = self._sum_of_experts(given, expert_ids, expert_weights, context)
+        if self.shared is not None:
+            shared = self.shared.down(self.shared.hidden(x))
+            out += shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared
         return context.shards.sum(out)
 
     def _sum_of_experts(
@@ -81,8 +131,7 @@ class MoE(nnx.Module):
         expert_ids: jax.Array,  # [T, X], num_experts for none
         expert_weights: jax.Array,  # [T, X]
         context: ForwardContext,
-    ) -> jax.Array:  # [T, D], of which every device of `context.shards` has a summand
-        gate, up, down = (weight[...] for weight in (self.experts.gate, self.experts.up, self.experts.down))
+    ) -> jax.Array:  # [T, D], a summand on every device of `context.shards`
         data = context.expert_shards
         routes = data.gather(jnp.concatenate([expert_ids, _bits(expert_weights, jnp.int32)], axis=1))
         expert_ids, weight_bits = jnp.split(routes, 2, axis=1)
@@ -91,13 +140,8 @@ class MoE(nnx.Module):
             data.gather(x),
             expert_ids,
             _bits(weight_bits, jnp.float32),
-            gate,
-            up,
-            down,
-            first_expert=device * gate.shape[0],
-            num_experts=self.num_experts,
+            self.experts.stack(device, self.spec.num_experts),
             tile=context.expert_tile,
-            biases=self.experts.biases,
             activation=self.gating,
             implementation=context.implementation,
         )

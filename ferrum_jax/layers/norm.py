@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.spec import NormSpec
 
 
 class RMSNorm(nnx.Module):
@@ -21,35 +22,56 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.zero_centred = zero_centred
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> the same
+    def __call__(self, x: jax.Array, parts: Shards = WHOLE) -> jax.Array:  # [..., size] -> the same
+        """parts: the devices that each have as many of the values, all of which the mean is over."""
         wide = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        mean = parts.sum(jnp.mean(wide * wide, axis=-1, keepdims=True)) / parts.size
+        scale = jax.lax.rsqrt(mean + self.eps)
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
         if self.zero_centred:
             return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * (wide * scale).astype(x.dtype)
 
 
-def norm_of(spec: ModelSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm:
-    """A norm as all of this model are."""
-    return RMSNorm(size, eps=spec.rms_norm_eps, zero_centred=spec.zero_centred_norms, dtype=dtype)
+def unit_rms(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) over the last axis, in float32, rounded to x's dtype: an RMSNorm without a weight."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
     """y = weight * (x - mean) / sqrt(variance + eps) + bias over the last axis; rounded to x's dtype at the end.
 
+    zero_centred: 1 + weight in place of weight. Without bias nothing is added.
     Source: Ba et al. 2016, section 3.1, with the variance of the population.
     """
 
-    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype) -> None:
-        self.weight = nnx.Param(jnp.ones((size,), dtype))
-        self.bias = nnx.Param(jnp.zeros((size,), dtype))
+    def __init__(
+        self, size: int, *, eps: float, bias: bool = True, zero_centred: bool = False, dtype: jnp.dtype
+    ) -> None:
+        self.weight = nnx.Param(jnp.zeros((size,), dtype) if zero_centred else jnp.ones((size,), dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), dtype)) if bias else None
         self.eps = eps
+        self.zero_centred = zero_centred
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] -> the same
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        leading = range(x.ndim - 1)
-        weight, bias = (jnp.expand_dims(a[...], leading).astype(jnp.float32) for a in (self.weight, self.bias))
-        return (wide * scale * weight + bias).astype(x.dtype)
+        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1)).astype(jnp.float32)
+        y = wide * scale * (1 + weight if self.zero_centred else weight)
+        if self.bias is not None:
+            y += jnp.expand_dims(self.bias[...], range(x.ndim - 1)).astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+def norm_of(norm: NormSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm | LayerNorm:
+    """A norm as those between the layers of this model are."""
+    if norm.kind == "layer":
+        return LayerNorm(size, eps=norm.eps, bias=norm.bias, zero_centred=norm.zero_centred, dtype=dtype)
+    return rms_norm_of(norm, size, dtype=dtype)
+
+
+def rms_norm_of(norm: NormSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm:
+    """A norm of heads, with the model's eps and centre."""
+    return RMSNorm(size, eps=norm.eps, zero_centred=norm.zero_centred, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs (x[i], x[i + H/2]) of a head are turned by position * frequency[i].
+"""Rotary positions: pairs (x[i], x[i + H/2]) of a head, or (x[2 i], x[2 i + 1]), turn by position * frequency[i].
 
 Frequencies are NumPy constants of H/2 floats; angles are computed from the positions inside the step.
 Source: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023, sections 3.2-3.4 (YaRN); the
@@ -9,12 +9,13 @@ reference implementation, because at position 10⁵ one unit in the last place o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.spec import RopeSpec
+from ferrum_jax.spec import AttentionSpec, RopeSpec
 
 _F32 = np.float32
 
@@ -69,12 +70,47 @@ def _yarn(wavelengths: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
     return interpolated * (_F32(1) - kept) + (_F32(1) / wavelengths) * kept
 
 
+class Rotation(NamedTuple):
+    """What the positions of a step's tokens do to q and k: cos and sin of their angles, and a factor for q alone.
+
+    Each is [T, 1, H'/2] float32, the 1 for heads; query_factor is [T, 1, 1]. None where a layer has no such thing.
+    """
+
+    cos: jax.Array | None = None
+    sin: jax.Array | None = None
+    query_factor: jax.Array | None = None
+    interleaved: bool = False
+
+    def of_queries(self, q: jax.Array) -> jax.Array:  # [T, heads, H] -> the same
+        """q, turned and multiplied by its factor."""
+        q = self.of_keys(q)
+        return q if self.query_factor is None else (q.astype(jnp.float32) * self.query_factor).astype(q.dtype)
+
+    def of_keys(self, k: jax.Array) -> jax.Array:  # [T, heads, H] -> the same
+        """k, turned."""
+        if self.cos is None or self.sin is None:
+            return k
+        return rotate(k, self.cos, self.sin, interleaved=self.interleaved)
+
+
+def rotation_of(positions: jax.Array, attention: AttentionSpec) -> Rotation:
+    """The Rotation of every position, shared by all layers of a step whose rope and temperature are equal."""
+    rope, temperature, factor = attention.rope, attention.temperature, None
+    if temperature is not None:
+        far = jnp.floor((positions + temperature.offset).astype(jnp.float32) / temperature.length)
+        factor = (1 + temperature.scale * jnp.log1p(far))[:, None, None]
+    if rope is None:
+        return Rotation(query_factor=factor)
+    cos, sin = rotations(positions, rope, attention.head_dim)
+    return Rotation(cos, sin, factor, rope.interleaved)
+
+
 def rotations(
     positions: jax.Array,  # [T] int32
     rope: RopeSpec,
     head_dim: int,
 ) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H'/2] float32, the 1 for heads
-    """cos and sin of every position's angles, shared by all layers of a step."""
+    """cos and sin of every position's angles."""
     angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)[None, :]
     factor = rope.attention_factor
     return jnp.cos(angles)[:, None, :] * factor, jnp.sin(angles)[:, None, :] * factor
@@ -84,9 +120,15 @@ def rotate(
     x: jax.Array,  # [T, heads, H]
     cos: jax.Array,  # [T, 1, H'/2] float32
     sin: jax.Array,  # [T, 1, H'/2] float32
+    *,
+    interleaved: bool = False,
 ) -> jax.Array:  # [T, heads, H], x's dtype
-    """Turns each pair of a head's first H' dimensions; computed in float32. The others stay as they are."""
+    """Turns each pair of a head's first H' dimensions; computed in float32. The others stay as they are.
+
+    Interleaved pairs come out as halves: q k is the same in any order of both, and no lane is moved twice.
+    """
     turning = 2 * cos.shape[-1]
-    left, right = jnp.split(x[..., :turning].astype(jnp.float32), 2, axis=-1)
+    wide = x[..., :turning].astype(jnp.float32)
+    left, right = (wide[..., ::2], wide[..., 1::2]) if interleaved else jnp.split(wide, 2, axis=-1)
     turned = jnp.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1).astype(x.dtype)
     return turned if turning == x.shape[-1] else jnp.concatenate((turned, x[..., turning:]), axis=-1)

@@ -24,7 +24,7 @@ from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.sharding import WHOLE, Shards
 
-QUERY_TILE = 512  # scores exist of so many queries at once, so that memory grows with the length and not its square
+QUERY_TILE = 512  # queries whose scores exist at once, so that memory grows with the length and not with its square
 _MASKED = -1e30  # finite: a padded row has no real key at all, and its softmax must not be NaN
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -197,6 +197,8 @@ def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
         prefix=("roberta." if roberta else "bert.") if masked else "",
         head=("lm_head." if roberta else "cls.") if masked else "pooler.",
     )
+    if spec.max_position_embeddings < 1:
+        raise ValueError(f"max_position_embeddings leaves {spec.max_position_embeddings} positions; it must leave 1")
     if spec.hidden_size % spec.num_attention_heads:
         raise ValueError(f"hidden_size is {spec.hidden_size}, no multiple of {spec.num_attention_heads} heads")
     for key in _TRAINING_KEYS:

@@ -2,53 +2,71 @@
 
     h = embed(ids);  per layer:  h += attention(norm(h));  h += mlp(norm(h));  hidden = norm(h);  logits = hidden Eᵀ
 
-With sandwich norms:  h += norm(attention(norm(h)));  h += norm(mlp(norm(h))).
+With norms after instead, or too:  h += norm(attention(h));  h += norm(attention(norm(h))); the same of the MLP.
+In parallel:  h += attention(norm(h)) + mlp(norm(h)), one norm.
 Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
 the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.rules import Part, Rule
+from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import norm_of
-from ferrum_jax.layers.rope import rotations
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.layers.rope import Rotation, rotation_of
+from ferrum_jax.spec import ExpertsSpec, ModelSpec
 
-_MLP = ("gate", "up", "down")
+_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP (or experts), each behind a norm, or between two, and beside a residual."""
+    """Attention and MLP (or experts), each with the norms that the spec says, and beside a residual."""
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        D = spec.hidden_size
-        self.attention_norm = norm_of(spec, D, dtype=dtype)
+        def norm(is_there: bool) -> Callable[[jax.Array], jax.Array]:
+            return norm_of(spec.norm, spec.hidden_size, dtype=dtype) if is_there else _as_it_is
+
+        self.attention_norm = norm(spec.norm.before)
         # what a family with recurrent layers puts in its place is called alike
         self.attention: Callable[..., jax.Array] = Attention(spec, layer, dtype=dtype, rngs=rngs)
-        self.attention_out_norm = norm_of(spec, D, dtype=dtype) if spec.sandwich_norms else _as_it_is
-        self.mlp_norm = norm_of(spec, D, dtype=dtype)
-        self.mlp = (MoE if layer in spec.moe_layers else MLP)(spec, dtype=dtype, rngs=rngs)
-        self.mlp_out_norm = norm_of(spec, D, dtype=dtype) if spec.sandwich_norms else _as_it_is
+        self.attention_out_norm = norm(spec.norm.after)
+        self.is_parallel = spec.parallel
+        self.mlp_norm = norm(spec.norm.before and not spec.parallel)
+        self.mlp = _mlp_of(spec, layer, dtype, rngs)
+        self.mlp_out_norm = norm(spec.norm.after)
+        self.residual_multiplier = spec.residual_multiplier
 
     def __call__(
         self,
         x: jax.Array,  # [T, D]
-        rotation: tuple[jax.Array, jax.Array],  # [T, 1, H/2] float32 each
+        rotation: Rotation,
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
-        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), rotation, context))
-        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x), context))
+        normed = self.attention_norm(x)
+        attended = self._scaled(self.attention_out_norm(self.attention(normed, rotation, context)))
+        if self.is_parallel:
+            return x + attended + self._scaled(self.mlp_out_norm(self.mlp(normed, context)))
+        x = x + attended
+        return x + self._scaled(self.mlp_out_norm(self.mlp(self.mlp_norm(x), context)))
+
+    def _scaled(self, x: jax.Array) -> jax.Array:
+        return x if self.residual_multiplier == 1 else x * jnp.asarray(self.residual_multiplier, x.dtype)
+
+
+def _mlp_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> MoE | MLP:
+    if spec.experts is not None and layer in spec.experts.layers:
+        return MoE(spec.hidden_size, spec.experts, spec.mlp, dtype=dtype, rngs=rngs)
+    return MLP(spec.hidden_size, spec.mlp, dtype=dtype, rngs=rngs)
 
 
 def _as_it_is(x: jax.Array) -> jax.Array:
@@ -68,7 +86,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.List(
             [DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_hidden_layers)]
         )
-        self.norm = norm_of(spec, spec.hidden_size, dtype=dtype)
+        self.norm = norm_of(spec.norm, spec.hidden_size, dtype=dtype)
         tied = spec.tie_word_embeddings
         self.head = None if tied else Linear(spec.hidden_size, spec.vocab_size, dtype=dtype, rngs=rngs)
 
@@ -80,10 +98,10 @@ class Decoder(nnx.Module):
     ) -> jax.Array:  # [T, D], after the final norm
         x = self.embed(token_ids, context.shards)
         context.show("embed", x)
-        ropes = [self.spec.rope_of(layer) for layer in range(len(self.layers))]
-        rotation_of = {rope: rotations(positions, rope, self.spec.head_dim) for rope in dict.fromkeys(ropes)}
-        for i, (layer, rope) in enumerate(zip(self.layers, ropes, strict=True)):
-            x = layer(x, rotation_of[rope], context)
+        kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
+        rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
+        for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
+            x = layer(x, rotations[kind], context)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
         context.show("norm", x)
@@ -95,8 +113,16 @@ class Decoder(nnx.Module):
             scores = self.embed.attend(hidden)
         else:
             scores = project(hidden, self.head.weight[...], out_dtype=jnp.float32)
+        if self.spec.logit_scale != 1:
+            scores = scores * self.spec.logit_scale
         cap = self.spec.final_logit_softcapping
         return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+# Where the norms of a layer stand in a checkpoint, by our names: those of norms before, after, and on both sides.
+BEFORE = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+AFTER = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+BOTH = AFTER | {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
 
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -104,68 +130,88 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     return (*frame_rules(spec), *attention_rules(spec), *mlp_rules(spec), *expert_rules(spec))
 
 
-def frame_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Embedding, head and the norms between layers."""
+def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """Embedding, head and the norms between layers. norms: names of those of a layer, by ours."""
     every = tuple(range(spec.num_hidden_layers))
     head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
-    before_mlp = "pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm"
-    sandwiched = every if spec.sandwich_norms else ()
+    final = ("weight", "bias") if spec.norm.bias else ("weight",)
+    usual = BOTH if spec.norm.after and spec.norm.before else AFTER if spec.norm.after else BEFORE
+    of_layer = (usual if norms is None else norms).items()
     return (
         Rule(source="model.embed_tokens.weight", target="embed.weight"),
-        Rule(source="model.norm.weight", target="norm.weight"),
+        *(Rule(source=f"model.norm.{part}", target=f"norm.{part}") for part in final),
         *head,
-        *per_layer("input_layernorm.weight", "attention_norm.weight", every),
-        *per_layer("post_attention_layernorm.weight", "attention_out_norm.weight", sandwiched),
-        *per_layer(f"{before_mlp}.weight", "mlp_norm.weight", every),
-        *per_layer("post_feedforward_layernorm.weight", "mlp_out_norm.weight", sandwiched),
+        *(rule for ours, theirs in of_layer for rule in linear(theirs, ours, every, spec.norm.bias)),
     )
 
 
-def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Projections of attention, each a tensor of its own, and the norms of its heads."""
+def attention_rules(spec: ModelSpec, q_norm: str = "q_norm", k_norm: str = "k_norm") -> tuple[Rule, ...]:
+    """Projections of attention, each a tensor of its own, and the norms of its heads, by their names."""
     layers = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.state_layers)
-    normed = layers if spec.qk_norm else ()
+    own = spec.attention
+    normed = layers if own.qk_norm is not None and own.qk_norm.has_weight else ()
+    suffix = "heads_norm" if own.qk_norm is not None and own.qk_norm.over_all_heads else "norm"
     return (
-        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", layers, spec.attention_bias)),
-        *linear("self_attn.o_proj", "attention.o", layers, spec.attention_output_bias),
-        *per_layer("self_attn.q_norm.weight", "attention.q_norm.weight", normed),
-        *per_layer("self_attn.k_norm.weight", "attention.k_norm.weight", normed),
+        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", layers, own.bias)),
+        *linear("self_attn.o_proj", "attention.o", layers, own.output_bias),
+        *per_layer(f"self_attn.{q_norm}.weight", f"attention.q_{suffix}.weight", normed),
+        *per_layer(f"self_attn.{k_norm}.weight", f"attention.k_{suffix}.weight", normed),
     )
 
 
-def mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """The MLPs of layers without experts."""
-    dense = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.moe_layers)
-    return tuple(rule for x in _MLP for rule in linear(f"mlp.{x}_proj", f"mlp.{x}", dense, spec.mlp_bias))
+def mlp_rules(spec: ModelSpec, up: str = "up_proj", down: str = "down_proj") -> tuple[Rule, ...]:
+    """The MLPs of layers without experts, by their names."""
+    parts = {"gate": "gate_proj"} if spec.mlp.gated else {}
+    names = (parts | {"up": up, "down": down}).items()
+    layers, bias = spec.dense_layers, spec.mlp.bias
+    return tuple(rule for ours, name in names for rule in linear(f"mlp.{name}", f"mlp.{ours}", layers, bias))
+
+
+def fused_mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The MLPs of layers without experts, whose gate and up are one tensor."""
+    layers, width = spec.dense_layers, spec.mlp.intermediate_size
+    return (
+        *per_layer("mlp.gate_up_proj.weight", "mlp.gate.weight", layers, TensorSlice(stop=width)),
+        *per_layer("mlp.gate_up_proj.weight", "mlp.up.weight", layers, TensorSlice(start=width)),
+        *per_layer("mlp.down_proj.weight", "mlp.down.weight", layers),
+    )
 
 
 def expert_rules(
-    spec: ModelSpec, *, block: str = "mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+    spec: ModelSpec,
+    *,
+    block: str = "mlp",
+    names: Mapping[str, str] = _MLP,
+    router: str = "gate",
+    correction: str = "gate.e_score_correction_bias",
+    shared: str = "shared_expert",
 ) -> tuple[Rule, ...]:
-    """The routers, and the experts' matrices, each a tensor of its own. block, gate, up, down: their names."""
-    if not spec.moe_layers:
+    """The routers, and the experts' matrices, each a tensor of its own. block and the others: their names."""
+    if spec.experts is None:
         return ()
+    layers, has_correction = spec.experts.layers, spec.experts.corrected
     return (
-        *per_layer(f"{block}.gate.weight", "mlp.router.weight", spec.moe_layers),
+        *per_layer(f"{block}.{router}.weight", "mlp.router.weight", layers),
+        *per_layer(f"{block}.{correction}", "mlp.correction", layers if has_correction else ()),
         *(
             Rule(
                 source=f"model.layers.{{i}}.{block}.experts.{{e}}.{name}.weight",
                 target=f"layers.{{i}}.mlp.experts.{ours}",
-                layers=spec.moe_layers,
-                experts=spec.num_experts,
+                layers=layers,
+                experts=spec.experts.num_experts,
             )
-            for ours, name in (("gate", gate), ("up", up), ("down", down))
+            for ours, name in names.items()
         ),
-        *_shared_expert_rules(spec),
+        *shared_expert_rules(spec.experts, f"{block}.{shared}", spec.mlp.bias),
     )
 
 
-def _shared_expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """The expert of all tokens, and its gate."""
-    if not spec.shared_expert_intermediate_size:
+def shared_expert_rules(experts: ExpertsSpec, name: str, bias: bool = False) -> tuple[Rule, ...]:
+    """The expert of all tokens, and its gate where it has one."""
+    if not experts.shared_intermediate_size:
         return ()
-    parts = (linear(f"mlp.shared_expert.{x}_proj", f"mlp.shared.{x}", spec.moe_layers, False) for x in _MLP)
-    gate = per_layer("mlp.shared_expert_gate.weight", "mlp.shared_gate.weight", spec.moe_layers)
+    parts = (linear(f"{name}.{theirs}", f"mlp.shared.{ours}", experts.layers, bias) for ours, theirs in _MLP.items())
+    gate = per_layer(f"{name}_gate.weight", "mlp.shared_gate.weight", experts.layers if experts.shared_gate else ())
     return (*(rule for rules in parts for rule in rules), *gate)
 
 
@@ -174,7 +220,7 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if spec.tie_word_embeddings else ()))
 
 
-def per_layer(source: str, target: str, layers: tuple[int, ...], part: Part | None = None) -> tuple[Rule, ...]:
+def per_layer(source: str, target: str, layers: tuple[int, ...], part: TensorSlice | None = None) -> tuple[Rule, ...]:
     """The rule of a tensor, or a part of one, that each of these layers has; none without layers."""
     if not layers:
         return ()

@@ -13,17 +13,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, mapping, rope_from, stored_dtype
-from ferrum_jax.spec import ModelSpec, RopeSpec
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype
+from ferrum_jax.models.rope_reader import rope_from, ropes_by_kind
+from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec, QkNorm, RopeSpec
 
 # Keys of these families that no released model's result depends on: `hidden_activation` is what is read, and the other
 # two repeat `sliding_window` and the pattern behind `layer_types`.
 _UNREAD = ("hidden_act", "sliding_window_size", "_sliding_window_pattern")
 # Keys of Gemma3ForConditionalGeneration that concern images alone.
 _OF_IMAGES = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
-_TEXT_PART = "language_model."
 
 
 def gemma2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -35,9 +34,12 @@ def gemma2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         architecture="Gemma2ForCausalLM",
         vocab_size=reader.get("vocab_size", 256000),
         max_position_embeddings=max_positions,
-        attn_logit_softcapping=reader.nullable("attn_logit_softcapping", 50.0),
+        attention=_attention(
+            reader,
+            attn_logit_softcapping=reader.nullable("attn_logit_softcapping", 50.0),
+            rope=rope_from(reader, max_positions),
+        ),
         final_logit_softcapping=reader.nullable("final_logit_softcapping", 30.0),
-        rope=rope_from(reader, max_positions),
         full_every=2,
     )
 
@@ -48,16 +50,15 @@ def gemma3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     max_positions = reader.get("max_position_embeddings", 131072)
     if reader.get("attn_logit_softcapping", None) is not None:
         raise ValueError("attn_logit_softcapping is not null; Gemma 3 does not cap the logits of attention")
-    rope, local_rope = _ropes(reader, max_positions)
+    rope, local_rope = ropes_by_kind(reader, max_positions, default_theta=1e6, local_theta=1e4)
     return _spec(
         reader,
         architecture="Gemma3ForCausalLM",
         vocab_size=reader.get("vocab_size", 262208),
         max_position_embeddings=max_positions,
-        final_logit_softcapping=reader.nullable("final_logit_softcapping", None),
-        rope=rope,
+        attention=_attention(reader, qk_norm=QkNorm(), rope=rope),
         local_rope=local_rope,
-        qk_norm=True,
+        final_logit_softcapping=reader.nullable("final_logit_softcapping", None),
         full_every=reader.get("sliding_window_pattern", 6),
     )
 
@@ -67,33 +68,21 @@ def gemma3_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
     Raises ValueError naming what is missing or not understood.
     """
-    reader = ConfigReader(config)
-    for key in _OF_IMAGES:
-        reader.get(key, None)
-    inherited = {key: reader.get(key, None) for key in ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")}
-    text = {key: value for key, value in inherited.items() if value is not None} | reader.require(
-        "text_config", like={}
-    )
-    reader.finish()
-    if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
-        text["eos_token_id"] = inherited["eos_token_id"]
-    return dataclasses.replace(gemma3_spec_from_config(text), architecture="Gemma3ForConditionalGeneration")
+    return text_part_from(config, _OF_IMAGES, gemma3_spec_from_config)
 
 
-def text_part_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    rules = decoder.weight_rules(spec)
-    return tuple(dataclasses.replace(rule, source=_TEXT_PART + rule.source) for rule in rules)
+def _spec(
+    reader: ConfigReader,
+    *,
+    full_every: int,
+    attention: AttentionSpec,
+    local_rope: RopeSpec | None = None,
+    **family: Any,
+) -> ModelSpec:
+    """What the families read alike.
 
-
-def text_part_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the text part does not need: those of images, and what a Decoder may leave over."""
-    images = ("vision_tower.*", "multi_modal_projector.*")
-    return (*images, *(_TEXT_PART + pattern for pattern in decoder.harmless_tensors(spec)))
-
-
-def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:
-    """What the families read alike. full_every: where layer_types is absent, every so many layers attend to all."""
+    full_every: where layer_types is absent, one layer in this many attends to all. local_rope: of layers with a window.
+    """
     for key in _UNREAD:
         reader.get(key, None)
     if reader.get("use_bidirectional_attention", False):
@@ -101,25 +90,22 @@ def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:
     num_layers, hidden_size = reader.require("num_hidden_layers"), reader.require("hidden_size")
     pattern = ["sliding_attention" if (layer + 1) % full_every else "full_attention" for layer in range(num_layers)]
     kinds: Sequence[str] = reader.get("layer_types", pattern)
-    bias = bool(reader.get("attention_bias", False))
+    # also where the window is as long as any context: layers with one may have a rope of their own
+    groups = cache_groups(kinds, num_layers, reader.nullable("sliding_window", 4096))
+    local = dataclasses.replace(attention, rope=local_rope or attention.rope)
     spec = ModelSpec(
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=reader.get("num_attention_heads", 8),
-        num_key_value_heads=reader.get("num_key_value_heads", 4),
-        head_dim=reader.get("head_dim", 256),
-        intermediate_size=reader.require("intermediate_size"),
-        hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"),
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-6),
+        mlp=MlpSpec(
+            intermediate_size=reader.require("intermediate_size"),
+            hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"),
+        ),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-6), zero_centred=True, after=True),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", True)),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        zero_centred_norms=True,
-        sandwich_norms=True,
         embedding_scale=hidden_size**0.5,
-        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", 256.0),
-        # also where the window is as long as any context: layers with one may have a rope of their own
-        cache_groups=cache_groups(kinds, num_layers, reader.nullable("sliding_window", 4096)),
+        cache_groups=groups,
+        attention=attention,
+        other_attention=tuple((group.layers, local) for group in groups if group.window) if local_rope else (),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
         **family,
@@ -128,14 +114,15 @@ def _spec(reader: ConfigReader, *, full_every: int, **family: Any) -> ModelSpec:
     return spec
 
 
-def _ropes(reader: ConfigReader, max_positions: int) -> tuple[RopeSpec, RopeSpec]:
-    """Of layers with full attention and of windowed ones: `rope_parameters` by kind, or keys of the older spelling."""
-    by_kind = mapping(reader, "rope_parameters")
-    unknown = sorted(set(by_kind) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise ValueError(f"rope_parameters has {unknown}; known are 'full_attention' and 'sliding_attention'")
-    full = {"rope_theta": reader.get("rope_theta", 1e6), **mapping(reader, "rope_scaling")}
-    full |= by_kind.get("full_attention") or {}
-    local = {"rope_theta": reader.get("rope_local_base_freq", 1e4), **(by_kind.get("sliding_attention") or {})}
-    ropes = [rope_from(ConfigReader({"rope_parameters": values}), max_positions) for values in (full, local)]
-    return ropes[0], ropes[1]
+def _attention(reader: ConfigReader, **family: Any) -> AttentionSpec:
+    """What the families read alike of their attention."""
+    bias = bool(reader.get("attention_bias", False))
+    return AttentionSpec(
+        num_attention_heads=reader.get("num_attention_heads", 8),
+        num_key_value_heads=reader.get("num_key_value_heads", 4),
+        head_dim=reader.get("head_dim", 256),
+        bias=bias,
+        output_bias=bias,
+        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", 256.0),
+        **family,
+    )

@@ -1,7 +1,7 @@
 """GptOssForCausalLM: experts with biases and a clamped gate, attention with sinks, a window in every second layer.
 
-The experts' weights lie as [E, in, out], gate and up interleaved; published ones are MXFP4 (`checkpoints/mxfp4.py`),
-and load in the engine's dtype.
+The experts' weights lie as [E, in, out], gate and up interleaved; published ones are MXFP4
+(`checkpoints/formats/mxfp4.py`), and stay so.
 Source: OpenAI 2025 (gpt-oss model card); keys as in Hugging Face's GptOssConfig.
 """
 
@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.rules import Part, Rule
+from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.models.config_reader import (
+    ConfigReader,
+    cache_groups,
+    stored_dtype,
+    window_within,
+)
+from ferrum_jax.models.rope_reader import rope_from
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -31,25 +37,31 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=reader.require("vocab_size"),
         hidden_size=reader.require("hidden_size"),
         num_hidden_layers=num_layers,
-        num_attention_heads=reader.require("num_attention_heads"),
-        num_key_value_heads=reader.get("num_key_value_heads", reader.require("num_attention_heads")),
-        head_dim=reader.get("head_dim", 64),
-        intermediate_size=width,
         max_position_embeddings=max_positions,
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-5),
+        attention=AttentionSpec(
+            num_attention_heads=reader.require("num_attention_heads"),
+            num_key_value_heads=reader.get("num_key_value_heads", reader.require("num_attention_heads")),
+            head_dim=reader.get("head_dim", 64),
+            bias=bias,
+            output_bias=bias,
+            sinks=True,
+            rope=rope,
+        ),
+        mlp=MlpSpec(
+            intermediate_size=width,
+            swiglu_limit=float(reader.get("swiglu_limit", 7.0)),
+            swiglu_alpha=float(reader.get("swiglu_alpha", 1.702)),
+        ),
+        experts=ExpertsSpec(
+            layers=tuple(range(num_layers)),
+            num_experts=reader.get("num_local_experts", reader.get("num_experts", 128)),
+            num_experts_per_tok=reader.get("num_experts_per_tok", 4),
+            intermediate_size=width,
+            norm_topk_prob=True,
+            bias=True,
+        ),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-5)),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        attention_sinks=True,
-        rope=rope,
-        moe_layers=tuple(range(num_layers)),
-        num_experts=reader.get("num_local_experts", reader.get("num_experts", 128)),
-        num_experts_per_tok=reader.get("num_experts_per_tok", 4),
-        moe_intermediate_size=width,
-        norm_topk_prob=True,
-        expert_bias=True,
-        swiglu_limit=float(reader.get("swiglu_limit", 7.0)),
-        swiglu_alpha=float(reader.get("swiglu_alpha", 1.702)),
         cache_groups=cache_groups(
             reader.get("layer_types", kinds), num_layers, window_within(reader, max_positions, 128)
         ),
@@ -61,10 +73,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _refuse(reader: ConfigReader, original_context: int) -> None:
-    """Raises ValueError for other weights than bfloat16 or MXFP4, and where two names of one thing disagree."""
-    method = reader.get("quantization_config", {}).get("quant_method", "mxfp4")
-    if method != "mxfp4":
-        raise ValueError(f"quantization_config has quant_method {method!r}; supported is 'mxfp4', or no quantisation")
+    """Raises ValueError where two names of one thing disagree."""
     act = reader.get("hidden_act", "silu")
     if act != "silu":
         raise ValueError(f"hidden_act is {act!r}; this architecture has its own clamped SwiGLU, said as 'silu'")
@@ -86,10 +95,10 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         *decoder.attention_rules(spec),
         *decoder.per_layer("self_attn.sinks", "attention.sinks", every),
         *decoder.linear("mlp.router", "mlp.router", every, True),
-        *decoder.per_layer(gate_up, "mlp.experts.gate", every, Part(axis=2, step=2, transposed=True)),
-        *decoder.per_layer(gate_up, "mlp.experts.up", every, Part(axis=2, start=1, step=2, transposed=True)),
-        *decoder.per_layer(down, "mlp.experts.down", every, Part(transposed=True)),
-        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.gate_bias", every, Part(axis=1, step=2)),
-        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.up_bias", every, Part(axis=1, start=1, step=2)),
+        *decoder.per_layer(gate_up, "mlp.experts.gate", every, TensorSlice(axis=2, step=2, transposed=True)),
+        *decoder.per_layer(gate_up, "mlp.experts.up", every, TensorSlice(axis=2, start=1, step=2, transposed=True)),
+        *decoder.per_layer(down, "mlp.experts.down", every, TensorSlice(transposed=True)),
+        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.gate_bias", every, TensorSlice(axis=1, step=2)),
+        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.up_bias", every, TensorSlice(axis=1, start=1, step=2)),
         *decoder.per_layer(f"{down}_bias", "mlp.experts.down_bias", every),
     )

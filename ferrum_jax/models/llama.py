@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype, window_within
+from ferrum_jax.models.rope_reader import rope_from
+from ferrum_jax.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -19,13 +20,13 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     reader = ConfigReader(config)
     reader.only(rope_interleaved=False)  # SmolLM2's say so
     bias = bool(reader.get("attention_bias", False))
+    max_positions = reader.get("max_position_embeddings", 2048)
+    num_kv_heads = reader.get("num_key_value_heads", reader.require("num_attention_heads"))
     return _spec(
         reader,
         architecture="LlamaForCausalLM",
-        num_key_value_heads=reader.get("num_key_value_heads", reader.require("num_attention_heads")),
-        max_position_embeddings=reader.get("max_position_embeddings", 2048),
-        attention_bias=bias,
-        attention_output_bias=bias,
+        max_position_embeddings=max_positions,
+        attention=_attention(reader, max_positions, num_key_value_heads=num_kv_heads, bias=bias, output_bias=bias),
         mlp_bias=bool(reader.get("mlp_bias", False)),
     )
 
@@ -42,28 +43,36 @@ def mistral_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _spec(
         reader,
         architecture="MistralForCausalLM",
-        num_key_value_heads=reader.get("num_key_value_heads", 8),
         max_position_embeddings=max_positions,
+        attention=_attention(reader, max_positions, num_key_value_heads=reader.get("num_key_value_heads", 8)),
         cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window),
     )
 
 
-def _spec(reader: ConfigReader, *, max_position_embeddings: int, **family: Any) -> ModelSpec:
-    """What the families read alike."""
-    hidden_size = reader.require("hidden_size")
+def _attention(reader: ConfigReader, max_positions: int, **family: Any) -> AttentionSpec:
+    """What the families read alike of their attention."""
     num_heads = reader.require("num_attention_heads")
+    return AttentionSpec(
+        num_attention_heads=num_heads,
+        head_dim=reader.get("head_dim", reader.require("hidden_size") // num_heads),
+        rope=rope_from(reader, max_positions),
+        **family,
+    )
+
+
+def _spec(reader: ConfigReader, *, mlp_bias: bool = False, **family: Any) -> ModelSpec:
+    """What the families read alike."""
     spec = ModelSpec(
         vocab_size=reader.require("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=reader.require("hidden_size"),
         num_hidden_layers=reader.require("num_hidden_layers"),
-        num_attention_heads=num_heads,
-        head_dim=reader.get("head_dim", hidden_size // num_heads),
-        intermediate_size=reader.require("intermediate_size"),
-        max_position_embeddings=max_position_embeddings,
-        hidden_act=reader.get("hidden_act", "silu"),
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-6),
+        mlp=MlpSpec(
+            intermediate_size=reader.require("intermediate_size"),
+            hidden_act=reader.get("hidden_act", "silu"),
+            bias=mlp_bias,
+        ),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        rope=rope_from(reader, max_position_embeddings),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
         **family,

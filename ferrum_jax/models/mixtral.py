@@ -10,8 +10,9 @@ from typing import Any
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype, window_within
+from ferrum_jax.models.rope_reader import rope_from
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -27,20 +28,23 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=reader.require("vocab_size"),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=reader.get("num_key_value_heads", num_heads),
-        head_dim=reader.get("head_dim", hidden_size // num_heads),
-        intermediate_size=width,
         max_position_embeddings=max_positions,
-        hidden_act=reader.get("hidden_act", "silu"),
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-5),
+        attention=AttentionSpec(
+            num_attention_heads=num_heads,
+            num_key_value_heads=reader.get("num_key_value_heads", num_heads),
+            head_dim=reader.get("head_dim", hidden_size // num_heads),
+            rope=rope_from(reader, max_positions, default_theta=1e6),
+        ),
+        mlp=MlpSpec(intermediate_size=width, hidden_act=reader.get("hidden_act", "silu")),
+        experts=ExpertsSpec(
+            layers=tuple(range(num_layers)),
+            num_experts=reader.get("num_local_experts", reader.get("num_experts", 8)),
+            num_experts_per_tok=reader.get("num_experts_per_tok", 2),
+            intermediate_size=width,
+            norm_topk_prob=True,
+        ),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-5)),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        rope=rope_from(reader, max_positions, default_theta=1e6),
-        moe_layers=tuple(range(num_layers)),
-        num_experts=reader.get("num_local_experts", reader.get("num_experts", 8)),
-        num_experts_per_tok=reader.get("num_experts_per_tok", 2),
-        moe_intermediate_size=width,
-        norm_topk_prob=True,
         cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window_within(reader, max_positions)),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
@@ -51,5 +55,5 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of a Mixtral, and the Hugging Face tensor it comes from."""
-    experts = decoder.expert_rules(spec, block="block_sparse_moe", gate="w1", up="w3", down="w2")
+    experts = decoder.expert_rules(spec, block="block_sparse_moe", names={"gate": "w1", "up": "w3", "down": "w2"})
     return (*decoder.frame_rules(spec), *decoder.attention_rules(spec), *experts)

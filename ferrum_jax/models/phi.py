@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.rules import Part, Rule
+from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, rope_from, stored_dtype, window_within
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype, window_within
+from ferrum_jax.models.rope_reader import rope_from
+from ferrum_jax.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec
 
-# Keys of which the reference implementation knows one value.
+# Keys for which the reference implementation knows one value.
 _ONLY = {
     "attention_bias": False,
     "mlp_bias": False,
@@ -40,15 +41,16 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=reader.require("vocab_size"),
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=reader.get("num_key_value_heads", num_heads),
-        head_dim=reader.get("head_dim", hidden_size // num_heads),
-        intermediate_size=reader.require("intermediate_size"),
         max_position_embeddings=max_positions,
-        hidden_act=reader.get("hidden_act", "silu"),
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-5),
+        attention=AttentionSpec(
+            num_attention_heads=num_heads,
+            num_key_value_heads=reader.get("num_key_value_heads", num_heads),
+            head_dim=reader.get("head_dim", hidden_size // num_heads),
+            rope=rope_from(reader, max_positions, default_partial=1.0),
+        ),
+        mlp=MlpSpec(intermediate_size=reader.require("intermediate_size"), hidden_act=reader.get("hidden_act", "silu")),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-5)),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        rope=rope_from(reader, max_positions, default_partial=1.0),
         cache_groups=cache_groups(["sliding_attention"] * num_layers, num_layers, window_within(reader, max_positions)),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
@@ -62,7 +64,9 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(config)
     original = found.pop("original_max_position_embeddings", None) or 4096
     for key in ("rope_scaling", "rope_parameters"):
-        rope = dict(found.get(key) or {})
+        if not isinstance(found.get(key), Mapping):
+            continue
+        rope = dict(found[key])
         kind = rope.get("rope_type", rope.pop("type", "default"))
         if kind in ("su", "yarn", "longrope"):
             found[key] = {"original_max_position_embeddings": original} | rope | {"rope_type": "longrope"}
@@ -72,16 +76,15 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of a Phi-3, and the Hugging Face tensor it comes from."""
     every = tuple(range(spec.num_hidden_layers))
-    q = spec.num_attention_heads * spec.head_dim
-    k = q + spec.num_key_value_heads * spec.head_dim
-    qkv, gate_up, width = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight", spec.intermediate_size
+    own = spec.attention
+    q = own.num_attention_heads * own.head_dim
+    k = q + own.num_key_value_heads * own.head_dim
+    qkv = "self_attn.qkv_proj.weight"
     return (
         *decoder.frame_rules(spec),
-        *decoder.per_layer(qkv, "attention.q.weight", every, Part(stop=q)),
-        *decoder.per_layer(qkv, "attention.k.weight", every, Part(start=q, stop=k)),
-        *decoder.per_layer(qkv, "attention.v.weight", every, Part(start=k)),
+        *decoder.per_layer(qkv, "attention.q.weight", every, TensorSlice(stop=q)),
+        *decoder.per_layer(qkv, "attention.k.weight", every, TensorSlice(start=q, stop=k)),
+        *decoder.per_layer(qkv, "attention.v.weight", every, TensorSlice(start=k)),
         *decoder.per_layer("self_attn.o_proj.weight", "attention.o.weight", every),
-        *decoder.per_layer(gate_up, "mlp.gate.weight", every, Part(stop=width)),
-        *decoder.per_layer(gate_up, "mlp.up.weight", every, Part(start=width)),
-        *decoder.per_layer("mlp.down_proj.weight", "mlp.down.weight", every),
+        *decoder.fused_mlp_rules(spec),
     )

@@ -16,9 +16,11 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, rope_from, stored_dtype
-from ferrum_jax.models.qwen import sparse_layers
-from ferrum_jax.spec import CacheGroup, ModelSpec
+from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
+from ferrum_jax.models.qwen import experts_of
+from ferrum_jax.models.rope_reader import rope_from
+from ferrum_jax.spec import AttentionSpec, CacheGroup, GatedDeltaSpec, MlpSpec, ModelSpec, NormSpec, QkNorm
 
 _KINDS = ("full_attention", "linear_attention")
 
@@ -36,7 +38,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Qwen3-Next config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
     max_positions = reader.get("max_position_embeddings", 32768)
-    bias = bool(reader.get("attention_bias", False))
     if reader.get("use_sliding_window", False):
         raise ValueError("use_sliding_window is true; this architecture has no layers with a window")
     spec = ModelSpec(
@@ -44,31 +45,26 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=reader.require("vocab_size"),
         hidden_size=reader.require("hidden_size"),
         num_hidden_layers=reader.require("num_hidden_layers"),
-        num_attention_heads=reader.require("num_attention_heads"),
-        num_key_value_heads=reader.get("num_key_value_heads", 2),
-        head_dim=reader.get("head_dim", 256),
-        intermediate_size=reader.require("intermediate_size"),
         max_position_embeddings=max_positions,
-        hidden_act=reader.get("hidden_act", "silu"),
-        rms_norm_eps=reader.get("rms_norm_eps", 1e-6),
+        attention=_attention(reader, max_positions),
+        mlp=MlpSpec(intermediate_size=reader.require("intermediate_size"), hidden_act=reader.get("hidden_act", "silu")),
+        experts=experts_of(
+            reader,
+            num_experts=reader.get("num_experts", 512),
+            num_experts_per_tok=reader.get("num_experts_per_tok", 10),
+            intermediate_size=reader.get("moe_intermediate_size", 512),
+            shared_intermediate_size=reader.get("shared_expert_intermediate_size", 512),
+            norm_topk_prob=bool(reader.get("norm_topk_prob", True)),
+        ),
+        recurrence=GatedDeltaSpec(
+            num_key_heads=reader.get("linear_num_key_heads", 16),
+            num_value_heads=reader.get("linear_num_value_heads", 32),
+            key_head_dim=reader.get("linear_key_head_dim", 128),
+            value_head_dim=reader.get("linear_value_head_dim", 128),
+            conv_kernel_dim=reader.get("linear_conv_kernel_dim", 4),
+        ),
+        norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-6), zero_centred=True),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        attention_gate=True,
-        qk_norm=True,
-        zero_centred_norms=True,
-        rope=rope_from(reader, max_positions, default_partial=0.25),
-        moe_layers=sparse_layers(reader),
-        num_experts=reader.get("num_experts", 512),
-        num_experts_per_tok=reader.get("num_experts_per_tok", 10),
-        moe_intermediate_size=reader.get("moe_intermediate_size", 512),
-        shared_expert_intermediate_size=reader.get("shared_expert_intermediate_size", 512),
-        norm_topk_prob=bool(reader.get("norm_topk_prob", True)),
-        linear_num_key_heads=reader.get("linear_num_key_heads", 16),
-        linear_num_value_heads=reader.get("linear_num_value_heads", 32),
-        linear_key_head_dim=reader.get("linear_key_head_dim", 128),
-        linear_value_head_dim=reader.get("linear_value_head_dim", 128),
-        linear_conv_kernel_dim=reader.get("linear_conv_kernel_dim", 4),
         cache_groups=_cache_groups(reader),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
@@ -77,13 +73,29 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
+def _attention(reader: ConfigReader, max_positions: int) -> AttentionSpec:
+    bias = bool(reader.get("attention_bias", False))
+    return AttentionSpec(
+        num_attention_heads=reader.require("num_attention_heads"),
+        num_key_value_heads=reader.get("num_key_value_heads", 2),
+        head_dim=reader.get("head_dim", 256),
+        bias=bias,
+        output_bias=bias,
+        gate=True,
+        qk_norm=QkNorm(),
+        rope=rope_from(reader, max_positions, default_partial=0.25),
+    )
+
+
 def _cache_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
     """Attention where layer_types says so, else in the last of every full_attention_interval layers."""
     layers = range(reader.require("num_hidden_layers"))
     interval = reader.get("full_attention_interval", 4)
     kinds = reader.get("layer_types", [_KINDS[(i + 1) % interval != 0] for i in layers])
-    if len(kinds) != len(layers) or set(kinds) - set(_KINDS):
-        raise ValueError(f"layer_types is {kinds}; it must name one of {_KINDS} for each of {len(layers)} layers")
+    if len(kinds) != len(layers) or any(kind not in _KINDS for kind in kinds):
+        raise ValueError(
+            f"layer_types is {shown(kinds)}; it must name one of {_KINDS} for each of {len(layers)} layers"
+        )
     full, state = (tuple(i for i in layers if kinds[i] == kind) for kind in _KINDS)
     groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="state", layers=state))
     return tuple(group for group in groups if group.layers)

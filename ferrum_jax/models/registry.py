@@ -10,9 +10,37 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers import gated_delta
-from ferrum_jax.models import bert, decoder, gemma, gpt_oss, llama, mixtral, phi, qwen, qwen3_next
+from ferrum_jax.layers.formed_weight import put_forms
+from ferrum_jax.models import (
+    bert,
+    cohere2,
+    decoder,
+    ernie,
+    exaone4,
+    gemma,
+    glm4,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    minimax_m2,
+    ministral3,
+    mixtral,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    qwen3_next,
+    seed_oss,
+    smollm3,
+    starcoder2,
+    text_part,
+)
+from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
 from ferrum_jax.spec import ModelSpec
 
 
@@ -33,19 +61,51 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "Cohere2ForCausalLM": Family(spec_from_config=cohere2.spec_from_config, weight_rules=cohere2.weight_rules),
+    "Ernie4_5ForCausalLM": Family(spec_from_config=ernie.spec_from_config),
+    "Ernie4_5_MoeForCausalLM": Family(
+        spec_from_config=ernie.moe_spec_from_config, weight_rules=ernie.moe_weight_rules, harmless=ernie.moe_harmless
+    ),
+    "Exaone4ForCausalLM": Family(spec_from_config=exaone4.spec_from_config),
     "Gemma2ForCausalLM": Family(spec_from_config=gemma.gemma2_spec_from_config),
     "Gemma3ForCausalLM": Family(spec_from_config=gemma.gemma3_spec_from_config),
     "Gemma3ForConditionalGeneration": Family(
         spec_from_config=gemma.gemma3_text_part_from_config,
-        weight_rules=gemma.text_part_rules,
-        harmless=gemma.text_part_harmless,
+        weight_rules=text_part.weight_rules,
+        harmless=text_part.harmless_tensors,
+    ),
+    "Glm4ForCausalLM": Family(spec_from_config=glm4.spec_from_config, weight_rules=glm4.weight_rules),
+    "Glm4MoeForCausalLM": Family(
+        spec_from_config=glm4.moe_spec_from_config, weight_rules=glm4.moe_weight_rules, harmless=glm4.moe_harmless
     ),
     "GptOssForCausalLM": Family(spec_from_config=gpt_oss.spec_from_config, weight_rules=gpt_oss.weight_rules),
+    "GraniteForCausalLM": Family(spec_from_config=granite.spec_from_config),
+    "GraniteMoeForCausalLM": Family(
+        spec_from_config=granite.moe_spec_from_config, weight_rules=granite.moe_weight_rules
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(spec_from_config=hunyuan.spec_from_config, weight_rules=hunyuan.weight_rules),
+    "HunYuanMoEV1ForCausalLM": Family(spec_from_config=hunyuan.moe_spec_from_config, weight_rules=hunyuan.weight_rules),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
+    "MiniMaxM2ForCausalLM": Family(
+        spec_from_config=minimax_m2.spec_from_config,
+        weight_rules=minimax_m2.weight_rules,
+        harmless=minimax_m2.harmless_tensors,
+    ),
+    "Ministral3ForCausalLM": Family(spec_from_config=ministral3.spec_from_config),
+    "Mistral3ForConditionalGeneration": Family(
+        spec_from_config=ministral3.text_part_from_config,
+        weight_rules=text_part.weight_rules,
+        harmless=text_part.harmless_tensors,
+    ),
     "MistralForCausalLM": Family(spec_from_config=llama.mistral_spec_from_config),
     "MixtralForCausalLM": Family(spec_from_config=mixtral.spec_from_config, weight_rules=mixtral.weight_rules),
+    "NemotronForCausalLM": Family(spec_from_config=nemotron.spec_from_config),
+    "Olmo2ForCausalLM": Family(spec_from_config=olmo.olmo2_spec_from_config),
+    "Olmo3ForCausalLM": Family(spec_from_config=olmo.olmo3_spec_from_config),
+    "OlmoeForCausalLM": Family(spec_from_config=olmo.olmoe_spec_from_config),
     "Phi3ForCausalLM": Family(spec_from_config=phi.spec_from_config, weight_rules=phi.weight_rules),
     "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
+    "Qwen2MoeForCausalLM": Family(spec_from_config=qwen.qwen2_moe_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),
     "Qwen3NextForCausalLM": Family(
@@ -55,6 +115,9 @@ FAMILIES: dict[str, Family] = {
         harmless=qwen3_next.harmless_tensors,
         state_arrays=gated_delta.state_arrays,
     ),
+    "SeedOssForCausalLM": Family(spec_from_config=seed_oss.spec_from_config),
+    "SmolLM3ForCausalLM": Family(spec_from_config=smollm3.spec_from_config),
+    "Starcoder2ForCausalLM": Family(spec_from_config=starcoder2.spec_from_config, weight_rules=starcoder2.weight_rules),
 }
 # Encoders make embeddings and generate nothing; they differ in how their config.json is read.
 ENCODERS: dict[str, Callable[[Mapping[str, Any]], bert.BertSpec]] = {
@@ -65,6 +128,9 @@ ENCODERS: dict[str, Callable[[Mapping[str, Any]], bert.BertSpec]] = {
     "XLMRobertaForMaskedLM": bert.roberta_spec_from_config,
     "XLMRobertaModel": bert.roberta_spec_from_config,
 }
+
+
+_NOTHING_STORED = StoredForms()
 
 
 class Weights(NamedTuple):
@@ -98,32 +164,46 @@ def abstract_encoder(spec: bert.BertSpec, dtype: jnp.dtype | str = jnp.float32) 
 
 
 def weights_of(
-    config: Mapping[str, Any], dtype: jnp.dtype | str = jnp.float32, *, has_head: Callable[[], bool] = lambda: True
+    config: Mapping[str, Any],
+    dtype: jnp.dtype | str = jnp.float32,
+    *,
+    has_head: Callable[[], bool] = lambda: True,
+    stored: StoredForms = _NOTHING_STORED,
 ) -> Weights:
-    """The weights of a config.json's model, which may be an encoder. has_head: as in `spec_of`."""
+    """The weights of a config.json's model, which may be an encoder. has_head, stored: as in `spec_of`."""
     if is_encoder(config):
         spec = encoder_spec_of(config)
         return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), unbind(abstract_encoder(spec, dtype))[1])
-    spec = spec_of(config, has_head)
+    spec = spec_of(config, has_head, stored)
     family = family_of(spec.architecture)
     return Weights(family.weight_rules(spec), family.harmless(spec), unbind(abstract_model(spec, dtype))[1])
 
 
-def spec_of(config: Mapping[str, Any], has_head: Callable[[], bool] = lambda: True) -> ModelSpec:
+def spec_of(
+    config: Mapping[str, Any], has_head: Callable[[], bool] = lambda: True, stored: StoredForms = _NOTHING_STORED
+) -> ModelSpec:
     """ModelSpec of a config.json's content.
 
     has_head: whether the weights have what makes logits; asked where they need a matrix of their own for it. Without
-    one the model makes embeddings alone, and is as one whose head is its embedding.
+    one the model makes embeddings alone, and is as one whose head is its embedding. stored: what they say of forms.
     Raises ValueError when its architecture is not supported or a key is missing or not understood.
     """
-    spec = family_of(_architecture(config)).spec_from_config(config)
-    return spec if spec.tie_word_embeddings or has_head() else dataclasses.replace(spec, tie_word_embeddings=True)
+    family = family_of(_architecture(config))
+    spec = family.spec_from_config(without_forms(config))
+    if not spec.tie_word_embeddings and not has_head():
+        spec = dataclasses.replace(spec, tie_word_embeddings=True)
+    return dataclasses.replace(spec, forms=forms_of(family.weight_rules(spec), config, stored))
+
+
+def quantised_spec(spec: ModelSpec, weights: str) -> ModelSpec:
+    """The spec with the forms that `EngineConfig.weights` asks for. Raises ValueError where it has others."""
+    return with_made_forms(spec, family_of(spec.architecture).weight_rules(spec), weights)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
     architectures, known = config.get("architectures") or [], sorted(FAMILIES) + sorted(ENCODERS)
-    if len(architectures) != 1:
-        raise ValueError(f"config.json's architectures is {architectures!r}; it must name one of {known}")
+    if not isinstance(architectures, list | tuple) or len(architectures) != 1 or not isinstance(architectures[0], str):
+        raise ValueError(f"config.json's architectures is {shown(architectures, repr)}; it must name one of {known}")
     whole = architectures[0].removesuffix("Model") + "ForCausalLM"  # of a base model that was saved alone
     return whole if architectures[0] not in ENCODERS and whole in FAMILIES else architectures[0]
 
@@ -132,7 +212,12 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> dec
     """The model of a spec with ShapeDtypeStructs for parameters: no memory is taken, nothing is computed."""
     family = family_of(spec.architecture)
     # Tracing the counter of rngs takes time quadratic in the number of parameters: 19 s for 48 layers of experts.
-    return nnx.eval_shape(lambda: family.model(spec, dtype=dtype, rngs=None))
+    return nnx.eval_shape(lambda: _with_forms(family.model(spec, dtype=dtype, rngs=None), spec))
+
+
+def _with_forms(model: decoder.Decoder, spec: ModelSpec) -> decoder.Decoder:
+    put_forms(model, spec.forms)
+    return model
 
 
 def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> Any:

@@ -1,1 +1,1 @@
-"""The device boundary: buckets, packed inputs, the step function, its executables, and who runs them."""
+"""The device boundary: buckets, packed inputs, the step function, and the runner that calls it."""

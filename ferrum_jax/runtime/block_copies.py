@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.cache.blocks import gather_blocks, scatter_blocks
-from ferrum_jax.cache.host_blocks import trace_from_buffers, trace_to_buffers
-from ferrum_jax.cache.pools import Pools
-from ferrum_jax.runtime.compile import Part
+from ferrum_jax.executables.executable_store import ExecutableCache
+from ferrum_jax.pools.blocks import gather_blocks, scatter_blocks
+from ferrum_jax.pools.host_blocks import trace_from_buffers, trace_to_buffers
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import DATA, describe, formats, whole
 
 BATCHES = (4, 32)  # ids of a call
@@ -56,7 +56,7 @@ class BlockCopies:
     states a tuple of each layer's, of prompts [n, D].
     """
 
-    def __init__(self, layout: Layout, source: ExecutableSource | None) -> None:
+    def __init__(self, layout: Layout, executable_cache: ExecutableCache | None) -> None:
         spec = layout.options.spec
         self._pools = layout.pools
         self._has_tier = layout.ledger.num_host_blocks > 0
@@ -64,7 +64,7 @@ class BlockCopies:
         self._layers = (*self._groups, spec.state_layers)
         self.mesh = layout.mesh
         self.head_copies = layout.model.head_copies
-        self._source = source
+        self._executable_cache = executable_cache
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
     @property
@@ -96,10 +96,10 @@ class BlockCopies:
         layers = self._layers[index]
         return ["/".join([str(layers[path[0].idx]), *(_name(entry) for entry in path[1:])]) for path, _ in paths]
 
-    def parts(self) -> dict[tuple[str, int, int], Part]:
+    def programs(self) -> dict[tuple[str, int, int], Program]:
         """Every executable by what it does, pool and size; those of a host tier where the layout has one."""
         keys = [*self._keys(tier=False), *(self._keys(tier=True) if self._has_tier else ())]
-        return {key: self._part(*key) for key in keys}
+        return {key: self._program(*key) for key in keys}
 
     def _keys(self, *, tier: bool) -> Iterator[tuple[str, int, int]]:
         states = [self.of_states] if self._layers[self.of_states] else []
@@ -131,7 +131,7 @@ class BlockCopies:
     def write(
         self, pools: Pools, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]
     ) -> Pools:
-        """The pools, of which number `index` is donated, with data at `ids`. data(which of the ids, size): a batch."""
+        """The pools with data at `ids`; pool `index` is donated. data(which of the ids, size): a batch."""
         first = self._first(shard, index)
         for batch in batches(len(ids), self._sizes(index)):
             new = data(batch.part, batch.size)
@@ -181,10 +181,10 @@ class BlockCopies:
         """The executable of this kind for `size` ids of pool `index`."""
         made = self._made.get((kind, index, size))
         if made is None:
-            made = self._made[kind, index, size] = self._part(kind, index, size).get(self._source).result()
+            made = self._made[kind, index, size] = self._program(kind, index, size).get(self._executable_cache).result()
         return made
 
-    def _part(self, kind: str, index: int, size: int) -> Part:
+    def _program(self, kind: str, index: int, size: int) -> Program:
         pool, ids = self.pool_shapes(index), jax.ShapeDtypeStruct((size,), jnp.int32)
 
         def gather() -> jax.stages.Traced:
@@ -205,7 +205,7 @@ class BlockCopies:
             "spill": lambda: trace_to_buffers(pool, size, self.mesh),
             "load": lambda: trace_from_buffers(pool, size, self.mesh),
         }
-        return Part(
+        return Program(
             what=f"{kind} of {size} ids, pool {index}",
             shapes=f"{dict(self.mesh.shape)} {describe(pool)} {self.head_copies}",
             mesh=self.mesh,
@@ -214,7 +214,7 @@ class BlockCopies:
 
 
 def _name(entry: Any) -> str:
-    """Of a step into a tree: the key, attribute or place."""
+    """The key, attribute or place that a step into a tree goes by."""
     return str(getattr(entry, "name", getattr(entry, "key", getattr(entry, "idx", entry))))
 
 

@@ -1,8 +1,9 @@
 """The ladder: every compiled shape of the step, enumerated before the first step.
 
-A bucket is (T tokens, R rows, M blocks per row). Decode buckets hold at most one token a row (T == R). Mixed
-buckets hold any counts; their R is the most rows there are, because logits are computed in tiles of
-rows that exist, so spare rows cost nothing. Token buckets and row buckets therefore add, not multiply.
+A bucket of the forward is (T tokens, R rows, M blocks per row). Decode buckets hold at most one token a row (T == R).
+Mixed buckets hold any counts; their R is the most rows there are, because attention runs over tiles that exist, so
+spare rows cost nothing. What samples has row buckets alone, those of decode, whatever the forward before it was. Token
+buckets and row buckets therefore add, not multiply.
 
 Where the requests are known beforehand, their `Reach` leaves out the buckets that none of their steps takes. Those
 that stay are the same executables as without it, so jobs share what a store or a bundle holds.
@@ -11,13 +12,14 @@ that stay are the same executables as without it, so jobs share what a store or 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from ferrum_jax.config import Reach
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.plan import StepPlan
+from ferrum_jax.runtime.invariance import FEWEST_ROWS
 
-INVARIANT_ROWS = 64  # below it XLA:CPU picks other loops, so a row's bits would depend on its bucket
 SMALLEST_MIXED_TOKENS = 16
 _ACCELERATOR_ROWS = 8  # rows of a tile of their vector units: fewer take as long
 _ACCELERATOR_MIXED_TOKENS = 128
@@ -38,21 +40,43 @@ class Bucket:
         return f"{'decode' if self.decode_only else 'mixed'} T={self.num_tokens} R={self.num_rows} M={self.table_width}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class RowBucket:
+    """One compiled shape of what samples: so many rows, whatever the forward before it was."""
+
+    num_rows: int  # R
+
+    def __str__(self) -> str:
+        return f"sample R={self.num_rows}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The buckets of an engine, smallest first."""
+    """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given."""
 
     buckets: tuple[Bucket, ...]
+    missing: frozenset[Bucket | RowBucket] = frozenset()
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
-        """The last mixed bucket and, where there are any, the last of decode: one of them needs the most memory.
-
-        The former has the most tokens; the latter has the logits of all of its rows at once.
-        """
+        """The last mixed bucket and, where there are any, the last of decode."""
         decode = [bucket for bucket in self.buckets if bucket.decode_only]
         mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
         return (*mixed[-1:], *decode[-1:])
+
+    @property
+    def largest_parts(self) -> tuple[Bucket | RowBucket, ...]:
+        """The largest forwards and the last row bucket: one of them needs the most memory.
+
+        The former have activations, the latter has the logits of all of its rows at once.
+        """
+        return (*self.largest, self.row_buckets[-1])
+
+    @functools.cached_property
+    def row_buckets(self) -> tuple[RowBucket, ...]:
+        """The buckets of what samples, smallest first: the last holds the rows of any step."""
+        decode = [bucket.num_rows for bucket in self.buckets if bucket.decode_only]
+        return tuple(RowBucket(num_rows=rows) for rows in decode or [self.buckets[-1].num_rows])
 
     def find(self, *, num_tokens: int, num_rows: int, longest: int) -> Bucket:
         """The smallest bucket that holds a step; a decode bucket only where no row computes more than one token.
@@ -61,6 +85,8 @@ class Ladder:
         """
         decode = longest <= 1
         for bucket in self.buckets:
+            if bucket in self.missing:
+                continue
             if bucket.num_tokens >= num_tokens and bucket.num_rows >= num_rows and (decode or not bucket.decode_only):
                 return bucket
         raise AssertionError(f"no bucket holds {num_tokens} tokens in {num_rows} rows: {self.buckets}")
@@ -73,6 +99,24 @@ class Ladder:
             num_rows=max(shard.num_rows for shard in shards),
             longest=max(int(shard.counts.max(initial=0)) for shard in shards),
         )
+
+    def row_bucket_of(self, plan: StepPlan) -> RowBucket:
+        """The smallest bucket in which the rows of each shard of a step can be sampled."""
+        num_rows = max(shard.num_rows for shard in plan.shards)
+        return next(b for b in self.row_buckets if b.num_rows >= num_rows and b not in self.missing)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the largest step that is not missing; None where that is the largest of all."""
+        mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
+        there = [bucket for bucket in mixed if bucket not in self.missing]
+        return None if there[-1:] == mixed[-1:] else there[-1].num_tokens
+
+    def first_parts(self, least_tokens: int) -> tuple[Bucket, RowBucket]:
+        """A mixed bucket of at least so many tokens, if there is one, and all rows: steps fit these, or are cut."""
+        mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
+        least = max(least_tokens, self.row_buckets[-1].num_rows)
+        return next((bucket for bucket in mixed if bucket.num_tokens >= least), mixed[-1]), self.row_buckets[-1]
 
 
 def make_ladder(
@@ -91,8 +135,8 @@ def make_ladder(
     for whatever comes.
     """
     if invariant:
-        rows = max(max_num_seqs, INVARIANT_ROWS)
-        tokens = _powers(INVARIANT_ROWS, max(max_num_batched_tokens, INVARIANT_ROWS))
+        rows = max(max_num_seqs, FEWEST_ROWS)
+        tokens = _powers(FEWEST_ROWS, max(max_num_batched_tokens, FEWEST_ROWS))
         decode: Sequence[int] = ()
     else:
         rows = max_num_seqs

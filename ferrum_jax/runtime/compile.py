@@ -1,8 +1,8 @@
-"""Executables: the step of every bucket, compiled ahead of time in threads, and the guard that counts compiles.
+"""Compiling: programs become executables ahead of time, in threads, and a guard counts what is compiled later.
 
-Compiling needs shapes alone, so it runs while weights load. What a store or a bundle has is loaded when it is needed
-(`later.py`). After warm-up an engine calls executables and nothing else; whatever still compiles then is a fault, and
-`CompileCounter` sees it.
+Compiling needs only shapes, so it runs while weights load. What a store or a bundle has is loaded when it is needed
+(`executables/deferred.py`). After warm-up an engine calls executables and nothing else; a compile after that is a
+fault, and `CompileCounter` counts it.
 """
 
 from __future__ import annotations
@@ -11,33 +11,25 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
-import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.cache.copies import trace_copies
-from ferrum_jax.cache.pools import trace_fresh
-from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.later import Executable, Later, Prepared, load_behind
-from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.step import trace_step, trace_write_slot
-from ferrum_jax.runtime.store import ExecutableSource
-from ferrum_jax.sharding import describe
+from ferrum_jax.executables.deferred import DeferredExecutable, Executable, load_behind
+from ferrum_jax.executables.executable_store import ExecutableCache
+from ferrum_jax.executables.refused_kernel import is_of_kernel, refused_kernel
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-_STEP_EFFORT, _EFFORT_TOKENS = 16, 64  # for TPUs a step takes as long as 16 small parts, and one more for 64 tokens
 Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 
 class CompileCounter:
-    """Counts compiles from its creation on: `count` those of the process, `count_here` those of the calling thread.
+    """Counts compiles since it was created: `count` in the process, `count_here` in the calling thread.
 
     No count ever falls.
     """
@@ -57,43 +49,12 @@ class CompileCounter:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Executables:
-    """All that an engine calls: one step per bucket, and by name what stands beside them; see `parts_of`."""
-
-    steps: Prepared[Bucket]
-    others: Prepared[str]
-
-    @property
-    def write_slot(self) -> Executable:
-        return self.others["write_slot"]
-
-    @property
-    def copy_blocks(self) -> Executable:
-        return self.others["copy_blocks"]
-
-    @property
-    def fresh_pools(self) -> Executable:
-        return self.others["fresh_pools"]
-
-    @property
-    def num_loaded(self) -> int:
-        return self.steps.num_loaded + self.others.num_loaded
-
-    def load(self) -> None:
-        """All that is not loaded yet."""
-        for mapping in (self.others, self.steps):
-            list(mapping.values())
-
-    def __len__(self) -> int:
-        return len(self.steps) + len(self.others)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """One executable that an engine calls, as it is asked of an ExecutableSource.
+class Program:
+    """What an ExecutableCache needs to find or make one executable of an engine.
 
     what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
-    effort: about how long it compiles, compared to others.
+    effort: about how long it compiles, compared to others. kernels: those that it has, with their shapes, "" if none.
+    is_kept: a file can hold it; else each start compiles it.
     """
 
     what: str
@@ -101,56 +62,50 @@ class Part:
     mesh: Mesh
     trace: Callable[[], jax.stages.Traced]
     effort: int = 1
+    kernels: str = ""
+    is_kept: bool = True
 
     @property
     def description(self) -> str:
         return f"{self.what}\n{self.shapes}"
 
     def compile(self) -> Executable:
-        """Compiled for the mesh's devices, whether they are here or known by description only."""
-        platform = self.mesh.devices.flat[0].platform
+        """Compiled for the mesh's devices, whether they are here or known by description only.
+
+        Raises RefusedKernel where the compiler refuses one of its kernels, and else what the compiler raises.
+        """
+        try:
+            return self._compile()
+        except Exception as error:  # compilers of kernels raise whatever they like
+            if not self.kernels or not is_of_kernel(error):
+                raise
+            raise refused_kernel(error, self.what, self.kernels, self.mesh.devices.flat[0]) from None
+
+    def _compile(self) -> Executable:
+        platform = lowering_platform(self.mesh.devices.flat[0])
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels ask it what they are traced for
-            return self.trace().lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).compile()
+            return self.trace().lower(lowering_platforms=(platform,)).compile()
 
-    def get(self, source: ExecutableSource | None) -> Later:
-        return Later.made(self.compile()) if source is None else source.get(self.description, self.compile)
+    def get(self, executable_cache: ExecutableCache | None) -> DeferredExecutable:
+        return (
+            DeferredExecutable.made(self.compile())
+            if executable_cache is None or not self.is_kept
+            else executable_cache.get(self.description, self.compile)
+        )
 
 
-def parts_of(layout: Layout) -> tuple[dict[Bucket, Part], dict[str, Part]]:
-    """The step of every bucket; beside them, by name, the write of a slot record, copies of
-    blocks within the pools, and fresh pools."""
-    pools, options, mesh = layout.pools, layout.options, layout.mesh
-    arrays = describe((layout.targets, pools.kv, pools.slots, pools.prompts))
-    shapes = f"{dict(mesh.shape)} {arrays} {options} {options.spec.digest_text()}"
-
-    def step(bucket: Bucket) -> jax.stages.Traced:
-        return trace_step(layout.graph, layout.targets, pools, bucket, options, mesh)
-
-    def write_slot() -> jax.stages.Traced:
-        return trace_write_slot(pools, mesh)
-
-    def copy_blocks() -> jax.stages.Traced:
-        return trace_copies(pools, options.spec.cache_groups, mesh)
-
-    def part(what: str, trace: Callable[[], jax.stages.Traced], effort: int = 1) -> Part:
-        return Part(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
-
-    steps = {
-        bucket: part(str(bucket), functools.partial(step, bucket), _STEP_EFFORT + bucket.num_tokens // _EFFORT_TOKENS)
-        for bucket in layout.ladder.buckets
-    }
-    return steps, {
-        "write_slot": part("write of a slot", write_slot),
-        "copy_blocks": part("copies of blocks", copy_blocks),
-        "fresh_pools": part("fresh pools", lambda: trace_fresh(pools)),
-    }
+def lowering_platform(device: Any) -> str:
+    """What jax lowers for; it has two kinds of "gpu"."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 @contextlib.contextmanager
 def beside(make: Callable[[threading.Event], Made]) -> Iterator[concurrent.futures.Future[Made]]:
-    """make(abandoned) in a thread beside the block, which waits for what comes of it.
+    """The future of make(abandoned), which runs in a thread while the block runs.
 
-    A block that ends by an error or Ctrl-C sets `abandoned` and waits no longer: a compile cannot be cut off.
+    An error or Ctrl-C in the block sets `abandoned` and does not wait for the thread: a compile cannot be interrupted.
     """
     abandoned, thread = threading.Event(), concurrent.futures.ThreadPoolExecutor(max_workers=1)
     try:
@@ -162,57 +117,34 @@ def beside(make: Callable[[threading.Event], Made]) -> Iterator[concurrent.futur
         thread.shutdown(wait=False)
 
 
-def compile_all(
-    layout: Layout,
-    *,
-    source: ExecutableSource | None,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
-    abandoned: threading.Event | None = None,
-) -> Executables:
-    """The executable of every bucket; see `make_all`. A thread goes on loading when this returns."""
-    steps, others = parts_of(layout)
-    largest_first: dict[Bucket | str, Part] = {bucket: steps[bucket] for bucket in reversed(steps)}
-    made = make_all(largest_first | others, source=source, on_done=on_done, abandoned=abandoned)
-    load_behind(made[key] for key in _in_order_of_use(tuple(steps)))
-    return Executables(
-        steps=Prepared({bucket: made[bucket] for bucket in steps}),
-        others=Prepared({name: made[name] for name in others}),
-    )
-
-
-def _in_order_of_use(buckets: Sequence[Bucket]) -> Iterator[Bucket | str]:
-    """Keys of `parts_of`: what the first request needs comes first, a prompt before its decodes, small before large."""
-    yield from ("fresh_pools", "write_slot")
-    kinds = [[bucket for bucket in buckets if bucket.decode_only == decode] for decode in (False, True)]
-    for pair in itertools.zip_longest(*kinds):
-        yield from (bucket for bucket in pair if bucket is not None)
-    yield "copy_blocks"
-
-
 def make_all(
-    parts: Mapping[Key, Part],
+    programs: Mapping[Key, Program],
+    order_of_use: Iterable[Key],
     *,
-    source: ExecutableSource | None,
+    executable_cache: ExecutableCache | None,
     on_done: Callable[[int, int], None] = lambda done, total: None,
     abandoned: threading.Event | None = None,
-) -> dict[Key, Later]:
-    """Each part: found in the source, to be loaded, or compiled from shapes, in a thread pool.
+) -> dict[Key, DeferredExecutable]:
+    """Each program's executable, found in the cache or compiled from shapes, in a thread pool.
 
-    parts: the largest first, for they take longest, and one of them alone at the end would leave cores idle.
-    on_done(done, total) is called after each. abandoned: once set no more are begun, and CancelledError is raised.
+    programs: the largest first, because they take longest, and a large one alone at the end would leave cores idle.
+    order_of_use: of all keys; a thread loads found executables in this order, and continues after this returns.
+    on_done(done, total) is called after each. abandoned: once set, no more are begun and CancelledError is raised.
     """
 
-    def get(part: Part) -> Later:
+    def get(program: Program) -> DeferredExecutable:
         if abandoned is not None and abandoned.is_set():
             raise concurrent.futures.CancelledError
-        return part.get(source)
+        return program.get(executable_cache)
 
     threads = concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
     try:
-        jobs = {key: threads.submit(get, part) for key, part in parts.items()}
+        jobs = {key: threads.submit(get, program) for key, program in programs.items()}
         for done, job in enumerate(concurrent.futures.as_completed(jobs.values()), 1):
             job.result()
             on_done(done, len(jobs))
     finally:
-        threads.shutdown(cancel_futures=True)  # after an error or Ctrl-C only what runs is waited for
-    return {key: job.result() for key, job in jobs.items()}
+        threads.shutdown(cancel_futures=True)  # after an error or Ctrl-C, waits only for those that run
+    made = {key: job.result() for key, job in jobs.items()}
+    load_behind(made[key] for key in order_of_use)
+    return made

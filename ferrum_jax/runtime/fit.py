@@ -15,14 +15,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.cache.budget import RESERVED_BYTES
 from ferrum_jax.config import EngineConfig, MeshShape, Reach
+from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.runtime.compile import parts_of
+from ferrum_jax.pools.budget import RESERVED_BYTES
+from ferrum_jax.processes.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.processes import own_device, smallest
+from ferrum_jax.runtime.programs import programs_of
 from ferrum_jax.runtime.step import attention_config
-from ferrum_jax.runtime.store import ExecutableSource
 from ferrum_jax.sharding import make_mesh, refusals, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.paged_attention import TpuConfig
@@ -30,7 +30,7 @@ from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
 _GIB = 2**30
-# Of Qwen3-0.6B on v6e a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
+# Qwen3-0.6B on v6e: a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
 _LOGIT_ARRAYS, _LEAST_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
 _GRAIN_BYTES = 256 << 20  # free memory differs a little at each start, and every pool size wants executables of its own
 
@@ -94,23 +94,23 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
 
     The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
     """
+    config = config.on(devices[0].platform)
 
     def fits(**changes: Any) -> bool:
         changed = dataclasses.replace(config, **changes)
         try:
-            shape = MeshShape.parse(changed.mesh)
-            fit(spec, changed, make_mesh(shape, devices), temporaries_of=expected_temporaries)
+            fit(spec, changed, make_mesh(changed.mesh_shape, devices), temporaries_of=expected_temporaries)
         except ValueError:
             return False
-        return takes_all_hosts(shape, devices)
+        return takes_all_hosts(changed.mesh_shape, devices)
 
-    shape, found = MeshShape.parse(config.mesh), []
+    shape, found = config.mesh_shape, []
     wider = (MeshShape(dp=min(shape.dp, len(devices) // tp), tp=tp) for tp in range(shape.tp + 1, len(devices) + 1))
     if nearest := next((mesh for mesh in wider if fits(mesh=str(mesh))), None):
         found.append(f"mesh {nearest}")
     limits = {
-        "max_num_seqs": range(1, config.max_num_seqs),
-        "max_num_batched_tokens": range(config.max_num_seqs, config.max_num_batched_tokens),
+        "max_num_seqs": range(1, config.num_rows),
+        "max_num_batched_tokens": range(config.num_rows, config.max_num_batched_tokens),
     }
     for name, values in limits.items():
         if values and fits(**{name: values[0]}):
@@ -133,10 +133,10 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
     return dataclasses.replace(layout, ledger=dataclasses.replace(layout.ledger, temporaries_bytes=temporaries))
 
 
-def temporaries_bytes(layout: Layout, source: ExecutableSource | None) -> int:
+def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) -> int:
     """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest."""
-    steps, _ = parts_of(layout)
-    return max(temporaries_in(steps[bucket].get(source).result()) for bucket in layout.ladder.largest)
+    programs = programs_of(layout)
+    return max(temporaries_in(programs[part].get(executable_cache).result()) for part in layout.ladder.largest_parts)
 
 
 def expected_temporaries(layout: Layout) -> int:
@@ -148,8 +148,8 @@ def expected_temporaries(layout: Layout) -> int:
     spec, tp = layout.options.spec, layout.options.shards.size
     rows = max([bucket.num_rows for bucket in layout.ladder.buckets if bucket.decode_only], default=0)
     logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _LEAST_LOGIT_ROWS)
-    heads = layout.options.num_heads + 2 * spec.num_key_value_heads
-    widths = spec.hidden_size + heads * spec.head_dim + spec.intermediate_size
+    heads = layout.options.num_heads + 2 * spec.attention.num_key_value_heads
+    widths = spec.hidden_size + heads * spec.attention.head_dim + spec.mlp.intermediate_size
     return _LOGIT_ARRAYS * logits + _ACTIVATION_ARRAYS * 4 * widths * layout.ladder.buckets[-1].num_tokens
 
 

@@ -1,8 +1,8 @@
-"""HostTransfers: blocks from the pools to host memory and back, beside the steps.
+"""HostTransfers: copies blocks from the pools to host memory and back, while steps run.
 
 An executable gathers blocks into buffers on their devices; a transfer takes each to its device's host memory while
-steps go on. Back it is the other way around. Nothing waits but what uses a buffer: a load that follows a spill of the
-same block, the scatter that follows a load. Of several processes each keeps what its own devices have.
+steps go on. A load does the same in reverse. Only what uses a buffer waits for it: a load of a block that was just
+spilled, and the scatter after a load. With several processes, each keeps what its own devices hold.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ferrum_jax.cache.blocks import LayerBlocks
-from ferrum_jax.cache.host_blocks import Buffers, blocks_of, buffer_shapes
-from ferrum_jax.cache.host_memory import HostMemory, OwnBuffers, host_memory_kind
-from ferrum_jax.cache.pools import Pools
 from ferrum_jax.plan import Copy
+from ferrum_jax.pools.blocks import LayerBlocks
+from ferrum_jax.pools.host_blocks import Buffers, blocks_of, buffer_shapes
+from ferrum_jax.pools.host_memory import HostMemory, OwnBuffers, host_memory_kind
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.processes.processes import own_device
 from ferrum_jax.runtime.block_copies import TIER_BATCHES, BlockCopies, batches
-from ferrum_jax.runtime.processes import own_device
 from ferrum_jax.sharding import DATA
 
 
@@ -45,7 +45,7 @@ class HostTransfers:
                 memory.put(kept, [self._own(shard, block) for block in blocks[: len(kept)]])
 
     def load(self, pools: Pools, shard: int, loads: Sequence[Copy]) -> Pools:
-        """The pools, of which those of groups that load are donated, with a shard's blocks from host memory."""
+        """The pools with a shard's blocks from host memory; pools of groups that load are donated."""
         for group, memory in enumerate(self._memory[shard]):
             host_ids, ids = _ids_of(loads, group)
             for batch in batches(len(ids), TIER_BATCHES):
@@ -67,20 +67,20 @@ class HostTransfers:
             memory.clear()
 
     def _places(self, shard: int, ids: Sequence[int], size: int) -> np.ndarray:
-        """[shards * size] int32: ids of one data shard, after them and of all others null ones."""
+        """[shards * size] int32: the ids of one data shard, padded with null ids, and null ids for all other shards."""
         places = np.zeros((len(self._devices), size), np.int32)
         places[shard, : len(ids)] = ids
         return places.reshape(-1)
 
     def _own(self, shard: int, block: Buffers) -> OwnBuffers:
-        """Of each buffer the parts on devices of the shard, in their order, as far as this process has them."""
+        """The parts of each buffer on those of the shard's devices that this process has, in their order."""
         if self._copies.mesh.size == 1:
             return tuple((buffer,) for buffer in block)
         parts = [{part.device: part.data for part in buffer.addressable_shards} for buffer in block]
         return tuple(tuple(of[device] for device in self._devices[shard] if device in of) for of in parts)
 
     def _whole(self, group: int, block: OwnBuffers) -> Buffers:
-        """The buffers of a block of one data shard, with zeros in those of others."""
+        """The buffers of a block over all data shards, with zeros for shards other than the block's own."""
         if self._copies.mesh.size == 1:
             return tuple(part for (part,) in block)
         whole = []
@@ -91,7 +91,7 @@ class HostTransfers:
 
 
 def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> Buffers:
-    """The buffers of no block: what null ids are given."""
+    """Buffers of zeros, which are loaded into null ids."""
     whole = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
     return tuple(
         jax.make_array_from_callback(shape.shape, shape.sharding, array.__getitem__)

@@ -1,6 +1,6 @@
-"""The packed input of a step: one int32 array, written by the host and cut up on the device.
+"""The packed inputs of a step's halves: int32 arrays, written by the host and cut up on the device.
 
-One literal table says what stands in it, and both sides read that table. Rows beyond the plan are zero:
+One literal table says what stands in each, and both sides read that table. Rows beyond the plan are zero:
 slot 0, count 0, null blocks. The parts of several data shards stand one after the other, and each device gets its own.
 """
 
@@ -12,53 +12,102 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ferrum_jax.cache.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.plan import Copy, ShardPlan
+from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
-_ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots")
+_SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
+_SCORE_FIELDS = ("places", "following")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepInputs:
-    """What the device sees of a plan, as traced arrays."""
+class ForwardInputs:
+    """What a forward sees of a plan, as traced arrays."""
 
     slots: jax.Array  # [R] int32
     starts: jax.Array  # [R] int32
     counts: jax.Array  # [R] int32, 0 for padding rows
-    samples: jax.Array  # [R] int32
     state_slots: jax.Array  # [R] int32
+    block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleInputs:
+    """What sampling sees of a plan, as traced arrays."""
+
+    slots: jax.Array  # [R] int32
+    positions: jax.Array  # [R] int32, that the drawn token takes
+    places: jax.Array  # [R] int32, the row's last token among those of the forward
+    samples: jax.Array  # [R] int32
     source_slots: jax.Array  # [R] int32
     target_slots: jax.Array  # [R] int32
-    block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
+    mask_ids: jax.Array  # [R] int32, 0 allows everything
     num_rows: jax.Array  # [] int32
 
 
-def blob_size(bucket: Bucket, num_groups: int) -> int:
-    """Words of the packed input of a bucket."""
-    return 1 + bucket.num_rows * (len(_ROW_FIELDS) + num_groups * bucket.table_width)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreInputs:
+    """What a tile of prompt log-probabilities is asked of, as traced arrays."""
+
+    places: jax.Array  # [n] int32, the token among those of the forward
+    following: jax.Array  # [n] int32, the prompt's next token
+    tops: jax.Array  # [] int32, 1 where the most likely tokens are asked for too
 
 
-def pack(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
-    """[shards * blob_size] int32, a fresh array: jax reads a numpy argument after the call has returned."""
-    blob = np.zeros((len(plans), blob_size(bucket, len(plans[0].block_tables))), np.int32)
+def forward_words(bucket: Bucket, num_groups: int) -> int:
+    """Words of the packed input of a bucket's forward."""
+    return bucket.num_rows * (len(_FORWARD_FIELDS) + num_groups * bucket.table_width)
+
+
+def sample_words(num_rows: int) -> int:
+    """Words of the packed input of what samples so many rows."""
+    return 1 + num_rows * len(_SAMPLE_FIELDS)
+
+
+def score_words(num_tokens: int) -> int:
+    """Words of the packed input of a tile of so many tokens."""
+    return 1 + num_tokens * len(_SCORE_FIELDS)
+
+
+def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
+    """[shards * forward_words] int32, a fresh array: jax reads a numpy argument after the call has returned."""
+    blob = np.zeros((len(plans), forward_words(bucket, len(plans[0].block_tables))), np.int32)
+    R, M = bucket.num_rows, bucket.table_width
     for plan, part in zip(plans, blob, strict=True):
-        _pack_shard(plan, bucket, part)
+        rows = plan.num_rows
+        at = 0
+        for field in _FORWARD_FIELDS:
+            part[at : at + rows] = getattr(plan, field)
+            at += R
+        for table in plan.block_tables:
+            part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
+            at += R * M
     return blob.reshape(-1)
 
 
-def _pack_shard(plan: ShardPlan, bucket: Bucket, blob: np.ndarray) -> None:
-    """Writes a shard's plan into its part, which holds zeros."""
-    R, M = bucket.num_rows, bucket.table_width
-    rows = plan.num_rows
-    blob[0] = rows
-    at = 1
-    for field in _ROW_FIELDS:
-        blob[at : at + rows] = getattr(plan, field)
-        at += R
-    for table in plan.block_tables:
-        blob[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
-        at += R * M
+def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
+    """[shards * sample_words] int32, a fresh array as in `pack_forward`."""
+    blob = np.zeros((len(plans), sample_words(num_rows)), np.int32)
+    for plan, part in zip(plans, blob, strict=True):
+        part[0] = plan.num_rows
+        fields = part[1:].reshape(len(_SAMPLE_FIELDS), num_rows)[:, : plan.num_rows]
+        last = np.maximum(np.cumsum(plan.counts) - 1, 0)  # a row that computes nothing samples from a prompt slot
+        of_prompts = plan.source_slots, plan.target_slots
+        values = (plan.slots, plan.starts + plan.counts, last, plan.samples, *of_prompts, plan.mask_ids)
+        for field, value in zip(fields, values, strict=True):
+            field[:] = value
+    return blob.reshape(-1)
+
+
+def pack_score(parts: Sequence[tuple[np.ndarray, np.ndarray]], num_tokens: int, *, tops: bool) -> np.ndarray:
+    """[shards * score_words] int32 of each shard's places and following tokens, at most `num_tokens` of them."""
+    blob = np.zeros((len(parts), score_words(num_tokens)), np.int32)
+    for values, part in zip(parts, blob, strict=True):
+        part[0] = tops
+        for field, value in zip(part[1:].reshape(len(_SCORE_FIELDS), num_tokens), values, strict=True):
+            field[: len(value)] = value
+    return blob.reshape(-1)
 
 
 def pack_copies(copies: Sequence[Sequence[Copy]]) -> list[np.ndarray]:
@@ -74,13 +123,22 @@ def pack_copies(copies: Sequence[Sequence[Copy]]) -> list[np.ndarray]:
     return blobs
 
 
-def unpack(blob: jax.Array, bucket: Bucket, num_groups: int) -> StepInputs:
-    """The fields of a packed input (on the device, inside the step)."""
+def unpack_forward(blob: jax.Array, bucket: Bucket, num_groups: int) -> ForwardInputs:
+    """The fields of a forward's packed input (on the device)."""
     R, M = bucket.num_rows, bucket.table_width
-    at = 1
-    fields: dict[str, jax.Array] = {}
-    for field in _ROW_FIELDS:
-        fields[field] = blob[at : at + R]
-        at += R
+    at = len(_FORWARD_FIELDS) * R
+    fields = dict(zip(_FORWARD_FIELDS, blob[:at].reshape(-1, R), strict=True))
     tables = tuple(blob[at + g * R * M : at + (g + 1) * R * M].reshape(R, M) for g in range(num_groups))
-    return StepInputs(block_tables=tables, num_rows=blob[0], **fields)
+    return ForwardInputs(block_tables=tables, **fields)
+
+
+def unpack_sample(blob: jax.Array, num_rows: int) -> SampleInputs:
+    """The fields of the packed input of what samples (on the device)."""
+    fields = dict(zip(_SAMPLE_FIELDS, blob[1:].reshape(-1, num_rows), strict=True))
+    return SampleInputs(num_rows=blob[0], **fields)
+
+
+def unpack_score(blob: jax.Array, num_tokens: int) -> ScoreInputs:
+    """The fields of the packed input of a tile of prompt log-probabilities (on the device)."""
+    fields = dict(zip(_SCORE_FIELDS, blob[1:].reshape(-1, num_tokens), strict=True))
+    return ScoreInputs(tops=blob[0], **fields)

@@ -1,9 +1,15 @@
-"""Layout: everything that follows from spec, config and device, before a weight is read or a step compiled."""
+"""Layout: everything that follows from spec, config and device, before a weight is read or a step compiled.
+
+    resolve ─► shard ─► size ─► ladder
+
+Each step returns a value, and the next ones read it: what a config left open (`resolve.py`), the model as it lies on
+the mesh, the pools with what they take of a device, the buckets.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,39 +17,34 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, free_bytes
-from ferrum_jax.cache.host_blocks import host_block_bytes
-from ferrum_jax.cache.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
-from ferrum_jax.config import EngineConfig, MeshShape, Reach
+from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.models import registry
+from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, cpu_pool_bytes
+from ferrum_jax.pools.host_blocks import host_block_bytes
+from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
+from ferrum_jax.processes.processes import smallest
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
-from ferrum_jax.runtime.processes import smallest
 from ferrum_jax.runtime.refusals import Limits, refuse_buckets
+from ferrum_jax.runtime.resolve import Resolved, resolve
+from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.step import StepOptions
 from ferrum_jax.sharding import DATA, ShardedModel, expert_shards_of, local_bytes, shard_model, shards_of
-from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import ModelSpec
-from ferrum_jax.windows import pool_blocks
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
-from pallas_kernels.paged_attention.support import default_implementation
-from pallas_kernels.paged_attention.support import refusals as kernel_refusals
-from pallas_kernels.target import Target
+from pallas_kernels.kv_pool import KV_DTYPES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """All that follows from spec, config and device, before any weight is read."""
+class ModelLayout:
+    """A model on a mesh, whether it generates or encodes."""
 
+    spec: ModelSpec | BertSpec
     dtype: jnp.dtype
-    kv_dtype: str
     max_model_len: int
     graph: nnx.GraphDef
     mesh: Mesh
     model: ShardedModel
-    pools: Pools  # of ShapeDtypeStructs
-    ladder: Ladder
-    options: StepOptions
-    ledger: Ledger
 
     @property
     def targets(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -51,14 +52,36 @@ class Layout:
         return self.model.targets
 
     @property
+    def num_shards(self) -> int:
+        """Data shards: each has rows of its own."""
+        return self.mesh.shape[DATA]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout(ModelLayout):
+    """All that follows from spec, config and device, before any weight is read."""
+
+    spec: ModelSpec
+    kv_dtype: str
+    pools: Pools  # of ShapeDtypeStructs
+    ladder: Ladder
+    options: StepOptions
+    ledger: Ledger
+
+    @functools.cached_property
+    def head(self) -> Head:
+        """What makes logits."""
+        return Head.of(self.graph, self.targets, self.pools.hidden, self.options)
+
+    @property
     def num_prompts(self) -> int:
         """Slots of cached prompts in a data shard, the null one included."""
-        return self.pools.prompts.shape[0] // self.ledger.num_shards
+        return self.pools.prompts.shape[0] // self.num_shards
 
     @property
     def num_rows(self) -> int:
         """Rows that all data shards run at once."""
-        return self.pools.slots.shape[0] - self.ledger.num_shards
+        return self.pools.slots.shape[0] - self.num_shards
 
     @property
     def max_request_tokens(self) -> int:
@@ -71,78 +94,124 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
 
     reach: of the requests that will come, where they are known; it makes the ladder shorter, pools stay as they are.
     """
-    target = Target.of_device(mesh.devices.flat[0])
-    auto_dtype = "float32" if target.platform == "cpu" or spec.dtype == "float32" else "bfloat16"  # never float16
-    dtype = jnp.dtype(auto_dtype if config.dtype == "auto" else config.dtype)
-    kv_dtype = dtype.name if config.kv_dtype == "auto" else config.kv_dtype
-    implementation = config.implementation or default_implementation(target)
-    max_model_len = config.max_model_len or spec.max_position_embeddings
-    spec = spec.fitted(max_model_len)
-    shape = MeshShape(**mesh.shape, has_experts_once=MeshShape.parse(config.mesh).has_experts_once)
-    _refuse(spec, config, dtype, kv_dtype, implementation, max_model_len, target, shape)
-    graph, parameters = registry.unbind(registry.abstract_model(spec, dtype))
-    model = shard_model(spec, parameters, mesh, shape)
-    local = dataclasses.replace(spec, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
-    block_size = config.block_size or _block_size(local, kv_dtype, implementation, target)
-    form = {"block_size": block_size, "kv_dtype": KV_DTYPES[kv_dtype], "implementation": implementation}
-    groups = _count_blocks(
-        spec, config, block_bytes(local, target=target, **form), mesh, max_model_len, block_size, model.weights_bytes
+    resolved = resolve(spec, config, mesh)
+    sharded = _shard(resolved)
+    sized = _size(resolved, sharded)
+    return Layout(
+        spec=resolved.spec,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        max_model_len=resolved.max_model_len,
+        graph=sharded.graph,
+        mesh=mesh,
+        model=sharded.model,
+        pools=sized.pools,
+        ladder=_ladder(resolved, sharded, reach),
+        options=sharded.options,
+        ledger=sized.ledger,
     )
-    kv = kv_shapes(local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
-    pools, ledger = _shape_pools(spec, config, mesh, kv, dtype, max_model_len, model, groups, block_size)
+
+
+# -- shard -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sharded:
+    """The model on its mesh. local: the spec with the heads of one device."""
+
+    graph: nnx.GraphDef
+    model: ShardedModel
+    local: ModelSpec
+    options: StepOptions
+
+
+def _shard(resolved: Resolved) -> _Sharded:
+    spec, mesh = resolved.spec, resolved.mesh
+    graph, parameters = registry.unbind(registry.abstract_model(spec, resolved.dtype))
+    model = shard_model(spec.attention, parameters, mesh, resolved.shape)
+    local = spec.with_attention(
+        lambda own: dataclasses.replace(own, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
+    )
+    token = resolved.one_block(local, 1)
     options = StepOptions(
         spec=spec,
-        dtype=dtype,
-        target=target,
+        dtype=resolved.dtype,
+        target=resolved.target,
         num_heads=model.heads,
         shards=shards_of(mesh),
-        expert_shards=expert_shards_of(mesh, shape),
+        expert_shards=expert_shards_of(mesh, resolved.shape),
+        block_size=resolved.config.block_size or resolved.target.block_size(token.values.size * token.dtype.itemsize),
+        implementation=resolved.implementation,
+        invariant=resolved.config.invariant,
+        tiles=resolved.config.attention_tiles,
+    )
+    return _Sharded(graph=graph, model=model, local=local, options=options)
+
+
+# -- size --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sized:
+    """All pools of the mesh, and where the memory of one device goes."""
+
+    pools: Pools
+    ledger: Ledger
+
+
+def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
+    config, spec, mesh, dtype = resolved.config, resolved.spec, resolved.mesh, resolved.dtype
+    block_size, model = sharded.options.block_size, sharded.model
+    form = {
+        "block_size": block_size,
+        "kv_dtype": KV_DTYPES[resolved.kv_dtype],
+        "implementation": resolved.implementation,
+    }
+    groups = _count_blocks(resolved, sharded, block_bytes(sharded.local, target=resolved.target, **form))
+    kv = kv_shapes(sharded.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
+    caching = config.enable_prefix_caching
+    num_prompts = 1 + (config.max_cached_prompts if caching else 0)
+    num_states = 1 + config.num_rows + (config.max_state_snapshots if caching else 0)
+    record_words = sampling.RECORD_WORDS + resolved.max_model_len
+    most_tokens = _ladder_of(_limits(resolved, sharded), resolved, None).buckets[-1].num_tokens  # of any job
+    local = Pools(
+        kv=tuple(kv[layer] for layer in sorted(kv)),
+        slots=jax.ShapeDtypeStruct((config.num_rows + 1, record_words), jnp.int32),
+        prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
+        masks=jax.ShapeDtypeStruct((config.num_rows + 1, ceil_div(spec.vocab_size, 32)), jnp.int32),
+        hidden=jax.ShapeDtypeStruct((most_tokens, spec.hidden_size), dtype),
+    )
+    of_blocks = pools_on_mesh(local, mesh)
+    bytes_of_host_block = host_block_bytes(of_blocks.kv)
+    pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
+    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
+    ledger = Ledger(
+        weights_bytes=model.weights_bytes,
+        slots_bytes=local.slots.size * 4,
+        prompts_bytes=local.prompts.size * dtype.itemsize,
+        masks_bytes=local.masks.size * 4,
+        hidden_bytes=local.hidden.size * dtype.itemsize,
+        state_bytes=sum(map(local_bytes, states)) // num_states,
+        num_states=num_states if spec.state_layers else 0,
+        groups=groups,
         block_size=block_size,
-        implementation=implementation,
-        invariant=config.invariant,
+        num_shards=mesh.shape[DATA],
+        head_copies=model.head_copies,
+        padded_bytes=sum(pool.padded_bytes for pool in kv.values()),
+        host_block_bytes=bytes_of_host_block,
+        num_host_blocks=choose_num_host_blocks(
+            host_cache_bytes=config.host_cache_bytes if caching else 0,
+            block_bytes=bytes_of_host_block,
+            block_size=block_size,
+            num_shards=mesh.shape[DATA],
+        ),
     )
-    limits = Limits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        block_size=block_size,
-    )
-
-    def ladder_of(limits: Limits) -> Ladder:
-        return make_ladder(
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
-            invariant=config.invariant,
-            accelerator=target.platform != "cpu",
-            reach=reach,
-        )
-
-    refuse_buckets(limits, options, ladder_of, lambda o: _one_block(local, o.block_size, kv_dtype, implementation))
-    return Layout(
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        graph=graph,
-        mesh=mesh,
-        model=model,
-        pools=pools,
-        ladder=ladder_of(limits),
-        options=options,
-        ledger=ledger,
-    )
+    return _Sized(pools=pools, ledger=ledger)
 
 
-def _count_blocks(
-    spec: ModelSpec,
-    config: EngineConfig,
-    bytes_by_group: Sequence[int],
-    mesh: Mesh,
-    max_model_len: int,
-    block_size: int,
-    weights_bytes: int,
-) -> tuple[GroupBlocks, ...]:
+def _count_blocks(resolved: Resolved, sharded: _Sharded, bytes_by_group: list[int]) -> tuple[GroupBlocks, ...]:
     """The blocks of each cache group, as asked or as many as fit. bytes_by_group: of one block on one device."""
+    config, block_size = resolved.config, sharded.options.block_size
 
     def groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
         counts = [
@@ -150,119 +219,65 @@ def _count_blocks(
                 group.window,
                 num_blocks,
                 block_size=block_size,
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=config.num_rows,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 keeps_cache=config.enable_prefix_caching,
             )
-            for group in spec.kv_groups
+            for group in resolved.spec.kv_groups
         ]
         return tuple(GroupBlocks(num_blocks=n, block_bytes=b) for n, b in zip(counts, bytes_by_group, strict=True))
 
+    def kv_bytes(num_blocks: int) -> int:
+        return sum((group.num_blocks + 1) * group.block_bytes for group in groups(num_blocks))
+
+    row_bytes = kv_bytes(ceil_div(resolved.max_model_len, block_size))
     return groups(
         choose_num_blocks(
             num_blocks=config.num_blocks,
-            kv_memory_bytes=_kv_memory_bytes(config, mesh, weights_bytes),
-            kv_bytes=lambda n: sum((group.num_blocks + 1) * group.block_bytes for group in groups(n)),
+            kv_memory_bytes=_kv_memory_bytes(config, resolved.mesh, sharded.model.weights_bytes, row_bytes),
+            kv_bytes=kv_bytes,
             block_size=block_size,
-            max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=config.num_rows,
         )
     )
 
 
-def _shape_pools(
-    spec: ModelSpec,
-    config: EngineConfig,
-    mesh: Mesh,
-    kv: Mapping[int, KVPool],
-    dtype: jnp.dtype,
-    max_model_len: int,
-    model: ShardedModel,
-    groups: tuple[GroupBlocks, ...],
-    block_size: int,
-) -> tuple[Pools, Ledger]:
-    """All pools of the mesh, and what they take of one device. kv: its pools of blocks by layer."""
-    num_prompts = 1 + (config.max_cached_prompts if config.enable_prefix_caching else 0)
-    num_states = 1 + config.max_num_seqs + (config.max_state_snapshots if config.enable_prefix_caching else 0)
-    record_words = sampling.RECORD_WORDS + max_model_len
-    local = Pools(
-        kv=tuple(kv[layer] for layer in sorted(kv)),
-        slots=jax.ShapeDtypeStruct((config.max_num_seqs + 1, record_words), jnp.int32),
-        prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
-    )
-    of_blocks = pools_on_mesh(local, mesh)
-    block_bytes = host_block_bytes(of_blocks.kv)
-    pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
-    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
-    ledger = Ledger(
-        weights_bytes=model.weights_bytes,
-        slots_bytes=local.slots.size * 4,
-        prompts_bytes=local.prompts.size * dtype.itemsize,
-        state_bytes=sum(map(local_bytes, states)) // num_states,
-        num_states=num_states if spec.state_layers else 0,
-        groups=groups,
-        block_size=block_size,
-        num_shards=mesh.shape[DATA],
-        head_copies=model.head_copies,
-        host_block_bytes=block_bytes,
-        num_host_blocks=choose_num_host_blocks(
-            host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
-            block_bytes=block_bytes,
-            block_size=block_size,
-            num_shards=mesh.shape[DATA],
-        ),
-    )
-    return pools, ledger
-
-
-def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int) -> int:
+def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int, row_bytes: int) -> int:
     if config.kv_memory_bytes is not None or config.num_blocks is not None:
         return config.kv_memory_bytes or 0  # the number of blocks counts, and devices that are not here tell no memory
-    return smallest(free_bytes(mesh.devices.flatten().tolist(), weights_bytes))
+    return smallest(cpu_pool_bytes(mesh.devices.flatten().tolist(), weights_bytes, row_bytes))
 
 
-def _block_size(spec: ModelSpec, kv_dtype: str, implementation: str, target: Target) -> int:
-    """Tokens of a block where the user names no number; spec: with the heads of one device."""
-    token = _one_block(spec, 1, kv_dtype, implementation)
-    return target.block_size(token.values.size * token.dtype.itemsize)
+# -- ladder ------------------------------------------------------------------------------------------------
 
 
-def _one_block(spec: ModelSpec, block_size: int, kv_dtype: str, implementation: str) -> KVPool:
-    """The shapes of a layer's pool of one block on one device; spec: with the heads of that."""
-    return pool_shape(
-        num_blocks=1,
-        block_size=block_size,
-        num_kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        dtype=KV_DTYPES[kv_dtype],
-        implementation=implementation,
+def _limits(resolved: Resolved, sharded: _Sharded) -> Limits:
+    return Limits(
+        max_num_seqs=resolved.config.num_rows,
+        max_num_batched_tokens=resolved.config.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        block_size=sharded.options.block_size,
     )
 
 
-def _refuse(
-    spec: ModelSpec,
-    config: EngineConfig,
-    dtype: jnp.dtype,
-    kv_dtype: str,
-    implementation: str,
-    max_model_len: int,
-    target: Target,
-    shape: MeshShape,
-) -> None:
-    """Raises ValueError with every reason why this cannot run here."""
-    reasons = mesh_refusals(spec, shape) + kernel_refusals(
-        implementation, target=target, head_dim=spec.head_dim, block_size=config.block_size, kv_dtype=kv_dtype
+def _ladder_of(limits: Limits, resolved: Resolved, reach: Reach | None) -> Ladder:
+    return make_ladder(
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
+        invariant=resolved.config.invariant,
+        accelerator=resolved.target.platform != "cpu",
+        reach=reach,
     )
-    if max_model_len > spec.max_position_embeddings:
-        reasons.append(
-            f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
-            f"{spec.max_position_embeddings}"
-        )
-    on_cpu = target.platform == "cpu"
-    if config.invariant and not (on_cpu and dtype == jnp.float32):
-        reasons.append(
-            "invariant=True holds on the CPU in float32 only; "
-            f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
-        )
-    if reasons:
-        raise ValueError("; ".join(reasons))
+
+
+def _ladder(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Ladder:
+    """The buckets. Raises ValueError where one does not fit the target."""
+    limits = _limits(resolved, sharded)
+
+    def ladder_of(limits: Limits) -> Ladder:
+        return _ladder_of(limits, resolved, reach)
+
+    refuse_buckets(limits, sharded.options, ladder_of, lambda o: resolved.one_block(sharded.local, o.block_size))
+    return ladder_of(limits)

@@ -55,7 +55,7 @@ def refuse_buckets(
 
 
 def _smallest_changes(limits: Limits, fits: Callable[..., bool]) -> list[str]:
-    """Of each setting the value nearest to its own with which everything fits, where there is one."""
+    """The nearest value of each setting with which everything fits, where there is one."""
     smaller = {
         name: bisect.bisect_left(range(1, getattr(limits, name)), True, key=lambda n, name=name: not fits(**{name: n}))
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")

@@ -1,6 +1,6 @@
-"""The runner: owns weights and pools on the device, turns a StepPlan into one call of an executable.
+"""The runner: owns weights and pools on the device, and turns a StepPlan into two calls: forward, then sample.
 
-All data shards of a step run in one bucket, the smallest that holds the part of each; one without rows runs padding.
+All data shards of a step run in one bucket, the smallest that fits all their parts; a shard without rows runs padding.
 A step is dispatched and its result fetched later; pools are threaded from call to call, so the order of
 dispatch is the only synchronisation. One runner serves one thread.
 """
@@ -8,19 +8,28 @@ dispatch is the only synchronisation. One runner serves one thread.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ferrum_jax.cache.pools import Pools
 from ferrum_jax.plan import Copy, StepPlan
+from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.buckets import Bucket, Ladder
-from ferrum_jax.runtime.compile import Executables
+from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.host_transfers import HostTransfers
-from ferrum_jax.runtime.inputs import blob_size, pack, pack_copies
+from ferrum_jax.runtime.inputs import (
+    forward_words,
+    pack_copies,
+    pack_forward,
+    pack_sample,
+    pack_score,
+    sample_words,
+)
+from ferrum_jax.runtime.programs import Executables
+from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +39,6 @@ class InFlight:
     plan: StepPlan
     bucket: Bucket
     _rows: jax.Array
-    _prompt: jax.Array
     _last: jax.Array
 
     def rows(self) -> np.ndarray:
@@ -43,17 +51,26 @@ class InFlight:
         rows: Any = self._rows
         return rows.is_ready()
 
-    def prompt(self) -> np.ndarray:
-        """[tokens, words] int32, the same words for each prompt token asked for. Waits for the device."""
-        return _without_padding(self._prompt, [shard.num_tokens for shard in self.plan.shards])
-
     def last_states(self) -> np.ndarray:
         """[rows, D] float32, the final hidden state of each row's last token. Waits for the device."""
         return _without_padding(self._last, [shard.num_rows for shard in self.plan.shards]).astype(np.float32)
 
 
-def _without_padding(array: jax.Array, counts: Sequence[int]) -> np.ndarray:
-    """Of each shard's part of an array the first items, as many as count. Waits for the device."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Prompt log-probabilities that were dispatched and not yet fetched. counts: tokens of each shard."""
+
+    counts: Sequence[int]
+    _tiles: Sequence[jax.Array]
+
+    def words(self) -> np.ndarray:
+        """[tokens, words] int32 as `sampling.unpack` reads it, of all shards in order. Waits for the device."""
+        tiles = [np.asarray(tile).reshape(len(self.counts), SCORE_TILE, -1) for tile in self._tiles]
+        return _without_padding(np.concatenate(tiles, axis=1).reshape(-1, tiles[0].shape[2]), self.counts)
+
+
+def _without_padding(array: jax.Array | np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The first items of each shard's part of an array, by its count. Waits for the device."""
     parts = np.split(np.asarray(array), len(counts))
     return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
 
@@ -67,13 +84,15 @@ class Runner:
         weights: tuple[jax.Array, ...],
         pools: Pools,
         executables: Executables,
+        head: Head,
         ladder: Ladder,
         copies: BlockCopies,
         num_shards: int = 1,
         host: HostTransfers | None = None,
     ) -> None:
-        """host: where a host tier is kept."""
+        """host: copies to and from the host tier, if there is one."""
         self._weights = weights
+        self._head = head.pick(weights)
         self._kv = pools.flat_kv()
         self._kv_tree = jax.tree.structure(pools.kv)
         self.copies = copies
@@ -81,11 +100,37 @@ class Runner:
         self._num_shards = num_shards
         self._slots = pools.slots
         self._prompts = pools.prompts
+        self._masks = pools.masks
+        self._hidden = pools.hidden
         self._executables = executables
-        self._ladder = ladder
+        self._ladder, self._full_ladder = ladder, ladder
+        self._num_parts = 0
+        self.take_parts()
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
+        self.recent_steps: deque[tuple[int, int, int]] = deque(
+            maxlen=200
+        )  # tokens of decodes, of chunks, slots of both
+
+    def take_parts(self) -> bool:
+        """Lets steps use the executables that have been added; whether there were any since the last call."""
+        if len(self._executables) == self._num_parts:
+            return False
+        self._num_parts = len(self._executables)
+        missing = self._executables.missing(self._full_ladder)
+        self._ladder = dataclasses.replace(self._full_ladder, missing=missing)
+        return True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a data shard that a step may have while larger executables are missing; else None."""
+        return self._ladder.most_tokens
+
+    @property
+    def num_missing(self) -> int:
+        """Executables that are still being compiled."""
+        return len(self._ladder.missing)
 
     @property
     def num_executables(self) -> int:
@@ -93,34 +138,35 @@ class Runner:
 
     @property
     def num_loaded(self) -> int:
-        """Executables that are in memory; the others lie in bytes and were not needed yet."""
+        """Executables that are loaded; the others are still bytes, because no step needed them."""
         return self._executables.num_loaded
 
     def close(self) -> None:
-        """Frees the pools, those too that a step broken off has donated and not returned."""
-        for pool in (*self._kv, self._slots, self._prompts):
+        """Frees the pools, also those that an interrupted step has donated and not returned."""
+        for pool in (*self._kv, self._slots, self._prompts, self._masks, self._hidden):
             pool.delete()
         if self.host is not None:
             self.host.close()
 
     def write_slot(self, shard: int, slot: int, record: np.ndarray) -> None:
         """Puts the sampling record of a request that is about to run into its row slot."""
-        places = np.full(self._num_shards, self._slots.shape[0], np.int32)  # beyond the pools of other shards
+        places = np.full(self._num_shards, self._slots.shape[0], np.int32)  # dropped by other shards
         places[shard] = slot
         self._slots = self._executables.write_slot(self._slots, places, record)
 
     def _pools(self) -> Pools:
-        return Pools(kv=jax.tree.unflatten(self._kv_tree, self._kv), slots=self._slots, prompts=self._prompts)
+        kv = jax.tree.unflatten(self._kv_tree, self._kv)
+        return Pools(kv=kv, slots=self._slots, prompts=self._prompts, masks=self._masks, hidden=self._hidden)
 
     def read_pool(self, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
-        """(which of the ids, what they stand for, then padding) in batches, on their way to the host.
+        """(slice of `ids`, their content and then padding) in batches, on their way to the host.
 
-        index: as in `BlockCopies`, which says in which form.
+        index: of the pool, as in `BlockCopies`, which also gives the form of the content.
         """
         return self.copies.read(self._pools(), shard, index, ids)
 
     def write_pool(self, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]) -> None:
-        """Puts what `ids` stand for into a pool; data(which of the ids, size) gives each batch."""
+        """Writes the content of `ids` into a pool; data(slice of `ids`, size) gives each batch."""
         pools = self.copies.write(self._pools(), shard, index, ids, data)
         self._kv, self._prompts = pools.flat_kv(), pools.prompts
 
@@ -131,34 +177,94 @@ class Runner:
             self._kv = self.host.load(self._pools(), shard, loads).flat_kv()
 
     def _copy(self, copies: Sequence[Sequence[Copy]]) -> None:
-        """Of each shard."""
+        """Starts the copies of each shard."""
         for blob in pack_copies(copies):
             self._kv = self._executables.copy_blocks(self._kv, blob)
 
     def rehearse(self, num_groups: int) -> None:
-        """Runs the largest steps without a row, so that a shortage of memory shows now. Writes go to null ids."""
-        for bucket in self._ladder.largest:
-            blob = np.zeros(self._num_shards * blob_size(bucket, num_groups), np.int32)
-            self._kv, self._slots, self._prompts, *results = self._executables.steps[bucket](
-                self._weights, self._kv, self._slots, self._prompts, blob
-            )
-            jax.block_until_ready(results)
+        """Runs the largest parts without rows, so that a lack of memory shows now. Their writes go to null ids."""
+        for part in self._ladder.largest_parts:
+            if isinstance(part, Bucket):
+                self._forward(part, np.zeros(self._num_shards * forward_words(part, num_groups), np.int32))
+                jax.block_until_ready(self._hidden)
+            else:
+                blob = np.zeros(self._num_shards * sample_words(part.num_rows), np.int32)
+                jax.block_until_ready(self._sample(part, blob))
 
-    def dispatch(self, plan: StepPlan) -> InFlight:
-        """Starts a step and the copy of its result to the host; returns at once."""
+    def _forward(self, bucket: Bucket, blob: np.ndarray) -> None:
+        forward = self._executables.forwards[bucket]
+        self._kv, self._hidden = forward(self._weights, self._kv, self._slots, self._hidden, blob)
+
+    def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        sample = self._executables.samples[bucket]
+        self._slots, self._prompts, rows, last = sample(
+            self._head, self._slots, self._prompts, self._masks, self._hidden, blob
+        )
+        return rows, last
+
+    def write_masks(self, ids: Sequence[Sequence[int]], masks: Sequence[np.ndarray]) -> None:
+        """Puts masks [n, words] int32 under n ids, of each shard, for the steps that sample from now on."""
+        for start in range(0, max(map(len, ids)), MASKS_AT_ONCE):
+            places = np.full((self._num_shards, MASKS_AT_ONCE), self._masks.shape[0], np.int32)  # beyond the pool
+            rows = np.zeros((self._num_shards, MASKS_AT_ONCE, self._masks.shape[1]), np.int32)
+            for shard in range(self._num_shards):
+                some = ids[shard][start : start + MASKS_AT_ONCE]
+                places[shard, : len(some)] = some
+                rows[shard, : len(some)] = masks[shard][start : start + MASKS_AT_ONCE]
+            flat = rows.reshape(-1, rows.shape[2])
+            self._masks = self._executables.write_masks(self._masks, places.reshape(-1), flat)
+
+    @property
+    def mask_words(self) -> int:
+        """int32 words of a mask."""
+        return self._masks.shape[1]
+
+    def dispatch(self, plan: StepPlan, before_sampling: Callable[[], None] = lambda: None) -> InFlight:
+        """Starts a step and the copy of its result to the host; returns at once.
+
+        before_sampling: called when the forward has been started, which needs no masks, and before what samples is.
+        """
         shards = plan.shards
-        bucket = self._ladder.bucket_of(plan)
-        execute = self._executables.steps[bucket]
+        bucket, row_bucket = self._ladder.bucket_of(plan), self._ladder.row_bucket_of(plan)
+        if self._ladder.missing:
+            self._want(plan, bucket, row_bucket)
         for index, shard in enumerate(shards):
             if shard.spills or shard.loads:
                 self.move(index, shard.spills, shard.loads)
         self._copy([shard.copies_before for shard in shards])
-        self._kv, self._slots, self._prompts, rows, prompt, last = execute(
-            self._weights, self._kv, self._slots, self._prompts, pack(shards, bucket)
-        )
+        self._forward(bucket, pack_forward(shards, bucket))
+        before_sampling()
+        rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
         self._copy([shard.copies_after for shard in shards])
         rows.copy_to_host_async()
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += bucket.num_tokens * len(shards)
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _prompt=prompt, _last=last)
+        num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
+        self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last)
+
+    def _want(self, plan: StepPlan, bucket: Bucket, row_bucket: RowBucket) -> None:
+        """Counts the padding that missing executables would have saved, and steps that were cut to the largest one."""
+        ladder, wanted = self._full_ladder, self._executables.wanted
+        best, best_rows = ladder.bucket_of(plan), ladder.row_bucket_of(plan)
+        wanted[best] += bucket.num_tokens - best.num_tokens
+        wanted[best_rows] += row_bucket.num_rows - best_rows.num_rows
+        most = self.most_tokens
+        if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
+            larger = (b for b in ladder.buckets if not b.decode_only and b.num_tokens > most)
+            wanted.update({b: b.num_tokens - most for b in larger})
+
+    def score(self, asked: Sequence[tuple[np.ndarray, np.ndarray]], *, tops: bool) -> Scores:
+        """Starts prompt log-probabilities of tokens of the step that was dispatched last, before the next is.
+
+        asked: of each shard, places among its tokens and the tokens that follow. tops: the most likely ones too.
+        """
+        counts = [len(places) for places, _ in asked]
+        tiles = []
+        for start in range(0, max(counts), SCORE_TILE):
+            parts = [(p[start : start + SCORE_TILE], f[start : start + SCORE_TILE]) for p, f in asked]
+            (tile,) = self._executables.score(self._head, self._hidden, pack_score(parts, SCORE_TILE, tops=tops))
+            tile.copy_to_host_async()
+            tiles.append(tile)
+        return Scores(counts=counts, _tiles=tiles)

@@ -1,10 +1,9 @@
-"""The step: a pure function of (weights, kv, slots, prompts, packed input) to (kv, slots, prompts, rows, prompt, last).
+"""The forward half of a step: a pure function of (weights, kv, slots, hidden, packed input) to (kv, hidden).
 
-Embed, layers, logits of the rows that sample, draw, write the token where the next step reads it. The
-function is made for one bucket; everything else is data. `rows` [R, words] and `prompt` [T, words] are int32
-words as `sampling.unpack` reads them, of the rows that sample and of prompt tokens asked for. `last` [R, D] is the
-final hidden state of each row's last token; it stays on the device unless an embedding is asked for. Arguments and
-results are plain tuples and arrays, because executables are kept with their trees.
+Token ids are read from the row slots, then embedding and layers; the final hidden states go to the front of `hidden`
+[most tokens of a step, D], where `sample.py` reads those of the rows that sample, and tiles of prompt tokens. The
+function is made for one bucket; everything else is data. Arguments and results are plain tuples and arrays, because
+executables are kept with their trees.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.cache.pools import Pools
+from ferrum_jax.config import tiles_of
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
-from ferrum_jax.runtime.buckets import INVARIANT_ROWS, Bucket
-from ferrum_jax.runtime.inputs import StepInputs, blob_size, unpack
-from ferrum_jax.sharding import DATA, Shards, crosses_processes, formats, on_mesh, partition, partitions
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.runtime import invariance
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
+from ferrum_jax.sharding import Shards, formats, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import (
@@ -40,21 +41,16 @@ from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
-_sample = jax.jit(sampling.sample)
 
-# Of a TPU's compiler. Layers have equal code: compiled and kept once it takes a third less time and a seventh of the
-# memory, for about six bundles more an operation, which call it (docs/performance.md). A dot within a dot, the MLP's up
-# within its down, would compute the inner one several times over.
+# Options of a TPU's compiler. Layers have equal code: compiled and kept once, it takes a third less time and a seventh
+# of the memory, for about six bundles more an operation, which call it (decision 0025). A dot within a dot, the MLP's
+# up within its down, would compute the inner one several times over.
 _TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fusion": "false"}
 # TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
 # the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
 _TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
 
-LOGIT_TILE = 32  # rows whose logits exist at once in a mixed bucket
-INVARIANT_EXPERT_TILE = 16
-
-
-StepResult = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+ForwardResult = tuple[tuple[jax.Array, ...], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,40 +70,35 @@ class StepOptions:
     block_size: int
     implementation: str  # of attention; experts are plain XLA on every platform
     invariant: bool
+    tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
 
 
-def make_step(
+def make_forward(
     graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, pools: Pools, options: StepOptions
-) -> Callable[..., StepResult]:
-    """The step of a bucket; weights are in the order of `names`, kv, slots and prompts are to be donated.
+) -> Callable[..., ForwardResult]:
+    """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
 
     kv: the arrays of `pools.kv`, whose tree alone is read here.
     """
     tree = jax.tree.structure(pools.kv)
 
-    def step(
-        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, prompts: jax.Array, blob: jax.Array
-    ) -> StepResult:
+    def forward(
+        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array
+    ) -> ForwardResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
-        inputs = unpack(blob, bucket, len(options.spec.kv_groups))
+        inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         layers = list(jax.tree.unflatten(tree, kv))
         context = _forward_context(layers, inputs, tokens, bucket, options)
-        hidden = model(token_ids, tokens.positions, context)  # [T, D]
-        asked = sampling.wants_prompt_logprobs(slots, tokens.slots, tokens.positions)
-        by_row = _divide_rows(model.logits, options)
-        prompt = sampling.prompt_logprobs(hidden, by_row, slots, tokens.slots, tokens.positions, asked)
-        last = _last_states(hidden, prompts, inputs, tokens)
-        rows = _sample_rows(by_row, last, slots, inputs, bucket, options)
-        slots = _append(slots, rows, prompt, inputs)
-        prompts = _keep_states(prompts, last, rows, inputs)
-        return tuple(jax.tree.leaves(layers)), slots, prompts, rows, prompt, last
+        states = model(token_ids, tokens.positions, context)  # [T, D]
+        hidden = jax.lax.dynamic_update_slice_in_dim(hidden, states, 0, 0)
+        return tuple(jax.tree.leaves(layers)), hidden
 
-    return step
+    return forward
 
 
-def trace_step(
+def trace_forward(
     graph: nnx.GraphDef,
     weights: Mapping[str, jax.ShapeDtypeStruct],
     pools: Pools,
@@ -115,36 +106,33 @@ def trace_step(
     options: StepOptions,
     mesh: Mesh,
 ) -> jax.stages.Traced:
-    """The step of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
+    """The forward of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
 
-    weights, pools: shapes with their shardings. All pools are donated.
+    weights, pools: shapes with their shardings. The arrays of kv and hidden are donated.
     """
-    step = make_step(graph, tuple(weights), bucket, pools, options)
+    forward = make_forward(graph, tuple(weights), bucket, pools, options)
     kv = pools.flat_kv()
-    words = blob_size(bucket, len(options.spec.kv_groups))
-    blob = on_mesh(mesh, (words,), jnp.int32, "words")
-    arguments = (tuple(weights.values()), kv, pools.slots, pools.prompts, blob)
+    words = forward_words(bucket, len(options.spec.kv_groups))
+    arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, on_mesh(mesh, (words,), jnp.int32, "words"))
     if mesh.size > 1:
-        found = (partition("rows", None), partition("tokens", None), partition("rows", None))
-        if crosses_processes(mesh):
-            step, found = _gather_results(step), (PartitionSpec(),) * 3
-        results = (*partitions(arguments[1:4]), *found)
-        step = jax.shard_map(step, mesh=mesh, in_specs=partitions(arguments), out_specs=results, check_vma=False)
-    placed = (formats(kv), None, None, None, None, None)  # pools come back as they went in
-    chosen = _compiler_options(options.target)
-    jitted = jax.jit(step, donate_argnums=(1, 2, 3), out_shardings=placed, compiler_options=chosen)
-    return jitted.trace(*arguments)
+        specs = partitions(arguments)
+        forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[3]), check_vma=False)
+    placed = (formats(kv), None)  # pools come back as they went in
+    chosen = compiler_options(options)
+    return jax.jit(forward, donate_argnums=(1, 3), out_shardings=placed, compiler_options=chosen).trace(*arguments)
 
 
-def _compiler_options(target: Target) -> dict[str, str] | None:
+def compiler_options(options: StepOptions) -> dict[str, str] | None:
     """What a step asks of its target's compiler."""
-    if target.platform != "tpu":
+    if options.invariant:
+        return invariance.COMPILER_OPTIONS
+    if options.target.platform != "tpu":
         return None
-    return _TPU_OPTIONS | (_TPU7X_OPTIONS if target.generation == "v7x" else {})
+    return _TPU_OPTIONS | (_TPU7X_OPTIONS if options.target.generation == "v7x" else {})
 
 
 def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
-    """The write of a record into a slot of each data shard, of which all but one are beyond its pool, to be lowered."""
+    """The write of a record into a slot of one data shard, to be lowered; others have a slot beyond their pool."""
 
     def write(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
         return sampling.write_slot(slots, slot[0], record)
@@ -157,19 +145,8 @@ def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
     return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
 
 
-def _gather_results(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """The step, with the results of all data shards on every device: a process reads those of its own devices alone."""
-
-    def gathered(*arguments: Any) -> StepResult:
-        kv, slots, prompts, *found = step(*arguments)
-        rows, prompt, last = (jax.lax.all_gather(x, DATA, axis=0, tiled=True) for x in found)
-        return kv, slots, prompts, rows, prompt, last
-
-    return gathered
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tokens:
+class _TokenLayout:
     """Where each flat token of the step belongs; padding tokens have slot 0, position 0."""
 
     slots: jax.Array  # [T] int32
@@ -178,7 +155,7 @@ class _Tokens:
     offsets: jax.Array  # [R] int32, first flat token of each row
 
 
-def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
+def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     """Rows stand one after the other: token t belongs to the row whose range [offset, offset + count) holds it."""
     ends = jnp.cumsum(inputs.counts)
     offsets = ends - inputs.counts
@@ -187,11 +164,11 @@ def _lay_out_tokens(inputs: StepInputs, num_tokens: int) -> _Tokens:
     real = t < ends[-1]
     positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
     slots = jnp.where(real, inputs.slots[rows], 0)
-    return _Tokens(slots=slots, positions=positions, are_real=real, offsets=offsets)
+    return _TokenLayout(slots=slots, positions=positions, are_real=real, offsets=offsets)
 
 
 def _forward_context(
-    layers: list[Any], inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions
+    layers: list[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
 ) -> ForwardContext:
     """The context that a model's layers call; it leaves each layer's pool in `layers`."""
     config = attention_config(bucket, options, layers[options.spec.kv_groups[0].layers[0]])
@@ -229,7 +206,7 @@ def _forward_context(
         out, layers[layer] = compute(layers[layer], rows)
         return out
 
-    expert_tile = INVARIANT_EXPERT_TILE if options.invariant else None
+    expert_tile = invariance.EXPERT_TILE if options.invariant else None
     return ForwardContext(
         attend=attend,
         recur=recur,
@@ -240,10 +217,10 @@ def _forward_context(
     )
 
 
-def _state_rows(inputs: StepInputs, tokens: _Tokens, bucket: Bucket, options: StepOptions) -> StateRows:
-    """The rows as recurrent layers see them, two at least.
+def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions) -> StateRows:
+    """The rows as recurrent layers see them.
 
-    XLA reads a single one again wherever it is used, also after its write, and copies the pool for that.
+    They are padded to at least two: with one, XLA re-reads the state after writing it and so copies the pool.
     """
     slots, starts, counts, offsets = inputs.state_slots, inputs.starts, inputs.counts, tokens.offsets
     if bucket.num_rows == 1:
@@ -274,6 +251,7 @@ def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> Atte
             pool=pool,
             decode_only=bucket.decode_only,
             target=options.target,
+            tiles=tiles_of(options.tiles),
         )
     if options.implementation == "mosaic_gpu":
         return GpuConfig.choose(
@@ -289,81 +267,3 @@ def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> Atte
         decode_only=bucket.decode_only,
         invariant=options.invariant,
     )
-
-
-def _divide_rows(logits: Callable[[jax.Array], jax.Array], options: StepOptions) -> sampling.ByRow:
-    """Logits, which come in stretches of the vocabulary, are exchanged so that each device has some rows of them whole.
-
-    So a device samples its rows as if it were alone, and the logits cross the wire once, each to one device.
-    """
-    shards = options.shards
-
-    def by_row(hidden: jax.Array, compute: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
-        n = hidden.shape[0]
-        padded = [_pad_rows(a, -n % shards.size) for a in (hidden, *rows)]
-        some = shards.exchange(logits(padded[0]))[:, : options.spec.vocab_size]  # [n / tp, V]
-        return shards.gather(compute(some, *map(shards.own, padded[1:])))[:n]
-
-    return by_row
-
-
-def _pad_rows(a: jax.Array, count: int) -> jax.Array:
-    return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
-
-
-def _last_states(hidden: jax.Array, prompts: jax.Array, inputs: StepInputs, tokens: _Tokens) -> jax.Array:
-    """[R, D], from [T, D] and [Q, D]: the state of each row's last token, of this step or kept from an equal prompt."""
-    computed = hidden[jnp.maximum(tokens.offsets + inputs.counts - 1, 0)]
-    return jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], computed)
-
-
-def _keep_states(prompts: jax.Array, last: jax.Array, rows: jax.Array, inputs: StepInputs) -> jax.Array:
-    """The prompt slots with the states of the rows that have a target; after every read, as in `_append`."""
-    after_rows = jnp.minimum(jnp.min(rows[:, 0]), 0)
-    targets = jnp.where(inputs.target_slots > 0, inputs.target_slots + after_rows, len(prompts))
-    return prompts.at[targets].set(last, mode="drop")
-
-
-def _sample_rows(
-    by_row: sampling.ByRow,
-    states: jax.Array,  # [R, D]
-    slots: jax.Array,
-    inputs: StepInputs,
-    bucket: Bucket,
-    options: StepOptions,
-) -> jax.Array:
-    """[R, words]: samples tile by tile of the rows that exist."""
-    R = bucket.num_rows
-    tile = INVARIANT_ROWS if options.invariant else R if bucket.decode_only else min(R, LOGIT_TILE)
-    positions = inputs.starts + inputs.counts  # the position that the drawn token takes
-    active = inputs.samples > 0
-    padded = -R % tile  # the last tile must not reach back into rows already done
-    states, positions, active, row_slots = (_pad_rows(a, padded) for a in (states, positions, active, inputs.slots))
-
-    def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
-        return _sample(logits, slots, *rows).result
-
-    def one_tile(i: jax.Array, rows: jax.Array) -> jax.Array:
-        def part(a: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(a, i * tile, tile)
-
-        drawn = by_row(part(states), draw, part(row_slots), part(positions), part(active))
-        return jax.lax.dynamic_update_slice_in_dim(rows, drawn, i * tile, 0)
-
-    words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
-    if R + padded == tile:
-        words = one_tile(jnp.int32(0), words)
-    else:
-        words = jax.lax.fori_loop(0, -(-inputs.num_rows // tile), one_tile, words)
-    return words[:R]
-
-
-def _append(slots: jax.Array, rows: jax.Array, prompt: jax.Array, inputs: StepInputs) -> jax.Array:
-    """The slots with each sampled token at the position it takes, where the next step reads it.
-
-    XLA writes in place only what is written after every read, and it orders by data alone: so the position
-    depends on `prompt`, whose computation reads slots too. Token ids are never negative.
-    """
-    after_prompt = jnp.minimum(jnp.min(prompt[:, 0]), 0)
-    positions = inputs.starts + inputs.counts + after_prompt
-    return sampling.append_tokens(slots, inputs.slots, positions, rows[:, 0], inputs.samples > 0)

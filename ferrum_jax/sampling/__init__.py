@@ -3,16 +3,19 @@
 A row's state is one int32 record in the pool `slots: [S, W + L]`: W = RECORD_WORDS words of parameters,
 then the row's token ids at their absolute positions. Slot 0 is null: all zeros, greedy, asks for nothing.
 The record is written at admission; each step appends one token; nothing else changes it, so a record built
-again from the host's tokens continues with the same draws. `record` is its layout and the host's half,
-`slots` the pool, `edits` what changes logits, `noise` and `draw` the choice, `logprobs` what is reported.
+again from the host's tokens continues with the same draws. `record_words` is its layout and the host's half,
+`slots` the pool, `masks` which tokens a row may draw, `edits` what changes logits, `noise` and `draw` the choice,
+`logprobs` what is reported.
 """
 
 from ferrum_jax.sampling.draw import Sampled, sample
-from ferrum_jax.sampling.logprobs import RESULT_WORDS, ByRow, TokenLogprobs, prompt_logprobs, unpack
-from ferrum_jax.sampling.record import RECORD_WORDS, STOP_ROOM, slot_record
-from ferrum_jax.sampling.slots import append_tokens, read_tokens, wants_prompt_logprobs, write_slot
+from ferrum_jax.sampling.logprobs import RESULT_WORDS, ByRow, TokenLogprobs, finite_or_marked, row_results, unpack
+from ferrum_jax.sampling.masks import ALL, write_masks
+from ferrum_jax.sampling.record_words import RECORD_WORDS, STOP_ROOM, slot_record
+from ferrum_jax.sampling.slots import append_tokens, read_tokens, write_slot
 
 __all__ = [
+    "ALL",
     "RECORD_WORDS",
     "RESULT_WORDS",
     "STOP_ROOM",
@@ -20,11 +23,12 @@ __all__ = [
     "Sampled",
     "TokenLogprobs",
     "append_tokens",
-    "prompt_logprobs",
+    "finite_or_marked",
     "read_tokens",
+    "row_results",
     "sample",
     "slot_record",
     "unpack",
-    "wants_prompt_logprobs",
+    "write_masks",
     "write_slot",
 ]

@@ -1,9 +1,10 @@
 """The choice of each row's next token, inside the step; every parameter is data, nothing recompiles.
 
-Order: logprobs are those of the model's own logits. Then logit_bias, min_tokens (no stop ids), repetition,
-frequency and presence penalty, temperature, top-k, top-p of what top-k left, min-p, and the draw: the
-largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on the
-row alone. Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep
+Order: tokens that a row's mask does not allow are minus infinity before all else. Log-probabilities are those of the
+model's own logits, so masked. Then logit_bias, min_tokens (no stop ids), repetition,
+frequency and presence penalty, temperature, min-p, top-k, top-p of what these left (the order of vLLM), and
+the draw: the largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on
+the row alone. Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep
 what is at or above a threshold, equals together, and a threshold is found by bisection over float32's
 ordered integer image, exactly and without sorting. What no row asks for stands behind `lax.cond`.
 """
@@ -11,15 +12,17 @@ ordered integer image, exactly and without sorting. What no row asks for stands 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise
-from ferrum_jax.sampling.logprobs import row_results
+from ferrum_jax.sampling.logprobs import finite_or_marked, row_results
+from ferrum_jax.sampling.masks import allow
 from ferrum_jax.sampling.noise import gumbel
-from ferrum_jax.sampling.record import (
+from ferrum_jax.sampling.record_words import (
     ASKS_BIAS,
     ASKS_COUNTS,
     ASKS_LOGPROBS,
@@ -43,7 +46,7 @@ from ferrum_jax.sampling.slots import as_float, read_parameters
 class Sampled:
     """What a step chose. Rows that are not active hold zeros."""
 
-    token_ids: jax.Array  # [R] int32
+    token_ids: jax.Array  # [R] int32; NOT_FINITE where the model's own logits hold NaN or infinity
     result: jax.Array  # [R, RESULT_WORDS] int32: token id, logprob, rank, top ids and logprobs; see `unpack`
 
 
@@ -53,15 +56,24 @@ def sample(
     row_slots: jax.Array,  # [R] int32
     positions: jax.Array,  # [R] int32, absolute position the new token will take
     active: jax.Array,  # [R] bool, rows that sample in this step
+    mask_ids: jax.Array | None = None,  # [R] int32; None is 0 for all
+    masks: jax.Array | None = None,  # [S, ceil(V / 32)] int32
 ) -> Sampled:
     """The next token of each active row and, where asked for, its log-probabilities."""
     words = read_parameters(slots, row_slots)
     flags = jnp.where(active, words[:, FLAGS], 0)
     forbids = forbids_stops(words, flags, positions)
-    edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS) | jnp.any(forbids)
+    masked = jnp.bool_(False) if mask_ids is None else jnp.any(mask_ids > 0)
+    edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS) | jnp.any(forbids) | masked
+
+    def own() -> jax.Array:
+        if masks is None or mask_ids is None:
+            return logits
+        allowed = functools.partial(allow, logits, masks, mask_ids)
+        return lax.cond(masked, allowed, lambda: logits)
 
     def edited() -> jax.Array:
-        x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), logits)
+        x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), own())
         x = _cond(jnp.any(forbids), lambda x: mask_stops(x, slots, row_slots, words, forbids), x)
         penalties = _any(flags, ASKS_REPETITION | ASKS_COUNTS)
         return _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
@@ -73,9 +85,9 @@ def sample(
 
     # One outer branch whose result is [R]: a greedy step passes no [R, V] array through a conditional.
     token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: _largest(logits))
-    token_ids = jnp.where(active, token_ids, 0)
+    token_ids = jnp.where(active, finite_or_marked(logits, token_ids), 0)
     result = row_results(
-        logits,
+        own,
         token_ids,
         wanted=_any(flags, ASKS_LOGPROBS),
         tops_wanted=_any(flags, ASKS_LOGPROBS) & _any(flags, ASKS_TOP_LOGPROBS),
@@ -89,7 +101,7 @@ def _largest(x: jax.Array) -> jax.Array:
 
 
 def _scores(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
-    """[R, V] f32, the largest of which is a draw: kept logits + noise for the rows with noise, else the logits."""
+    """[R, V] float32; the largest is the draw: kept logits plus noise for rows with noise, else the logits."""
     noisy = flags & ASKS_NOISE != 0
     temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
@@ -118,10 +130,10 @@ def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: ja
         return jnp.where(flags & ASKS_TOP_P != 0, jnp.maximum(found, lowest), lowest)
 
     zeros = jnp.zeros(words.shape[0], jnp.uint32)
-    lowest = lax.cond(_any(flags, ASKS_TOP_K), top_k, lambda: zeros)
-    lowest = lax.cond(_any(flags, ASKS_TOP_P), lambda: top_p(lowest), lambda: lowest)
     min_p = _ordered(jnp.log(as_float(words[:, MIN_P])))  # the largest scaled logit is 0
-    return jnp.where(flags & ASKS_MIN_P != 0, jnp.maximum(lowest, min_p), lowest)
+    lowest = jnp.where(flags & ASKS_MIN_P != 0, min_p, zeros)
+    lowest = lax.cond(_any(flags, ASKS_TOP_K), lambda: jnp.maximum(lowest, top_k()), lambda: lowest)
+    return lax.cond(_any(flags, ASKS_TOP_P), lambda: top_p(lowest), lambda: lowest)
 
 
 def _ordered(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What changes logits before the choice: logit_bias, min_tokens, penalties. All are [R, V] float32 in and out.
+"""Edits of logits before a token is drawn: logit_bias, min_tokens, penalties. All are [R, V] float32 in and out.
 
 Each function leaves the rows that did not ask for it bit for bit as they were.
 """
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ferrum_jax.request import MAX_LOGIT_BIAS
-from ferrum_jax.sampling.record import (
+from ferrum_jax.sampling.record_words import (
     ASKS_BIAS,
     ASKS_COUNTS,
     ASKS_MIN_TOKENS,
@@ -29,7 +29,7 @@ from ferrum_jax.sampling.record import (
 )
 from ferrum_jax.sampling.slots import as_float, read_tokens, read_words
 
-_TILE_TOKENS = 32  # history tokens of each row counted per turn of the loop; each is compared with each
+_TILE_TOKENS = 32  # history tokens of each row per turn of the loop; all pairs of them are compared
 _IN_PROMPT = 1 << 30  # mark in the counts of a token that the prompt holds
 
 
@@ -40,12 +40,12 @@ def add_bias(
     count = jnp.where(flags & ASKS_BIAS != 0, words[:, NUM_BIAS], 0)
     ids = _listed(read_words(slots, row_slots, BIAS_IDS, MAX_LOGIT_BIAS), count, logits.shape[1])
     values = as_float(read_words(slots, row_slots, BIAS_VALUES, MAX_LOGIT_BIAS))
-    # a TPU's compiler takes 5 s to sort what may come twice
+    # unique_indices: otherwise a TPU's compiler takes 5 s to make a sort
     return logits.at[_rows(logits), ids].add(values, mode="drop", unique_indices=True)
 
 
 def forbids_stops(words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
-    """[R] bool: the row has not yet min_tokens tokens, so its stop ids may not be drawn."""
+    """[R] bool: the row does not have min_tokens tokens yet, so its stop ids may not be drawn."""
     return (flags & ASKS_MIN_TOKENS != 0) & (positions < words[:, MIN_TOTAL_TOKENS])
 
 
@@ -94,8 +94,8 @@ def _counts(
 ) -> jax.Array:
     """[R, V] int32: how often the output holds the token, plus _IN_PROMPT if the prompt does.
 
-    The work is bounded by the longest history among the rows that ask, not by max_model_len. One loop with one scatter,
-    whose ids differ in each row: a TPU's compiler takes four seconds for each scatter in a loop.
+    The work is bounded by the longest history among the rows that ask, not by max_model_len. There is only one loop
+    with one scatter of unique ids, because a TPU's compiler takes four seconds for each scatter in a loop.
     """
     num_prompt = jnp.minimum(words[:, NUM_PROMPT_TOKENS], positions)
     start = jnp.where(flags & ASKS_REPETITION != 0, 0, num_prompt)
@@ -126,6 +126,6 @@ def _rows(logits: jax.Array) -> jax.Array:
 
 
 def _listed(ids: jax.Array, count: jax.Array, vocabulary: int) -> jax.Array:
-    """The first `count` ids of each row; the rest lie beyond the vocabulary, where a scatter drops them, none twice."""
+    """The first `count` ids of each row; the rest are different ids beyond the vocabulary, which a scatter drops."""
     place = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
     return jnp.where(place < count[:, None], ids, vocabulary + place)

@@ -1,6 +1,6 @@
 """Log-probabilities of chosen and of prompt tokens, packed so that the host fetches one int32 array.
 
-A result is RESULT_WORDS words: token id, bits of its logprob, its rank, the ids of the MAX_LOGPROBS most
+A result is RESULT_WORDS words: token id or NOT_FINITE, bits of its logprob, its rank, the ids of the MAX_LOGPROBS most
 likely tokens and the bits of their logprobs. All are of the model's own logits (log_softmax, float32).
 Words that nobody in the step asked for are 0.
 """
@@ -16,13 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.request import MAX_LOGPROBS, Logprob
-from ferrum_jax.sampling.record import ASKS_TOP_LOGPROBS, FLAGS
-from ferrum_jax.sampling.slots import read_tokens
+from ferrum_jax.request import MAX_LOGPROBS, NOT_FINITE, Logprob
 
 RESULT_WORDS = 3 + 2 * MAX_LOGPROBS
-_TILE_ROWS = 64  # prompt tokens whose logits exist at once
 
 
 class ByRow(Protocol):
@@ -43,7 +39,7 @@ class ByRow(Protocol):
 class TokenLogprobs:
     """A result array as the host reads it; every field is a view."""
 
-    token_ids: np.ndarray  # [R] int32
+    token_ids: np.ndarray  # [R] int32; NOT_FINITE where the logits are not, and then nothing else is of use
     logprobs: np.ndarray  # [R] f32
     ranks: np.ndarray  # [R] int32, 1 is the most likely; 0 where nobody asked
     top_ids: np.ndarray  # [R, MAX_LOGPROBS] int32, most likely first, the lowest id first among equals
@@ -73,10 +69,18 @@ def unpack(result: np.ndarray) -> TokenLogprobs:
     )
 
 
-def row_results(logits: jax.Array, token_ids: jax.Array, *, wanted: jax.Array, tops_wanted: jax.Array) -> jax.Array:
+def finite_or_marked(logits: jax.Array, token_ids: jax.Array) -> jax.Array:
+    """token_ids [R]; NOT_FINITE where the row of logits [R, V], the model's own, holds NaN or infinity."""
+    return jnp.where(jnp.all(jnp.isfinite(logits), axis=1), token_ids, NOT_FINITE)
+
+
+def row_results(
+    make_logits: Callable[[], jax.Array], token_ids: jax.Array, *, wanted: jax.Array, tops_wanted: jax.Array
+) -> jax.Array:
     """[R, RESULT_WORDS] int32 of logits [R, V] f32 and tokens [R]; wanted and tops_wanted: bool scalars."""
 
     def chosen() -> jax.Array:
+        logits = make_logits()
         normaliser = jax.nn.logsumexp(logits, axis=1)
         value = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
         rank = 1 + jnp.sum(logits > value, axis=1, dtype=jnp.int32)
@@ -89,42 +93,8 @@ def row_results(logits: jax.Array, token_ids: jax.Array, *, wanted: jax.Array, t
     def bare() -> jax.Array:
         return jnp.pad(token_ids[:, None], ((0, 0), (0, RESULT_WORDS - 1)))
 
-    rows = logits.shape[0]
+    rows = len(token_ids)
     return lax.cond(wanted, chosen, bare)
-
-
-def prompt_logprobs(
-    hidden: jax.Array,  # [T, D]
-    by_row: ByRow,
-    slots: jax.Array,  # [S, W + L] int32
-    token_slots: jax.Array,  # [T] int32
-    positions: jax.Array,  # [T] int32
-    wanted: jax.Array,  # [T] bool
-) -> jax.Array:
-    """[T, RESULT_WORDS] int32: for each wanted token, the result of the token after it given this one.
-
-    Rows that are not wanted are 0. Wanted rows are gathered into tiles of _TILE_ROWS, so the cost follows
-    how many there are and is nothing when there are none.
-    """
-    num_tokens = hidden.shape[0]
-    tile_rows = min(_TILE_ROWS, num_tokens)
-    room = ceil_div(num_tokens, tile_rows) * tile_rows
-    (order,) = jnp.nonzero(wanted, size=room, fill_value=num_tokens)
-    order = order.astype(jnp.int32)
-    tops_wanted = jnp.any(wanted & (slots[token_slots, FLAGS] & ASKS_TOP_LOGPROBS != 0))
-
-    def result(logits: jax.Array, following: jax.Array) -> jax.Array:
-        return row_results(logits, following, wanted=jnp.bool_(True), tops_wanted=tops_wanted)
-
-    def tile(i: jax.Array, results: jax.Array) -> jax.Array:
-        rows = lax.dynamic_slice(order, (i * tile_rows,), (tile_rows,))
-        source = jnp.minimum(rows, num_tokens - 1)
-        following = read_tokens(slots, token_slots[source], positions[source] + 1)
-        packed = by_row(hidden[source], result, following)
-        return results.at[rows].set(packed, mode="drop")
-
-    num_tiles = (jnp.sum(wanted, dtype=jnp.int32) + tile_rows - 1) // tile_rows
-    return lax.fori_loop(0, num_tiles, tile, jnp.zeros((num_tokens, RESULT_WORDS), jnp.int32))
 
 
 def _tops(logits: jax.Array, normaliser: jax.Array) -> jax.Array:

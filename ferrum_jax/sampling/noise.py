@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.sampling.record import CHOICE, SEED_HIGH, SEED_LOW
+from ferrum_jax.sampling.record_words import CHOICE, SEED_HIGH, SEED_LOW
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 

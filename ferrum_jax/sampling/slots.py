@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.sampling.record import ASKS_PROMPT_LOGPROBS, FLAGS, NUM_PARAMETERS, NUM_PROMPT_TOKENS, RECORD_WORDS
+from ferrum_jax.sampling.record_words import NUM_PARAMETERS, RECORD_WORDS
 
 
 def write_slot(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
@@ -43,12 +43,6 @@ def read_parameters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
 def read_words(slots: jax.Array, row_slots: jax.Array, start: int, count: int) -> jax.Array:
     """Words [start, start + count) of each row's record: [R, count] int32."""
     return slots.at[row_slots, start : start + count].get(mode="clip")
-
-
-def wants_prompt_logprobs(slots: jax.Array, token_slots: jax.Array, positions: jax.Array) -> jax.Array:
-    """[T] bool: the token's row asked for prompt_logprobs and the token after it is of the prompt too."""
-    asks = slots[token_slots, FLAGS] & ASKS_PROMPT_LOGPROBS
-    return (asks != 0) & (positions + 1 < slots[token_slots, NUM_PROMPT_TOKENS])
 
 
 def as_float(words: jax.Array) -> jax.Array:

@@ -1,1 +1,1 @@
-"""Scheduling: which requests run, on which blocks. Integers only; nothing here imports jax."""
+"""Scheduling: which rows and tokens run in a step. Integers only; nothing here imports jax."""

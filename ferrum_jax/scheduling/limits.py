@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.ints import ceil_div
+from ferrum_jax.ints import ceil_div, most_held
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prefix_cache.pins import Pinnable
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.windows import most_held
 
 
-def refuse_endless(request: Request, caches: Sequence[CacheManager], *, max_model_len: int, max_chunk: int) -> None:
+def refuse_endless(request: Request, caches: Sequence[CacheManager]) -> None:
     """Raises ValueError, naming both numbers, if the request could never run to its end on any shard.
 
-    caches: of each shard. max_chunk: the most tokens that it computes in a step.
+    caches: of each shard.
     """
     prompt, total = request.num_prompt_tokens, request.max_total_tokens
     if not 1 <= prompt < total:
@@ -21,69 +21,93 @@ def refuse_endless(request: Request, caches: Sequence[CacheManager], *, max_mode
             f"a request has {prompt} prompt tokens and may have {total} in all; "
             "it needs at least one prompt token and room for one new token"
         )
+    max_model_len = caches[0].sizes.max_model_len
     if total > max_model_len:
         raise ValueError(
             f"a request asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
             f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"
         )
     for cache in caches:
-        if holds(request, cache, max_chunk):
+        if holds(request, cache):
             return
-    lack = _shortage(request, caches[0], max_chunk)
+    lack = _shortage(request, caches[0])
     raise ValueError(
         f"a request of {prompt} prompt and {total - prompt} new tokens {lack}; "
         "shorten it, or raise num_blocks or kv_memory_bytes"
     )
 
 
-def holds(request: Request, cache: CacheManager, max_chunk: int) -> bool:
+def holds(request: Request, cache: CacheManager) -> bool:
     """Whether the request could run on a shard to its end, with nothing beside it but what is pinned."""
-    return not _shortage(request, cache, max_chunk)
+    return not _shortage(request, cache)
 
 
-def _shortage(request: Request, cache: CacheManager, max_chunk: int) -> str:
+def _shortage(request: Request, cache: CacheManager) -> str:
     """What the first pool of a shard that is too small for the request lacks; empty where there is none."""
-    for needed, available in zip(_num_needed(request, cache, max_chunk), _num_usable(request, cache), strict=True):
+    for needed, available in zip(_num_needed(request, cache), _num_usable(request, cache), strict=True):
         if needed > available:
             return (
-                f"needs {needed} blocks of {cache.block_size} tokens and the whole pool has "
+                f"needs {needed} blocks of {cache.sizes.block_size} tokens and the whole pool has "
                 f"{available}{_but_pinned(cache)}"
             )
     return ""
 
 
-def refuse_pins(keys: Sequence[bytes], unfinished: Iterable[Request], cache: CacheManager, *, max_chunk: int) -> None:
-    """Raises ValueError if requests that were accepted could not run once the blocks of these keys are pinned."""
-    needs = [_num_needed(request, cache, max_chunk) for request in unfinished]
+def refuse_pins(wanted: Pinnable, unfinished: Iterable[Request], cache: CacheManager) -> None:
+    """Raises ValueError if requests that were accepted could not run once these ids are pinned, or a row had no state.
+
+    Rows have state slots of their own, so only as many snapshots are pinned as there are beside those.
+    """
+    needs = [_num_needed(request, cache) for request in unfinished]
     for group, pool in enumerate(cache.pools):
         needed = max((need[group] for need in needs), default=1)
-        new = sum(pool.find(key) not in (0, *cache.pins.ids(group)) for key in keys)
-        left = pool.num_ids - 1 - len(cache.pins.ids(group)) - new
+        new = len(cache.pins.new(pool, wanted.get(pool, ())))
+        left = pool.num_ids - 1 - len(cache.pins.ids(pool)) - new
         if new and left < needed:
             raise ValueError(
                 f"{new} more blocks pinned leave {left} of {pool.num_ids - 1}, and {needed} are needed; "
                 "pin less, or raise num_blocks or kv_memory_bytes"
             )
+    if cache.states is not None:
+        new = len(cache.pins.new(cache.states.pool, wanted.get(cache.states.pool, ())))
+        total = len(cache.pins.ids(cache.states.pool)) + new
+        if new and total > cache.states.max_snapshots:
+            raise ValueError(
+                f"{new} more state snapshots pinned make {total}, more than max_state_snapshots, "
+                f"{cache.states.max_snapshots}; pin less, or raise it"
+            )
+
+
+def refuse_without_cache(cache: CacheManager) -> None:
+    """Raises ValueError, naming the setting, if no prefix that is computed could be hit."""
+    if not cache.enabled:
+        raise ValueError("enable_prefix_caching is False, so no prefix is kept; turn it on")
+    if cache.states is not None and not cache.states.max_snapshots:
+        raise ValueError(
+            "max_state_snapshots is 0, so no prefix of this recurrent model is kept: a prefix resumes only from a "
+            "snapshot of its state; raise it"
+        )
 
 
 def _num_usable(request: Request, cache: CacheManager) -> list[int]:
     """Per group the blocks that the request can have when nothing else runs: not pinned, or pinned for it."""
     usable = [pool.num_ids - 1 for pool in cache.pools]
     if cache.pins.num_pinned:
-        for group in range(len(usable)):
-            own = cache.pins.num_among(group, cache.keys_of(request)) if request.takes_hits else 0
-            usable[group] += own - len(cache.pins.ids(group))
+        for group, pool in enumerate(cache.pools):
+            own = cache.pins.num_among(pool, cache.keys_of(request)) if request.takes_hits else 0
+            usable[group] += own - len(cache.pins.ids(pool))
     return usable
 
 
-def _num_needed(request: Request, cache: CacheManager, max_chunk: int) -> list[int]:
-    """Per group the most blocks that the request holds at once, if it computes up to `max_chunk` tokens a step."""
-    total = ceil_div(request.max_total_tokens - 1, cache.block_size)  # the last token is never computed
+def _num_needed(request: Request, cache: CacheManager) -> list[int]:
+    """Per group the most blocks that the request holds at once, with the longest chunk that a step may have."""
+    sizes = cache.sizes
+    total = ceil_div(request.max_total_tokens - 1, sizes.block_size)  # the last token is never computed
     if not cache.blocks.has_windows:
         return [total] * len(cache.pools)
     return [
-        total if window is None else min(total, most_held(window, max_chunk, cache.block_size))
-        for window in cache.windows
+        total if window is None else min(total, most_held(window, sizes.max_num_batched_tokens, sizes.block_size))
+        for window in sizes.windows
     ]
 
 

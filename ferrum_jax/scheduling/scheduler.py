@@ -18,9 +18,10 @@ import numpy as np
 
 from ferrum_jax.metrics import ReuseMetrics, total
 from ferrum_jax.plan import StepPlan
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prefix_cache.pins import Pinnable
+from ferrum_jax.request import NOT_FINITE_REASON, Request
+from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
 from ferrum_jax.scheduling.shard import PlannedRows, Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -28,34 +29,11 @@ from ferrum_jax.scheduling.waiting import WaitingQueue
 class Scheduler:
     """Continuous batching over data shards, each with a cache, row slots and a token budget of its own."""
 
-    def __init__(
-        self,
-        *,
-        caches: Sequence[CacheManager],
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-    ) -> None:
-        """caches: of each shard. max_num_seqs, max_num_batched_tokens: rows, and tokens of a step, of each shard."""
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {max_num_batched_tokens}, less than max_num_seqs, {max_num_seqs}; "
-                "a step must hold one token of every row"
-            )
+    def __init__(self, caches: Sequence[CacheManager]) -> None:
+        """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has."""
         self.caches = tuple(caches)
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
-        self._waiting = WaitingQueue()
-        self._shards = [
-            Shard(
-                index=index,
-                cache=cache,
-                queue=self._waiting,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-            )
-            for index, cache in enumerate(caches)
-        ]
+        self._waiting = WaitingQueue(caches[0].junctions())  # keys are the same on all shards
+        self._shards = [Shard(index=index, cache=cache, queue=self._waiting) for index, cache in enumerate(caches)]
         self._unfinished: dict[int, Request] = {}
         self._in_flight: deque[tuple[StepPlan, list[PlannedRows]]] = deque()
         self._num_steps = 0
@@ -81,24 +59,53 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue the request. Raises ValueError, naming both numbers, if it could never run to its end."""
-        refuse_endless(request, self.caches, max_model_len=self._max_model_len, max_chunk=self._max_num_batched_tokens)
+        refuse_endless(request, self.caches)
         assert request.id not in self._unfinished, f"request id {request.id} is taken by an unfinished request"
         self._unfinished[request.id] = request
         self._waiting.push(request)
 
-    def pin(self, keys: Sequence[bytes]) -> int:
-        """Keep the blocks of these keys until `unpin`, on every shard that has them; how many, where most are.
+    def refuse_without_cache(self) -> None:
+        """Raises ValueError, naming the setting, if no prefix that is computed could be hit."""
+        refuse_without_cache(self.caches[0])
 
-        Raises ValueError, and then nothing is pinned, if requests that were accepted could not run beside them.
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep what these keys find until `unpin`, on every shard: blocks, states and prompts; how many have a block.
+
+        Raises ValueError, and then nothing is pinned, if requests that were accepted could not run beside them, or if
+        there are more snapshots than may be kept.
         """
-        for cache in self.caches:
-            refuse_pins(keys, self._unfinished.values(), cache, max_chunk=self._max_num_batched_tokens)
-        return max([cache.pins.add(keys) for cache in self.caches])
+        self._pin([(cache, cache.pins.find(keys)) for cache in self.caches])
+        return max([sum(any(pool.find(key) for pool in cache.pools) for key in keys) for cache in self.caches])
+
+    def pin_prefix(self, request: Request) -> None:
+        """Keep until `unpin` what prompts that begin with the request's own hit, on every shard that has all of it.
+
+        Raises ValueError as `pin` does, and where no shard has all of it.
+        """
+        wanted = [(cache, found) for cache in self.caches if (found := cache.find_prefix(request)) is not None]
+        if not wanted:
+            raise ValueError(
+                "the prefix is not cached as a whole, so it cannot be pinned: what runs or is pinned leaves no room; "
+                "let requests end, unpin others, or raise num_blocks or max_state_snapshots"
+            )
+        self._pin(wanted)
+
+    def _pin(self, wanted: Sequence[tuple[CacheManager, Pinnable]]) -> None:
+        for cache, ids in wanted:
+            refuse_pins(ids, self._unfinished.values(), cache)
+        for cache, ids in wanted:
+            cache.pins.add(ids)
 
     def unpin(self) -> None:
         """Pin nothing any more."""
         for cache in self.caches:
             cache.pins.clear()
+
+    def reset(self) -> None:
+        """Forget what is cached, what is pinned too. Nothing may be unfinished."""
+        assert not self._unfinished, "the cache is reset while requests run"
+        for cache in self.caches:
+            cache.reset()
 
     def abort(self, request_id: int) -> Request | None:
         """End a request wherever it is, with finish_reason "abort"; None if it is not here any more."""
@@ -110,12 +117,17 @@ class Scheduler:
     def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
         """End a request now and free what it holds; what is in flight for it will be dropped.
 
-        Of one that the last commit ended already only the reason changes: a stop string in its last token.
+        Only the reason changes where the last commit ended it already, for a stop string in its last token.
         """
         request.finish_reason = reason
         request.stop_reason = stop_reason
         if request.id in self._unfinished:
             self._forget([request])
+
+    def finish_not_finite(self, request: Request) -> None:
+        """End a request whose prompt's logits hold NaN or infinity; nothing of it is hit any more."""
+        self._shards[request.shard].cache.unkey(request)
+        self.finish(request, "error", NOT_FINITE_REASON)
 
     def _forget(self, ended: Sequence[Request]) -> None:
         """Requests that run or wait are here no more; what they hold is free."""
@@ -127,6 +139,11 @@ class Scheduler:
             rows = [request for request in ended if request.slot and request.shard == shard.index]
             if rows:
                 shard.leave(rows)
+
+    def limit_tokens(self, num_tokens: int | None) -> None:
+        """Plan at most so many tokens of each shard from the next step on, None for as many as the sizes say."""
+        for shard in self._shards:
+            shard.limit_tokens(num_tokens)
 
     # -- the next step ---------------------------------------------------------------------------------
 
@@ -158,22 +175,19 @@ class Scheduler:
         there; others pass it, but for the row slot that it would have taken.
         """
         admitted: list[Request] = []
-        sharing: list[Request] = []
         while self._waiting and any(shard.takes_rows for shard in self._shards):
             request = self._waiting.first()
             if request.id in self._waiting.awaited:
                 break
             filling = next((shard for shard in self._shards if shard.fills(request)), None)
             if filling is not None:
-                self._waiting.remove(request.id)
+                self._waiting.set_aside(request.id)
                 filling.reserve()
-                sharing.append(request)
             elif self._place(request):
                 admitted.append(request)
             else:
                 break
-        for request in sharing:
-            self._waiting.push(request)
+        self._waiting.put_back()
         return admitted
 
     def _place(self, request: Request) -> bool:
@@ -188,10 +202,10 @@ class Scheduler:
     # -- its results -----------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, token_ids: np.ndarray) -> list[tuple[Request, int]]:
-        """Take the sampled tokens [rows] of the oldest plan in flight; the requests that got one, with their rows.
+        """Take the sampled tokens [rows] of the oldest plan in flight; the requests that they are for, with their rows.
 
-        Rows count through all shards, those of the first shard first. Requests that ended by a stop id or by length
-        have their finish_reason and hold nothing any more.
+        Rows count through all shards, those of the first shard first. Requests that ended by a stop id, by length or,
+        without a token, by logits that are not finite have their finish_reason and hold nothing any more.
         """
         dispatched, planned = self._in_flight.popleft()
         assert dispatched is plan, f"commit of step {plan.step} before step {dispatched.step}"

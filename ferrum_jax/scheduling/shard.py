@@ -3,7 +3,10 @@
     begin()  ->  admit(...)  ->  finish()          then, when its results are there:  commit(...)
 
 `begin` plans the rows that run already: decodes first, then prefill chunks, up to a token budget of the shard's own.
-A row that must give way for one of them goes back to the queue that all shards have in common.
+A prompt too long for the rest of the budget takes at most half of it while others wait, so one long prompt does not
+hold up a short one behind it. Many do: each takes half of what those before it left, so the budget is spent after
+about log2(budget) of them, and later prompts wait until some of these are computed. What nobody takes goes back to the
+first, so no step is smaller for it. A row that must give way goes back to the queue that all shards have in common.
 """
 
 from __future__ import annotations
@@ -13,13 +16,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.plan import ShardPlan
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.cache_manager import CacheManager
 from ferrum_jax.scheduling.limits import holds
-from ferrum_jax.scheduling.results import append_tokens
-from ferrum_jax.scheduling.rows import RunningRows
-from ferrum_jax.scheduling.shard_plans import build_shard
+from ferrum_jax.scheduling.running_rows import RunningRows, append_tokens, build_shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
@@ -54,15 +56,18 @@ class Shard:
         index: int,
         cache: CacheManager,
         queue: WaitingQueue,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
     ) -> None:
         self.index = index
         self.cache = cache
-        self.rows = RunningRows(max_num_seqs)
+        self.rows = RunningRows(cache.sizes.max_num_seqs)
         self._queue = queue
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
         self._draft = self._empty_draft()
+
+    def limit_tokens(self, num_tokens: int | None) -> None:
+        """Plan at most so many tokens from the next step on, None for as many as the sizes say."""
+        most = self.cache.sizes.max_num_batched_tokens
+        self._max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
 
     def _empty_draft(self) -> _Draft:
         none = np.zeros(0, np.int32)
@@ -82,11 +87,11 @@ class Shard:
 
     def holds(self, request: Request) -> bool:
         """Whether the request could run here to its end, with nothing beside it but what is pinned."""
-        return holds(request, self.cache, self._max_num_batched_tokens)
+        return holds(request, self.cache)
 
     def fills(self, request: Request) -> bool:
         """Whether the step that is being planned computes here what the request would compute too."""
-        return self.cache.sharing.shares(request, self._filling())
+        return self.cache.shares(request, self._filling())
 
     def _filling(self) -> set[bytes]:
         draft = self._draft
@@ -97,7 +102,7 @@ class Shard:
         return draft.filling
 
     def _keys_to_publish(self, request: Request, count: int) -> set[bytes]:
-        return self.cache.sharing.keys_to_publish(request, request.slot, request.num_computed + count)
+        return self.cache.keys_to_publish(request, request.num_computed + count)
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
@@ -157,7 +162,7 @@ class Shard:
 
     def _preempt(self, request: Request) -> None:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
-        self.cache.sharing.publish(request, request.slot, request.num_computed)
+        self.cache.publish(request, request.slot, request.num_computed)
         token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
         self.leave([request])
         request.num_preemptions += 1
@@ -171,8 +176,10 @@ class Shard:
         before it (`is_first`), rows are preempted for it.
         """
         chunks: list[tuple[Request, int]] = []
-        for request in self.rows.prefilling():
-            count = self.cache.chunk(request, budget) if request.slot else 0
+        rows = self.rows.prefilling()
+        for behind, request in zip(reversed(range(len(rows))), rows, strict=True):
+            share = _share(budget, others_wait=behind > 0 or self._others_wait(self.rows.slots.num_free))
+            count = self._chunk(request, share) if request.slot else 0
             if count == 0:
                 break
             while not self.cache.grow(request.slot, request.num_computed + count):
@@ -183,6 +190,10 @@ class Shard:
             chunks.append((request, count))
             budget -= count
         return chunks
+
+    def _others_wait(self, num_open: int) -> bool:
+        """Whether requests wait that might become one of `num_open` rows."""
+        return num_open > 0 and len(self._queue) > 0
 
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
@@ -197,7 +208,9 @@ class Shard:
         self._queue.remove(request.id)
         self.rows.insert(request, slot, num_hit)
         request.shard = self.index
-        count = self.cache.chunk(request, draft.budget)
+        is_long = len(request.token_ids) - num_hit > draft.budget
+        others_wait = self._others_wait(draft.num_open - 1)
+        count = self._chunk(request, _share(draft.budget, others_wait=is_long and others_wait))
         self._filling().update(self._keys_to_publish(request, count))
         draft.chunks.append((request, count))
         draft.budget -= count
@@ -206,17 +219,31 @@ class Shard:
 
     def finish(self) -> PlannedRows:
         """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit."""
+        self._give_what_is_left()
         draft, self._draft = self._draft, self._empty_draft()
-        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks)
+        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows.mask_ids)
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
         for request, count in zip(requests, plan.counts.tolist(), strict=True):
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + plan.counts
         for request, _ in draft.chunks:
-            self.cache.sharing.publish(request, request.slot, request.num_computed)
+            self.cache.publish(request, request.slot, request.num_computed)
             if request.num_computed == len(request.token_ids):
                 self.rows.start_decoding(request)
         return PlannedRows(plan=plan, requests=requests, epochs=self.rows.epochs[plan.slots])
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How many of a row's known tokens the step computes, at most `budget`."""
+        return self._queue.cut(request, self.cache.chunk(request, budget))
+
+    def _give_what_is_left(self) -> None:
+        """Lengthen the chunks that were cut for others by what these did not take, the first first."""
+        draft = self._draft
+        for index, (request, count) in enumerate(draft.chunks):
+            longer = self._chunk(request, count + draft.budget)
+            if longer > count and self.cache.grow(request.slot, request.num_computed + longer):
+                draft.chunks[index] = request, longer
+                draft.budget -= longer - count
 
     # -- its results -----------------------------------------------------------------------------------
 
@@ -226,9 +253,12 @@ class Shard:
         current = self.rows.epochs[plan.slots] == planned.epochs
         got = append_tokens(planned.requests, plan.samples, current, token_ids, self._queue.awaited, first)
         done = plan.starts + plan.counts
-        for row in self.cache.sharing.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
+        for row in self.cache.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
             request = planned.requests[row]
-            self.cache.sharing.publish(request, request.slot, int(done[row]))
+            self.cache.publish(request, request.slot, int(done[row]))
+        for request, _ in got:
+            if request.finish_reason == "error":
+                self.cache.unkey(request)
         return got
 
     def leave(self, requests: Sequence[Request]) -> None:
@@ -246,3 +276,8 @@ class Shard:
             assert request.shard == self.index, f"request {request.id} runs on another shard than it says"
             assert request.finish_reason is None, f"request {request.id} runs after its end"
             assert request.id not in self._queue, f"request {request.id} runs and waits"
+
+
+def _share(budget: int, *, others_wait: bool) -> int:
+    """The most tokens of a chunk: half of the budget, rounded up, while others wait for some of it."""
+    return ceil_div(budget, 2) if others_wait else budget

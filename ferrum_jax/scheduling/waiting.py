@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from ferrum_jax.prefix_cache.junctions import Junctions
 from ferrum_jax.request import Request
 
 
@@ -13,9 +14,12 @@ class WaitingQueue:
     awaited: ids of those whose next token is still on the device: they were preempted while it was in flight.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, junctions: Junctions | None = None) -> None:
+        """junctions: of a recurrent model; counts what waits here."""
         self.awaited: set[int] = set()
+        self._junctions = junctions
         self._requests: dict[int, Request] = {}
+        self._aside: dict[int, Request] = {}
         self._heap: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -25,10 +29,15 @@ class WaitingQueue:
         return request_id in self._requests
 
     def push(self, request: Request, *, is_awaited: bool = False) -> None:
-        self._requests[request.id] = request
-        heapq.heappush(self._heap, (request.priority, request.id))
+        self._enter(request)
         if is_awaited:
             self.awaited.add(request.id)
+        if self._junctions is not None:
+            self._junctions.add(request)
+
+    def _enter(self, request: Request) -> None:
+        self._requests[request.id] = request
+        heapq.heappush(self._heap, (request.priority, request.id))
 
     def first(self) -> Request:
         """The request to admit next; the queue must hold one."""
@@ -39,8 +48,28 @@ class WaitingQueue:
     def remove(self, request_id: int) -> Request | None:
         """Take the request out; None if it is not here."""
         self.awaited.discard(request_id)
-        return self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is not None and self._junctions is not None:
+            self._junctions.remove(request)
+        return request
+
+    def set_aside(self, request_id: int) -> None:
+        """Let those behind a request pass it until `put_back`."""
+        self._aside[request_id] = self._requests.pop(request_id)
+
+    def put_back(self) -> None:
+        """Those that were set aside are in their places again."""
+        for request in self._aside.values():
+            self._enter(request)
+        self._aside.clear()
+
+    def cut(self, request: Request, count: int) -> int:
+        """The first tokens of a row's chunk, up to where a waiting request parts from it."""
+        return count if self._junctions is None else self._junctions.cut(request, count)
 
     def check_invariants(self) -> None:
-        """Prove that every awaited request is here."""
+        """Prove that every awaited request is here, and that none is aside between steps."""
         assert self.awaited <= self._requests.keys(), "a request that does not wait is awaited"
+        assert not self._aside, "a request was set aside and not put back"
+        if self._junctions is not None:
+            self._junctions.check_invariants(self._requests)

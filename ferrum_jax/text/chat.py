@@ -1,15 +1,15 @@
 """The checkpoint's own chat template: messages in, the text of a prompt out.
 
 A template is a program that came with the weights, so it runs in jinja's sandbox: it can read what it is
-given and write text, nothing else. Filters, globals and block rules are those of the field, with which
-templates are written. The text is encoded without special tokens: the template writes BOS if it wants one.
+given and write text, nothing else. Filters, globals and block rules are the usual ones, for which templates are
+written. The text is encoded without special tokens, because the template writes BOS if it wants one.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -18,8 +18,9 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from ferrum_jax.identity import digest_of
+from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
 from ferrum_jax.text.tokenizer import read_json, read_tokenizer_config, special_tokens
 
 Message = Mapping[str, Any]
@@ -31,8 +32,15 @@ _TEMPLATE_ERRORS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,  # RecursionError among others
+    MemoryError,
 )
+
+_LONGEST_SOURCE = 1 << 18  # characters
+_LONGEST_DATE, _LONGEST_ERROR = 100, 1000
+
+
+_MARK = "\ue000end of the last message\ue000\t "  # the white space at its end shows whether a template strips messages
 
 
 class ChatTemplate:
@@ -40,30 +48,32 @@ class ChatTemplate:
 
     special_tokens: texts by role, which templates see as bos_token, eos_token and so on.
     variables: names that the template reads.
-    now: the clock of `strftime_now`; a job that must give the same prompts again passes its own start.
     """
 
-    def __init__(
-        self,
-        source: str,
-        special_tokens: Mapping[str, str] | None = None,
-        *,
-        now: Callable[[], datetime.datetime] = datetime.datetime.now,
-    ) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises ValueError if the source is not a template."""
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        if len(source) > _LONGEST_SOURCE:
+            raise ValueError(f"the chat template has {len(source):,} characters; {_LONGEST_SOURCE:,} are allowed")
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.add_filter("tojson", _tojson)
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self.variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template does not parse, line {error.lineno}: {error.message}") from error
+            what = _shortened(error.message or "")
+            raise ValueError(f"the chat template does not parse, line {error.lineno}: {what}") from error
+        except (*_TEMPLATE_ERRORS, SyntaxError) as error:  # nested beyond what Python compiles
+            raise ValueError(f"the chat template cannot be compiled: {_shortened(str(error))}") from error
+
+    @property
+    def digest(self) -> str:
+        """The digest of everything that decides what it renders, besides its arguments."""
+        return digest_of(self.source, self._special_tokens)
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
@@ -85,6 +95,8 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        now: datetime.datetime | None = None,
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -92,11 +104,14 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. template_kwargs: further variables of this template, such as enable_thinking.
 
-        Raises ValueError for messages that are no messages and for what the template itself refuses.
+        now: the time that `strftime_now` gives; None reads the clock.
+        Raises ValueError for values that are not messages and for what the template itself refuses.
         """
+        moment = now or datetime.datetime.now()
         variables = {
             **self._special_tokens,
             **template_kwargs,
+            "strftime_now": lambda form: _date(moment, form),
             "messages": [_message(index, message) for index, message in enumerate(messages)],
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
@@ -104,9 +119,32 @@ class ChatTemplate:
         if not variables["messages"]:
             raise ValueError("a chat needs at least one message; messages is empty")
         try:
-            return self._template.render(variables)
+            return bounded(lambda: self._template.render(variables))
+        except TemplateTooCostly as error:
+            raise ValueError(f"the chat template was stopped: {error}") from error
         except _TEMPLATE_ERRORS as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+            raise ValueError(f"the chat template refuses these messages: {_shortened(str(error))}") from error
+
+    def render_open(
+        self, messages: Sequence[Message], now: datetime.datetime | None = None, /, **arguments: Any
+    ) -> str:
+        """The prompt's text up to the end of the last message's content, for an answer that continues it.
+
+        White space at the end is kept if the template keeps it. Raises ValueError as `render` does, and if the last
+        message has no text or the template does not write it unchanged.
+        """
+        if not messages or not isinstance(content := _message(len(messages) - 1, messages[-1]).get("content"), str):
+            raise ValueError("continue_final_message needs a last message with a text that goes on")
+        last = {**messages[-1], "content": content + _MARK}
+        text = self.render([*messages[:-1], last], now, add_generation_prompt=False, **arguments)
+        before, mark, _ = text.partition(_MARK.strip())
+        if not mark or text.count(mark) > 1:
+            raise ValueError(
+                "continue_final_message: the chat template does not write the last message as it is; end with a "
+                "message that it does, or give the text as a prompt"
+            )
+        trims = _MARK not in text
+        return before.removesuffix(content[len(content.rstrip()) :]) if trims and content.strip() else before
 
 
 def require_chat_template(template: ChatTemplate | None, source: str | Path) -> ChatTemplate:
@@ -148,12 +186,22 @@ def _default_of(source: object, path: Path) -> str:
 
 
 def _tojson(value: object, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
-    """JSON as templates of the field expect it: plain text, not escaped for HTML as jinja's own filter does."""
+    """JSON as published templates expect it: plain text, not escaped for HTML as jinja's own filter does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise jinja2.TemplateError(str(message))
+
+
+def _date(now: datetime.datetime, form: str) -> str:
+    if len(form) > _LONGEST_DATE or any(character.isdecimal() for character in form):  # digits after % are widths
+        raise jinja2.TemplateError(f"the form of a date is {form[:_LONGEST_DATE]!r}")
+    return now.strftime(form)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}.."
 
 
 class _Generation(jinja2.ext.Extension):

@@ -3,53 +3,94 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import Content, Message
+from ferrum_jax.prompt import TEMPLATE_ARGUMENTS, Message, Prompt, take_apart
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
-    """What a checkpoint has for text; either may be missing."""
+    """A checkpoint's tokenizer and chat template; either may be missing."""
 
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
 
-    def token_ids(self, prompt: Content) -> Sequence[int]:
-        """The ids of a prompt. Raises ValueError for what is no prompt, or what the checkpoint has no means for."""
-        if isinstance(prompt, str):
-            return self._encode(prompt, add_special_tokens=True)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
-            raise ValueError(f"the prompt is {prompt!r}; it must be a string, a list of token ids, or chat messages")
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.chat_ids(prompt)  # type: ignore[arg-type]
-        return prompt  # type: ignore[return-value]
+    def token_ids(self, prompt: Prompt, now: datetime.datetime | None = None) -> Sequence[int]:
+        """The ids of a prompt. Raises ValueError for what is not a prompt, or if the checkpoint lacks what it needs.
 
-    def chat_ids(self, messages: Sequence[Message], **arguments: Any) -> list[int]:
-        """The ids of a conversation; special tokens are those that the template writes."""
-        return self._encode(self.render_chat(messages, **arguments), add_special_tokens=False)
+        now: the time of day that a chat template sees; None reads the clock.
+        """
+        parts = take_apart(prompt)
+        content, adds = parts.content, parts.add_special_tokens
+        if isinstance(content, str):
+            return self._encode(content, add_special_tokens=adds is not False)
+        if isinstance(content, bytes) or not isinstance(content, Sequence | np.ndarray):
+            raise ValueError(f"the prompt is {content!r}; it must be a string, a list of token ids, or chat messages")
+        if len(content) and isinstance(content[0], Mapping):
+            text = self.render_chat(content, now, **parts.template)  # type: ignore[arg-type]
+            return self._encode(text, add_special_tokens=adds is True)
+        if parts.template or adds is not None:
+            raise ValueError("the prompt is token ids, and its options are for chat messages or text; leave them out")
+        return content  # type: ignore[return-value]
 
-    def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
-        """The text that the checkpoint's chat template makes of messages.
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        now: datetime.datetime | None = None,
+        /,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the checkpoint's chat template makes of messages; the arguments are those of `LLM.chat`.
 
-        Raises ValueError for an argument that the template never reads, so that none is dropped in silence.
+        Raises ValueError for an argument that the template never reads, so that none is ignored silently.
         """
         if self.chat is None:
             raise ValueError("the checkpoint has no chat template; give a plain prompt, or LLM(tokenizer=...) with one")
-        given = {name for name, value in arguments.items() if name != "tools" or value}
-        unread = sorted(given - self.chat.variables - {"add_generation_prompt"})
+        for name, value in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if value is not None and not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; it must be true or false")
+        if continue_final_message and add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt are both true; a text either goes on in its last "
+                "message or begins a new one"
+            )
+        arguments = _template_variables(chat_template_kwargs)
+        unread = sorted({*arguments, *(["tools"] if tools else [])} - self.chat.variables)
         if unread:
             raise ValueError(
                 f"the chat template reads no {' and no '.join(unread)}; leave it out, or put it into a message"
             )
-        return self.chat.render(messages, **arguments)
+        arguments |= {"tools": tools or None}
+        if continue_final_message:
+            return self.chat.render_open(messages, now, **arguments)
+        return self.chat.render(messages, now, add_generation_prompt=add_generation_prompt is not False, **arguments)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
             raise ValueError("the checkpoint has no tokenizer; give token ids, or LLM(tokenizer=...)")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _template_variables(given: object) -> dict[str, Any]:
+    """A user's chat_template_kwargs. Raises ValueError if it is not a mapping, or names what an argument gives."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"chat_template_kwargs is {given!r}; it must be an object of names and values")
+    taken = sorted({"messages", *TEMPLATE_ARGUMENTS} & set(given))
+    if taken:
+        raise ValueError(f"chat_template_kwargs has {' and '.join(taken)}; give that as an argument of its own")
+    return dict(given)

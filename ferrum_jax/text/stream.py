@@ -20,7 +20,7 @@ class TextStream:
 
     stop: strings that end the text; the one that is complete first wins, the longest among equals.
     include_stop: whether the text ends with the stop string or before it.
-    min_tokens: a stop string that is complete within the first so many tokens does not count.
+    min_tokens: a stop string that is complete within this many first tokens does not count.
     after: the prompt's token ids, where the text is to continue the prompt's text.
     """
 
@@ -42,13 +42,13 @@ class TextStream:
         self._num_tokens = 0
         self._held = ""  # certain text that may be the beginning of a stop string
         self._num_early = 0  # characters of it that are of the first min_tokens tokens
-        self._decoder: _Decoder = (
+        self._decoder: _Detokenizer = (
             _ByteText(tokenizer)
             if tokenizer.byte_level
             else _WindowText(tokenizer, tokenizer.context(after, skip_special_tokens))
         )
         self._pieces: list[str] = []  # emitted
-        self._num_taken = 0  # characters of it that `take` has returned
+        self._new: list[str] = []  # emitted since `take`
         self.stopped: str | None = None  # the stop string that ended the text
 
     @property
@@ -60,9 +60,8 @@ class TextStream:
 
     def take(self) -> str:
         """The text emitted since it was last taken."""
-        text = self.text
-        start, self._num_taken = self._num_taken, len(text)
-        return text[start:]
+        new, self._new = self._new, []
+        return "".join(new)
 
     def push(self, token_id: int) -> str | None:
         """Takes the next token; the stop string that has ended the text, if one has. What comes after it is dropped."""
@@ -75,7 +74,7 @@ class TextStream:
         """Emits what is held back, since no more tokens will come; the stop string that has ended the text, if any."""
         if self.stopped is None:
             self._add(self._decoder.flush())
-            self._pieces.append(self._held)
+            self._emit(self._held)
             self._held = ""
         return self.stopped
 
@@ -83,7 +82,11 @@ class TextStream:
         if self._stop:
             text = self._certain(self._held + text)
         if text:
-            self._pieces.append(text)
+            self._emit(text)
+
+    def _emit(self, text: str) -> None:
+        self._pieces.append(text)
+        self._new.append(text)
 
     def _certain(self, text: str) -> str:
         """What of `text` can be emitted; the rest is held. Notes a stop string that is in it."""
@@ -100,7 +103,7 @@ class TextStream:
         return text[:kept]
 
 
-class _Decoder(Protocol):
+class _Detokenizer(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...

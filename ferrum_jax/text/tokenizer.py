@@ -1,17 +1,20 @@
 """A checkpoint's tokenizer: text to token ids by its own rules, and back.
 
 Read from `tokenizer.json`; `tokenizer_config.json` and `special_tokens_map.json` beside it name the special
-tokens and may overrule who adds BOS and EOS. Ids beyond the vocabulary (padded embeddings) are no text.
+tokens and may override whether BOS and EOS are added. Ids beyond the vocabulary (padded embeddings) have no text.
 """
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+
+from ferrum_jax.identity import digest_of
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTEXT_TOKENS = 8  # tokens before a text on which its first characters can depend
@@ -21,10 +24,14 @@ class Tokenizer:
     """Encodes and decodes; holds what a chat template and a text stream need to know.
 
     special_tokens: role ("bos_token", ...) to its text. byte_level: a token is a run of bytes whatever
-    stands before it. byte_ids: tokens of one byte each, whose run is decoded as a whole (byte fallback).
+    stands before it. byte_ids: tokens of one byte each; a run of them is decoded as a whole (byte fallback). digest: of
+    everything that decides which ids a text gets.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, library: tokenizers.Tokenizer, config: dict[str, Any] | None = None, content: bytes | None = None
+    ) -> None:
+        """content: of the file tokenizer.json; None if there is none."""
         config = config or {}
         library.no_truncation()
         library.no_padding()
@@ -37,6 +44,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in library.get_added_tokens_decoder().items() if token.special)
         self._bos = _Edge(self._id_of("bos_token"), self._wish(config, "bos_token"), self._adds(0))
         self._eos = _Edge(self._id_of("eos_token"), self._wish(config, "eos_token"), self._adds(-1))
+        wishes = self._wish(config, "bos_token"), self._wish(config, "eos_token")
+        self.digest = digest_of(library.to_str().encode() if content is None else content, self.special_tokens, wishes)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer | None:
@@ -52,18 +61,20 @@ class Tokenizer:
             library = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer that can be read: {error}") from error
-        return cls(library, read_tokenizer_config(path.parent))
+        return cls(library, read_tokenizer_config(path.parent), path.read_bytes())
 
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The tokenizer's own end token, if it names one."""
-        token = self._id_of("eos_token")
-        return frozenset() if token is None else frozenset((token,))
+    def to_json(self) -> str:
+        """The content of its tokenizer.json, as the library writes it."""
+        return self._library.to_str()
+
+    def special_texts(self) -> dict[str, int]:
+        """The text of each special token, and its id."""
+        return {str(self._library.id_to_token(i)): i for i in sorted(self.special_ids)}
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry of an id, as the tokenizer spells it; None beyond the vocabulary."""
@@ -72,8 +83,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of text. With special tokens BOS and EOS are added by the tokenizer's rule, BOS never twice.
 
-        A rendered chat is encoded without: its template writes its own. max_tokens: text is cut off at its end so
-        that no more remain, special tokens among them.
+        A rendered chat is encoded without special tokens, because its template writes them. max_tokens: the end of the
+        text is cut off so that at most this many tokens remain, special ones included.
         """
         try:
             ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
@@ -88,7 +99,9 @@ class Tokenizer:
         """The ids of text without its last tokens; special tokens stay."""
         encoding = self._library.encode(text, add_special_tokens=False)
         if num_tokens > len(encoding.ids):
-            raise ValueError(f"{num_tokens} tokens are to be cut off a text of {len(encoding.ids)} beside special ones")
+            raise ValueError(
+                f"cannot cut {num_tokens} tokens off a text that has {len(encoding.ids)} beside special ones"
+            )
         encoding.truncate(len(encoding.ids) - num_tokens)
         if not add_special_tokens:
             return encoding.ids
@@ -101,7 +114,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> str:
         """The text that `ids` add to the text of `after`, the tokens before them (a prompt, or nothing).
 
-        What is no UTF-8 becomes U+FFFD. Equals what a TextStream gives for the same ids.
+        Bytes that are not UTF-8 become U+FFFD. Equals what a TextStream gives for the same ids.
         """
         context = self.context(after, skip_special_tokens)
         known = self.visible(ids, skip_special_tokens)
@@ -140,10 +153,10 @@ class Tokenizer:
         """Whether the configuration wants BOS (or EOS) added; None where it does not say."""
         wish = config.get(f"add_{role}")
         if wish is not None and not isinstance(wish, bool):
-            raise ValueError(f"tokenizer_config.json has add_{role} {wish!r}; it must be true or false")
+            raise ValueError(f"tokenizer_config.json has add_{role} {reprlib.repr(wish)}; it must be true or false")
         if wish and self._id_of(role) is None:
             named = self.special_tokens.get(role)
-            raise ValueError(f"tokenizer_config.json has add_{role} true and {role} {named!r}, which is no token here")
+            raise ValueError(f"tokenizer_config.json has add_{role} true and {role} {named!r}, which is not a token")
         return wish
 
     def _adds(self, place: int) -> int | None:
@@ -160,7 +173,7 @@ class Tokenizer:
 
 
 class _Edge:
-    """Who adds BOS (or EOS): `wish` of tokenizer_config.json, or else the tokenizer's own post-processor."""
+    """Whether BOS (or EOS) is added: `wish` of tokenizer_config.json decides, or else the library's post-processor."""
 
     def __init__(self, token_id: int | None, wish: bool | None, added: int | None) -> None:
         self.id = -1 if token_id is None else token_id
@@ -198,7 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}; an object was expected")
@@ -208,7 +221,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def _text_of(role: str, token: object) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
-        raise ValueError(f"tokenizer_config.json has {role} {token!r}; it must be text, or an object with its content")
+        raise ValueError(
+            f"tokenizer_config.json has {role} {reprlib.repr(token)}; it must be text, or an object with its content"
+        )
     return text
 
 

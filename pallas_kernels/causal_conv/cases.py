@@ -36,7 +36,7 @@ CASES = (
 
 
 def make_rows(rows: tuple[tuple[int, int], ...], num_rows: int, slots: np.ndarray, **options: bool) -> StateRows:
-    """Rows (start, count) at these slots; those beyond are not there."""
+    """StateRows of the (start, count) pairs at these slots, padded with absent rows to num_rows."""
     absent = num_rows - len(rows)
     starts, counts = np.array([*rows, *[(0, 0)] * absent], np.int32).reshape(-1, 2).T
     offsets = np.cumsum(counts) - counts

@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels.gated_delta import xla
 from pallas_kernels.gated_delta.config import choose_tile
-from pallas_kernels.shapes import check_shapes
+from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 
 __all__ = ["choose_tile", "gated_delta"]
@@ -32,6 +32,7 @@ def gated_delta(
     tile: tokens of a row that are computed at once where it has several; tiles are cut at multiples of `tile` of the
     absolute position, so rows have the same bits however they are cut into steps at such positions. None is
     choose_tile's. Rows of one token are taken one token at a time, and so are all with `rows.sequential`.
+    It has nine parameters: the arrays of the rule, one by one, so that a call reads like it.
     Raises ValueError for shapes that do not fit and for an unknown implementation.
     Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, equations 10 (the rule) and section 3.3 (tiles).
     """
@@ -44,6 +45,7 @@ def gated_delta(
         ("slots N A B", pool),
         ("R", rows.slots),
     )
+    check_counts(tile=tile)
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} of k")
     if implementation == "xla":

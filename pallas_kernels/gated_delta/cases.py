@@ -45,9 +45,9 @@ CASES = (
 
 
 def make_arguments(case: Case, seed: int = 0) -> tuple[Any, ...]:
-    """q, k, v, log_decay, beta, pool, rows: random, q and k of unit length, as a layer normalises them.
+    """q, k, v, log_decay, beta, pool, rows: random; q and k have length 1, as a layer normalises them.
 
-    Slots that no row owns, those of rows that begin, and padding tokens hold NaN.
+    NaN fills padding tokens, slots that no row owns, and slots of rows that begin.
     """
     rng = np.random.default_rng(seed)
     T, K, N, A, B = case.num_tokens, case.num_key_heads, case.num_value_heads, case.key_dim, case.value_dim

@@ -1,12 +1,12 @@
 """The gated delta rule as pure functions of arrays: one token, and a tile of tokens of one row.
 
-A tile solves for what its tokens write. With s the running sum of log_decay and D[i, j] = exp(s[i] - s[j]) for j <= i:
+A tile solves for U, which its tokens write. With s the running sum of log_decay, D[i, j] = exp(s[i] - s[j]) for j <= i:
 
     U = (1 + tril(beta k kᵀ * D, -1))⁻¹ beta (v - exp(s) k S)
     o = exp(s) q S + (tril(q kᵀ) * D) U
     S ← exp(s[-1]) S + kᵀ (exp(s[-1] - s) U)
 
-Heads of q and k are K, those of v are K * G: [K, G, ...]. L tokens are in a tile.
+q and k have K heads, v has K * G: [K, G, ...]. A tile has L tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def one_token(
     log_decay: jax.Array,  # [R, K, G] float32
     beta: jax.Array,  # [R, K, G] float32
 ) -> tuple[jax.Array, jax.Array]:  # out [R, K, G, B], the state after it
-    """A token of each of R rows. Products and sums, no dots: a few rows cost what reading their states costs."""
+    """A token of each of R rows. Products and sums, not dots, so that few rows cost what reading their states costs."""
     q, k = q[:, :, None, :, None], k[:, :, None, :, None]
     state = state * jnp.exp(log_decay)[..., None, None]
     change = (v - jnp.sum(state * k, axis=-2)) * beta[..., None]

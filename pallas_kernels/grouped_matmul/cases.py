@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.grouped_matmul.stack import ExpertStack
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """favourites: how many experts the router chooses from; the others get no token. tile: None is choose_tile's."""
+    """favourites: how many experts the router chooses from; the others get no token. tile: by default choose_tile's."""
 
     name: str
     num_tokens: int
@@ -35,8 +37,8 @@ CASES = (
 )
 
 
-def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
-    """x, expert_ids, expert_weights, gate, up, down: random, weights scaled as in a trained model."""
+def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array, ExpertStack]:
+    """x, expert_ids, expert_weights, experts: random, weights scaled as in a trained model."""
     rng = np.random.default_rng(seed)
     T, X, E, D, F = case.num_tokens, case.num_experts_per_token, case.num_experts, case.width, case.hidden
     chosen = rng.permutation(E)[: case.favourites]
@@ -46,4 +48,5 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
         jnp.asarray(rng.standard_normal(shape) * scale, case.dtype)
         for shape, scale in (((T, D), 1), ((E, F, D), D**-0.5), ((E, F, D), D**-0.5), ((E, D, F), F**-0.5))
     )
-    return x, jnp.asarray(ids, jnp.int32), jnp.asarray(weights, jnp.float32), gate, up, down
+    experts = ExpertStack(gate=gate, up=up, down=down)
+    return x, jnp.asarray(ids, jnp.int32), jnp.asarray(weights, jnp.float32), experts

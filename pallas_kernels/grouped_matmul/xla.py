@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.ragged import cut
 
 
@@ -24,17 +26,14 @@ def expert_mlp(
     x: jax.Array,  # [T, D]
     expert_ids: jax.Array,  # [T, X], E for no expert
     expert_weights: jax.Array,  # [T, X]
-    gate: jax.Array,  # [E, F, D]
-    up: jax.Array,  # [E, F, D]
-    down: jax.Array,  # [E, D, F]
+    experts: ExpertStack,
     *,
-    biases: tuple[jax.Array, jax.Array, jax.Array] | None,  # [E, F], [E, F], [E, D]
     tile: int,
     activation: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:  # [T, D]
     """See the package's expert_mlp."""
-    T, X = expert_ids.shape
-    gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
+    (T, X), gate, up, down = expert_ids.shape, experts.gate, experts.up, experts.down
+    gate_bias, up_bias, down_bias = (None, None, None) if experts.biases is None else experts.biases
     flat = expert_ids.reshape(-1)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
     counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)  # no expert stands last and is not counted
@@ -44,7 +43,8 @@ def expert_mlp(
         expert = tiles.runs[i]
         rows = x[tiles.load(order, i) // X]  # [tile, D]
         hidden = activation(_project(rows, gate, gate_bias, expert), _project(rows, up, up_bias, expert))
-        return tiles.store(out, _project(hidden, down, down_bias, expert), i)
+        given = _project(hidden.astype(x.dtype), down, down_bias, expert)
+        return tiles.store(out, given.astype(x.dtype), i)
 
     outputs = jax.lax.fori_loop(0, tiles.num_tiles, one_tile, jnp.zeros((T * X, x.shape[1]), x.dtype))
     places = jnp.argsort(order).reshape(T, X)  # where the pair of each choice stands in `outputs`
@@ -56,11 +56,16 @@ def expert_mlp(
 
 def _project(
     rows: jax.Array,  # [tile, in]
-    weights: jax.Array,  # [E, out, in]
+    weights: jax.Array | QuantizedWeight,  # [E, out, in]
     biases: jax.Array | None,  # [E, out]
     expert: jax.Array,
-) -> jax.Array:  # [tile, out]
+) -> jax.Array:  # [tile, out] float32
     """rows @ weights[expert].T + biases[expert]."""
-    weight = jax.lax.dynamic_index_in_dim(weights, expert, keepdims=False)
-    out = jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32).astype(rows.dtype)
-    return out if biases is None else out + jax.lax.dynamic_index_in_dim(biases, expert)
+    if isinstance(weights, QuantizedWeight):
+        out = quantized_matmul(rows, weights.at(expert), out_dtype=jnp.float32)
+    else:
+        weight = jax.lax.dynamic_index_in_dim(weights, expert, keepdims=False)
+        out = jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32)
+    if biases is not None:
+        out += jax.lax.dynamic_index_in_dim(biases, expert).astype(jnp.float32)
+    return out

@@ -32,7 +32,7 @@ def kv_write(
     if implementation in ("xla", "mosaic_gpu"):  # a scatter in place is all that a GPU needs
         return xla.kv_write(pool, k, v, block_ids, offsets)
     if implementation == "mosaic_tpu":
-        from pallas_kernels.kv_write import tpu  # Pallas, which no other platform should wait for
+        from pallas_kernels.kv_write import mosaic_tpu  # Pallas, which no other platform should wait for
 
-        return tpu.kv_write(pool, k, v, find_runs(block_ids, offsets))
+        return mosaic_tpu.kv_write(pool, k, v, find_runs(block_ids, offsets))
     raise ValueError(f"implementation is {implementation!r}; kv_write has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")

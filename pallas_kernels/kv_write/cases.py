@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
-from pallas_kernels.paged_attention.cases import make_pool
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
+
+_BF16 = {"dtype": "bfloat16", "kv_dtype": "bfloat16", "tiny": False}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ TINY_CASES = (
     Case(name="one_head_h256", num_tokens=16, num_real=16, num_kv_heads=1, head_dim=256),
     Case(name="h64", num_tokens=32, num_real=30, head_dim=64, run=15),
     Case(name="h96", num_tokens=16, num_real=9, head_dim=96),
+    Case(name="h80_int8", num_tokens=32, num_real=30, head_dim=80, kv_dtype="int8", run=15),
+    Case(name="h112", num_tokens=16, num_real=9, head_dim=112, dtype="bfloat16", kv_dtype="bfloat16"),
+    Case(name="h160", num_tokens=32, num_real=30, head_dim=160, run=15),
+    Case(name="h240_fp8", num_tokens=16, num_real=9, head_dim=240, kv_dtype="fp8_e4m3"),
     Case(name="h192_big_blocks", num_tokens=64, num_real=60, head_dim=192, block_size=64, num_blocks=4, run=60),
     Case(name="no_token", num_tokens=8, num_real=0),
     Case(name="bfloat16", num_tokens=16, num_real=9, dtype="bfloat16", kv_dtype="bfloat16"),
@@ -50,7 +55,8 @@ TINY_CASES = (
     Case(name="fp8_e4m3", num_tokens=16, num_real=9, kv_dtype="fp8_e4m3"),
     Case(name="fp8_e5m2", num_tokens=32, num_real=20, run=20, dtype="bfloat16", kv_dtype="fp8_e5m2"),
 )
-_BF16 = {"dtype": "bfloat16", "kv_dtype": "bfloat16", "tiny": False}
+
+
 REAL_CASES = (
     Case(name="llama_8b_prefill", num_tokens=2048, num_real=2048, num_kv_heads=8, num_blocks=2**14, run=512, **_BF16),
     Case(name="llama_8b_decode", num_tokens=64, num_real=64, num_kv_heads=8, num_blocks=2**14, **_BF16),
@@ -58,6 +64,8 @@ REAL_CASES = (
         name="qwen3_30b_tp4_prefill", num_tokens=512, num_real=512, num_kv_heads=1, num_blocks=2**17, run=512, **_BF16
     ),
 )
+
+
 CASES = TINY_CASES + REAL_CASES
 
 
@@ -93,3 +101,27 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> tuple[Any, ..
     heads = jax.ShapeDtypeStruct((case.num_tokens, case.num_kv_heads, case.head_dim), case.dtype)
     ints = jax.ShapeDtypeStruct((case.num_tokens,), jnp.int32)
     return pool, heads, heads, ints, ints
+
+
+def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVPool:
+    """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads.
+
+    Lanes that only pad a vector are zero, or NaN like it.
+    """
+    P, C, pairs, H = context.shape
+    shape = pool_shape(
+        num_blocks=P,
+        block_size=C,
+        num_kv_heads=pairs // 2,
+        head_dim=H,
+        dtype=dtype,
+        implementation=implementation,
+    )
+    scales = encode(jnp.asarray(context), dtype)[1]
+    lanes = 0 if shape.is_packed else shape.values.shape[3] - H
+    padding = np.broadcast_to(np.where(np.isnan(context[..., :1]), np.nan, 0.0), (*context.shape[:3], lanes))
+    values, _ = encode(jnp.asarray(np.concatenate([context, padding], axis=-1), jnp.float32), dtype)
+    values = as_bits(values.reshape(shape.values.shape), shape)
+    if scales is not None:
+        scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
+    return dataclasses.replace(shape, values=values, scales=scales)

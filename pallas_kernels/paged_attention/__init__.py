@@ -11,15 +11,19 @@ import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
-from pallas_kernels.paged_attention import gpu_schedule, tpu_schedule, xla
+from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import schedule as xla_schedule
-from pallas_kernels.paged_attention.config import AttentionConfig
-from pallas_kernels.paged_attention.gpu_config import GpuConfig
-from pallas_kernels.paged_attention.gpu_schedule import GpuSchedule
-from pallas_kernels.paged_attention.schedule import RaggedBatch, Schedule
-from pallas_kernels.paged_attention.tpu_config import TpuConfig
-from pallas_kernels.paged_attention.tpu_schedule import TpuSchedule
-from pallas_kernels.shapes import check_shapes
+from pallas_kernels.paged_attention import xla
+from pallas_kernels.paged_attention.gpu import schedule as gpu_schedule
+from pallas_kernels.paged_attention.gpu.config import GpuConfig
+from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
+from pallas_kernels.paged_attention.schedule import Schedule
+from pallas_kernels.paged_attention.tpu import schedule as tpu_schedule
+from pallas_kernels.paged_attention.tpu.config import TpuConfig
+from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
+from pallas_kernels.paged_attention.xla_config import AttentionConfig
+from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.shapes import check_counts, check_positive, check_shapes
 
 __all__ = [
     "AttentionConfig",
@@ -49,9 +53,12 @@ def make_schedule(
     config: AttentionConfig for "xla", TpuConfig for "mosaic_tpu", GpuConfig for "mosaic_gpu". window: a token at
     position p attends to positions p - window + 1 .. p; None is all up to p. causal: False for encoders, where each
     token of a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of
-    another implementation, for one that does not fit the step, for a window that is not causal, and for an unknown
-    implementation.
+    another implementation, for one that does not fit the step, for a window that is not causal, for a number below 1,
+    and for an unknown implementation.
     """
+    check_counts(num_tokens=num_tokens, block_size=block_size)
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it must be 1 or more, or None, with which a token sees all before it")
     if window is not None and not causal:
         raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
     makers = {
@@ -85,8 +92,12 @@ def paged_attention(
     donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
     for the same implementation. soft_cap: logits become soft_cap * tanh(logits / soft_cap). sinks: [N], a logit
     per head that takes weight and has no value. What no query may see is never read into a result: it may be NaN.
-    Raises ValueError for shapes that do not fit and for an unknown implementation.
+    It has nine parameters, its arrays and the numbers of the formula, so that a call reads like it.
+    Raises ValueError for shapes that do not fit, for a scale or soft_cap that is not above 0 and for an unknown
+    implementation.
     """
+    check_positive(scale=scale)
+    check_positive(", or None for none", soft_cap=soft_cap)
     sizes = check_shapes(("T N H", q), ("T K H", k), ("T K H", v), T=schedule.num_tokens, H=pool.head_dim)
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"q has {sizes['N']} heads and k {sizes['K']}; N must be a multiple of K")
@@ -95,18 +106,21 @@ def paged_attention(
             f"the schedule is for blocks of {schedule.block_size} tokens; the pool's have {pool.block_size}"
         )
     check_pool(pool, sizes["K"], implementation)
+    logits = Logits(scale=scale, soft_cap=soft_cap, sinks=sinks)
     if implementation == "xla":
         assert isinstance(schedule, Schedule), "the schedule was made for another implementation"
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
-        return xla.attention(q, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks), pool
+        return xla.attention(q, pool, schedule, logits), pool
     if implementation == "mosaic_tpu":
-        from pallas_kernels.paged_attention import tpu  # as below
+        from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu  # as below
 
         assert isinstance(schedule, TpuSchedule), "the schedule was made for another implementation"
-        return tpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        return tpu.paged_attention(q, k, v, pool, schedule, logits)
     if implementation == "mosaic_gpu":
-        from pallas_kernels.paged_attention import gpu  # half a second that no other platform should pay
+        from pallas_kernels.paged_attention.gpu import (
+            mosaic_gpu as gpu,  # half a second that no other platform should pay
+        )
 
         assert isinstance(schedule, GpuSchedule), "the schedule was made for another implementation"
-        return gpu.paged_attention(q, k, v, pool, schedule, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        return gpu.paged_attention(q, k, v, pool, schedule, logits)
     raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")

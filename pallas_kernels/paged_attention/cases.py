@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
-from pallas_kernels.paged_attention.schedule import RaggedBatch
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.kv_write.cases import make_pool
+from pallas_kernels.ragged_batch import RaggedBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,14 @@ class Case:
     def softmax_scale(self) -> float:
         """scale, by default 1 / sqrt(H)."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def shape_class(self) -> str:
+        """All that a kernel is specialised to but for the sizes of a step."""
+        features = {"window": self.window, "cap": self.soft_cap, "sinks": self.has_sinks, "encoder": not self.causal}
+        kind = "decode" if self.decode_only else "mixed"
+        sizes = f"N={self.num_heads} K={self.num_kv_heads} H={self.head_dim} C={self.block_size}"
+        return " ".join([kind, sizes, *(name for name, has in features.items() if has)])
 
     @property
     def step(self) -> dict[str, Any]:
@@ -91,11 +100,23 @@ class _Heads(TypedDict, total=False):
 
 
 _DECODE = ((5, 1), (130, 1), (63, 1), (64, 1))
+
+
 _MIXED = ((40, 1), (0, 1), (129, 1), (0, 21), (33, 5))
+
+
 _LONG = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
+
+
 _tiny_decode = functools.partial(Case, rows=_DECODE, num_tokens=4, num_rows=4, decode_only=True, tiny=True)
+
+
 _tiny_mixed = functools.partial(Case, rows=_MIXED, num_tokens=32, num_rows=8, tiny=True)
+
+
 _F32: _Dtypes = {"dtype": "float32", "kv_dtype": "float32"}
+
+
 TINY_CASES = (
     _tiny_decode(name="decode_gqa"),
     _tiny_decode(name="decode_one_token", rows=((0, 1),), num_tokens=1, num_rows=1, **_F32),
@@ -104,6 +125,8 @@ TINY_CASES = (
     _tiny_decode(name="decode_h96_window_sinks", head_dim=96, window=20, has_sinks=True),
     _tiny_decode(name="decode_h192_soft_cap", head_dim=192, block_size=64, soft_cap=2.0),
     _tiny_decode(name="decode_h256_scale", head_dim=256, block_size=128, scale=0.2),
+    _tiny_decode(name="decode_h80_int8", kv_dtype="int8", head_dim=80, block_size=32),
+    _tiny_decode(name="decode_h160", num_heads=16, num_kv_heads=4, head_dim=160),
     _tiny_decode(name="decode_big_blocks", rows=((5, 1), (300, 1)), num_tokens=2, num_rows=2, block_size=256),
     _tiny_decode(name="decode_int8", kv_dtype="int8", num_kv_heads=4),
     _tiny_decode(name="decode_fp8_e4m3_window", kv_dtype="fp8_e4m3", block_size=32, window=64),
@@ -113,6 +136,10 @@ TINY_CASES = (
     _tiny_mixed(name="mixed_h96_window_sinks", head_dim=96, window=20, has_sinks=True),
     _tiny_mixed(name="mixed_h192_soft_cap", head_dim=192, block_size=64, soft_cap=2.0, **_F32),
     _tiny_mixed(name="mixed_h256_scale", head_dim=256, block_size=128, scale=0.2),
+    _tiny_mixed(name="mixed_h80", head_dim=80, num_kv_heads=4),
+    _tiny_mixed(name="mixed_h112_fp8_e4m3", kv_dtype="fp8_e4m3", head_dim=112, num_heads=8, num_kv_heads=4),
+    _tiny_mixed(name="mixed_h160_int8", kv_dtype="int8", head_dim=160, num_kv_heads=4, window=20),
+    _tiny_mixed(name="mixed_h240_soft_cap", head_dim=240, soft_cap=2.0, **_F32),
     _tiny_mixed(name="mixed_big_blocks", rows=((0, 21), (33, 5)), block_size=256),  # no row of one query
     _tiny_mixed(name="mixed_int8_h64_window", kv_dtype="int8", head_dim=64, window=20),
     _tiny_mixed(name="mixed_int8", kv_dtype="int8", dtype="float32"),
@@ -122,6 +149,8 @@ TINY_CASES = (
     _tiny_mixed(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, causal=False, head_dim=64, **_F32),
     _tiny_mixed(name="encoder_chunks", causal=False),
 )
+
+
 INVARIANT_CASES = (
     Case(name="invariant", rows=_LONG, num_tokens=128, num_rows=64, invariant=True, tiny=True, head_dim=16, **_F32),
     Case(
@@ -137,14 +166,31 @@ INVARIANT_CASES = (
     ),
 )
 
+
 _decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_rows=64, decode_only=True)
+
+
 _prefill = functools.partial(Case, rows=((3584, 512),), num_tokens=512, num_rows=1)
+
+
 _mixed = functools.partial(Case, rows=(*((2047, 1),) * 60, (1024, 452)), num_tokens=512, num_rows=64)
+
+
 _LLAMA_8B: _Heads = {"num_heads": 32, "num_kv_heads": 8}
+
+
 _QWEN3_SMALL: _Heads = {"num_heads": 16, "num_kv_heads": 8}  # 0.6B
+
+
 _QWEN3_MOE_TP4: _Heads = {"num_heads": 8, "num_kv_heads": 1}  # 30B-A3B, on each of four devices
+
+
 _GEMMA: _Heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
+
+
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
+
+
 REAL_CASES = (
     *(_decode(name=f"llama_8b_decode_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
     *(_decode(name=f"qwen3_0.6b_decode_c{C}", block_size=C, **_QWEN3_SMALL) for C in (16, 128)),
@@ -173,6 +219,8 @@ REAL_CASES = (
         causal=False,
     ),
 )
+
+
 # What Hopper's kernels have beside those.
 HOPPER_CASES = (
     _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
@@ -183,7 +231,11 @@ HOPPER_CASES = (
     _mixed(name="gemma_mixed_int8", window=1024, soft_cap=50.0, kv_dtype="int8", **_GEMMA),
     _mixed(name="oss_mixed_int8", window=128, has_sinks=True, kv_dtype="int8", **_OSS),
 )
+
+
 CASES = TINY_CASES + INVARIANT_CASES + REAL_CASES
+
+
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another
 
 
@@ -247,30 +299,6 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
         batch=RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints),
         sinks=jax.ShapeDtypeStruct((case.num_heads,), jnp.float32) if case.has_sinks else None,
     )
-
-
-def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVPool:
-    """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads.
-
-    Lanes that only pad a vector are zero, or NaN like it.
-    """
-    P, C, pairs, H = context.shape
-    shape = pool_shape(
-        num_blocks=P,
-        block_size=C,
-        num_kv_heads=pairs // 2,
-        head_dim=H,
-        dtype=dtype,
-        implementation=implementation,
-    )
-    scales = encode(jnp.asarray(context), dtype)[1]
-    lanes = 0 if shape.is_packed else shape.values.shape[3] - H
-    padding = np.broadcast_to(np.where(np.isnan(context[..., :1]), np.nan, 0.0), (*context.shape[:3], lanes))
-    values, _ = encode(jnp.asarray(np.concatenate([context, padding], axis=-1), jnp.float32), dtype)
-    values = as_bits(values.reshape(shape.values.shape), shape)
-    if scales is not None:
-        scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
-    return dataclasses.replace(shape, values=values, scales=scales)
 
 
 def _oldest(case: Case, start: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS
-from pallas_kernels.paged_attention import gpu_config
+from pallas_kernels.paged_attention.gpu import config as gpu_config
 from pallas_kernels.target import Target
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
@@ -12,7 +12,7 @@ TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 def default_implementation(target: Target) -> str:
     """The implementation that a target's engine takes where none is named."""
-    return "mosaic_tpu" if target.platform == "tpu" else "xla"
+    return "mosaic_tpu" if target.runs_tpu_kernels else "xla"
 
 
 def refusals(implementation: str, *, target: Target, head_dim: int, block_size: int | None, kv_dtype: str) -> list[str]:
@@ -26,11 +26,13 @@ def refusals(implementation: str, *, target: Target, head_dim: int, block_size: 
     reasons = []
     if target.platform != "tpu":
         reasons.append(f"implementation is 'mosaic_tpu' on {target.generation}, which is no TPU; take 'xla'")
+    elif not target.runs_tpu_kernels:
+        reasons.append(f"implementation is 'mosaic_tpu'; for {target.generation} no kernel was made: take 'xla'")
     if head_dim not in TPU_HEAD_DIMS:
         reasons.append(f"head_dim is {head_dim}; 'mosaic_tpu' has {TPU_HEAD_DIMS}; take implementation 'xla'")
     if block_size is not None and block_size not in TPU_BLOCK_SIZES:
         reasons.append(f"block_size is {block_size}; 'mosaic_tpu' has {TPU_BLOCK_SIZES}")
-    if KV_DTYPES[kv_dtype].name.startswith("float8") and target.platform == "tpu" and not target.has_fp8:
+    if KV_DTYPES[kv_dtype].name.startswith("float8") and target.runs_tpu_kernels and not target.has_fp8:
         reasons.append(f"kv_dtype is {kv_dtype!r}; {target.generation} has no float8 in 'mosaic_tpu'; take 'int8'")
     return reasons
 

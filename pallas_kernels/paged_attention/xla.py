@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool, from_bits
+from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
@@ -21,7 +22,7 @@ _MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tile:
+class _QueryTile:
     """One query tile; scalars are int32 arrays."""
 
     table: jax.Array  # [M] int32, the row's blocks
@@ -35,18 +36,15 @@ def attention(
     q: jax.Array,  # [T, N, H]
     pool: KVPool,  # with the step's K and V
     schedule: Schedule,
-    *,
-    scale: float,
-    soft_cap: float | None,
-    sinks: jax.Array | None,  # [N]
+    logits: Logits,
 ) -> jax.Array:  # [T, N, H]
-    """The attention of the package's paged_attention, once K and V are written."""
+    """Attention over the pool, as `paged_attention` of the package defines it."""
     out = jnp.zeros_like(q)
     for queries in schedule.passes:
 
         def one_tile(i: jax.Array, out: jax.Array, queries: QueryTiles = queries) -> jax.Array:
-            tile = _load_tile(q, schedule, queries, i, pool.num_kv_heads, scale)
-            attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], soft_cap, sinks)
+            tile = _load_tile(q, schedule, queries, i, pool.num_kv_heads, logits.scale)
+            attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], logits)
             return queries.tiles.store(out, _tokens_first(attended, queries.tiles.tile).astype(out.dtype), i)
 
         out = jax.lax.fori_loop(0, queries.tiles.num_tiles, one_tile, out)
@@ -55,11 +53,11 @@ def attention(
 
 def _load_tile(
     q: jax.Array, schedule: Schedule, queries: QueryTiles, i: jax.Array, num_kv_heads: int, scale: float
-) -> _Tile:
+) -> _QueryTile:
     K, (_, N, H), tiles = num_kv_heads, q.shape, queries.tiles
     lanes = tiles.load(q, i).astype(jnp.float32) * scale
     heads = lanes.reshape(tiles.tile, K, N // K, H).transpose(1, 0, 2, 3).reshape(K, tiles.tile * (N // K), H)
-    return _Tile(
+    return _QueryTile(
         table=schedule.block_tables[tiles.runs[i]],
         low=queries.low[i],
         high=queries.high[i],
@@ -74,13 +72,12 @@ def _tokens_first(attended: jax.Array, tile_q: int) -> jax.Array:  # [K, tile_q 
 
 
 def _attend(
-    tile: _Tile,
+    tile: _QueryTile,
     pool: KVPool,
     schedule: Schedule,
     first_kv: jax.Array,
     end_kv: jax.Array,
-    soft_cap: float | None,
-    sinks: jax.Array | None,
+    logits: Logits,
 ) -> jax.Array:  # [K, Q, H] float32; Q = tile_q * G
     """Softmax over the row's visible positions, in one pass over its KV tiles.
 
@@ -92,8 +89,8 @@ def _attend(
         highest, total, acc = state  # [K, Q], [K, Q], [K, Q, H]
         k, v, visible = _load_kv(tile, pool, schedule, j)
         scores = _scores(tile.queries, k)
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        if logits.soft_cap is not None:
+            scores = logits.soft_cap * jnp.tanh(scores / logits.soft_cap)
         scores = jnp.where(visible, scores, _HIDDEN)
         raised = jnp.maximum(highest, jnp.max(scores, axis=-1))
         weights = jnp.where(visible, jnp.exp(scores - raised[..., None]), 0.0)
@@ -102,8 +99,8 @@ def _attend(
 
     empty = (jnp.full((K, Q), _HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, H)))
     highest, total, acc = jax.lax.fori_loop(first_kv, end_kv, one_kv_tile, empty)
-    if sinks is not None:  # one more logit per head that has no value
-        sink = jnp.tile(sinks.astype(jnp.float32).reshape(K, -1), (1, len(tile.positions)))
+    if logits.sinks is not None:  # a sink is one more logit per head, without a value
+        sink = jnp.tile(logits.sinks.astype(jnp.float32).reshape(K, -1), (1, len(tile.positions)))
         raised = jnp.maximum(highest, sink)
         kept = jnp.exp(highest - raised)
         total, acc = total * kept + jnp.exp(sink - raised), acc * kept[..., None]
@@ -111,7 +108,7 @@ def _attend(
 
 
 def _load_kv(
-    tile: _Tile, pool: KVPool, schedule: Schedule, j: jax.Array
+    tile: _QueryTile, pool: KVPool, schedule: Schedule, j: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H] float32; visible: [1, Q or 1, tile_kv]
     """KV tile j of the row. Values that no query of the tile may see are zero, for they may be NaN in the pool."""
     C, tile_kv = pool.block_size, schedule.tile_kv

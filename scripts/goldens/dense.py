@@ -173,8 +173,8 @@ DENSE = {
             },
         },
     ),
-    # Of the short factors, which it would take for short sequences, the reference knows nothing: an engine that serves
-    # longer ones takes the long factors for all.
+    # The reference takes the short factors for short sequences; an engine that serves longer ones takes the long
+    # factors for all.
     "phi3_long": Golden(
         seed=12,
         architecture="Phi3",

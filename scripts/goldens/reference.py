@@ -1,7 +1,8 @@
-"""Tiny models of the reference implementation: how they are drawn, and what they say."""
+"""Tiny models of the reference implementation: drawing their weights, and recording their outputs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from scripts.goldens.golden import Golden
 PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
 OBSERVED = (2, 3)
 NUM_GREEDY = 64
+_PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk"}  # of which a config with experts has one
 
 
 def build(golden: Golden) -> Any:
@@ -27,21 +29,27 @@ def build(golden: Golden) -> Any:
         bos_token_id=2,
         eos_token_id=golden.eos_token_id,
         attn_implementation="eager",
-        **({"experts_implementation": "eager"} if "num_experts_per_tok" in golden.config else {}),
+        **({"experts_implementation": "eager"} if _PER_TOKEN & set(golden.config) else {}),
     )
     model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
     stored = getattr(torch, golden.dtype)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        corrections = ((n, x) for n, x in model.named_buffers() if n.endswith("e_score_correction_bias"))
+        for name, weight in itertools.chain(model.named_parameters(), corrections):
             draw(name, weight, golden)
             weight.copy_(weight.to(stored).float())
     return model
 
 
 def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
-    """Norms around their mean; biases small; linear layers with a gain that keeps tokens mixing and logits apart."""
-    if name == "model.norm.weight" and golden.norm_mean == 0:
-        weight.normal_(-1.0, 1.0)  # factors of either sign: or a tied table would give every token itself again
+    """Draws a weight: norms near their mean, small biases, linear layers with a gain that mixes tokens and keeps
+    logits apart."""
+    if name.endswith("e_score_correction_bias"):
+        weight.normal_(0.0, 0.1)
+    elif name.endswith("norm.bias"):
+        weight.normal_(0.0, 0.3)
+    elif name == "model.norm.weight" and golden.norm_mean == 0:
+        weight.normal_(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
     elif "norm" in name:
         weight.normal_(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
     elif name.endswith("A_log"):
@@ -53,12 +61,16 @@ def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
     elif "embed" in name:
         weight.normal_(0.0, golden.embed_std)
     else:
-        gain = 3.0 if name.endswith(("lm_head.weight", "mlp.gate.weight", "router.weight")) else golden.gain
+        gain = (
+            3.0
+            if name.endswith(("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "router.weight"))
+            else golden.gain
+        )
         weight.normal_(0.0, gain / math.sqrt(weight.shape[-1]))
 
 
 def pack_experts(model: Any, seed: int) -> dict[str, torch.Tensor]:
-    """Draws MXFP4 experts anew, decodes them into the model by the reference's function, and returns what is stored."""
+    """Draws MXFP4 experts, decodes them into the model with the reference's function, returns the packed tensors."""
     from transformers.integrations.mxfp4 import (  # pyright: ignore[reportMissingImports]
         _convert_moe_packed_tensors,
     )
@@ -87,7 +99,7 @@ def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
 
 @torch.no_grad()
 def greedy(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens [64], two best logits of each step [64, 2], logits after the prompt [V]); end tokens do not end it."""
+    """(tokens [64], two best logits of each step [64, 2], logits after the prompt [V]); goes on after end tokens."""
     ids, best, after = torch.from_numpy(prompt).long()[None], [], []
     for _ in range(NUM_GREEDY):
         logits = model(ids, use_cache=False).logits[0, -1]
@@ -100,10 +112,10 @@ def greedy(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 @torch.no_grad()
 def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of the embedding, of every layer, of the final norm, and all logits of one prompt."""
+    """What the first layer is given, outputs of every layer, of the final norm, and all logits of one prompt."""
     seen: dict[str, np.ndarray] = {}
     body = model.model
-    modules = {"embed": body.embed_tokens, "norm": body.norm}
+    modules = {"norm": body.norm}
     modules |= {f"layer {i}": layer for i, layer in enumerate(body.layers)}
 
     def hook(name: str) -> Any:
@@ -111,7 +123,11 @@ def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
             name, (output[0] if isinstance(output, tuple) else output)[0].numpy()
         )
 
+    def given(module: Any, inputs: Any, named: Any) -> None:
+        seen["embed"] = (inputs[0] if inputs else named["hidden_states"])[0].numpy()
+
     handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
+    handles.append(body.layers[0].register_forward_pre_hook(given, with_kwargs=True))
     logits = model(torch.from_numpy(prompt).long()[None], use_cache=False).logits[0].numpy()
     for handle in handles:
         handle.remove()

@@ -67,9 +67,15 @@ read_options() {
 
 need_job() {
     [ ${#job[@]} -gt 0 ] || fail "after -- stand the arguments of \`ferrum-jax batch\`; see --help"
-    case " ${job[*]} " in
-        *" --output gs://"*) ;; # hosts of a spot TPU are gone with their disks
-        *) fail "--output must be a gs:// URL: it is what a preempted job goes on from" ;;
+    local output="" before="" argument
+    for argument in "${job[@]}"; do
+        [ "$before" != --output ] || output=$argument
+        [ "${argument#--output=}" = "$argument" ] || output=${argument#--output=}
+        before=$argument
+    done
+    case $output in
+        gs://*) ;; # hosts of a spot TPU are gone with their disks
+        *) fail "--output is '$output'; it must be a gs:// URL: it is what a preempted job goes on from" ;;
     esac
 }
 

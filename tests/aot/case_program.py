@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
-from pallas_kernels.paged_attention.tpu_prefill_config import PrefillShape
+from pallas_kernels.paged_attention.tpu.prefill.config import PrefillShape
 from pallas_kernels.target import Target
 from scripts.bench_tpu_static import choose_config
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.embeddings.encoder_runtime import encoder_programs, lay_out_encoder
+from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.models.registry import encoder_spec_of, spec_of
-from ferrum_jax.runtime.encoder import encoder_parts, lay_out_encoder
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.topology import target_devices
 from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import AttentionSpec, ModelSpec
 from tests.support import GOLDENS
 
 _ENCODER_WIDTH = 64  # XLA finds no tiles for a GPU's product of width 48 (jax 0.10.2)
@@ -39,7 +39,8 @@ def describe_family(target: str, golden: str) -> list[dict[str, Any]]:
         dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=128, max_model_len=256, num_blocks=4096, block_size=16
     )
     layout = lay_out(spec, config, make_mesh(MeshShape(), target_devices(target)))
-    return [step_program.describe(layout, bucket, least_weight=_LEAST_WEIGHT) for bucket in layout.ladder.buckets]
+    parts = (*layout.ladder.buckets, *layout.ladder.row_buckets)
+    return [step_program.describe(layout, bucket, least_weight=_LEAST_WEIGHT) for bucket in parts]
 
 
 def describe_encoder(target: str, golden: str) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def describe_encoder(target: str, golden: str) -> list[dict[str, Any]]:
     layout = lay_out_encoder(spec, config, make_mesh(MeshShape(), target_devices(target)))
     weights = {w.shape for w in layout.model.targets.values() if w.size >= _LEAST_WEIGHT}
     found = []
-    for bucket, part in encoder_parts(layout).items():
+    for bucket, part in encoder_programs(layout).items():
         started = time.process_time()
         ops = step_program.ops_of(part.compile().as_text())
         found.append(
@@ -65,18 +66,23 @@ def describe_encoder(target: str, golden: str) -> list[dict[str, Any]]:
     return found
 
 
-def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
-    rope = spec.rope
-    if rope.long_factor:
+def _widened(attention: AttentionSpec) -> AttentionSpec:
+    rope = attention.rope
+    if rope is not None and rope.long_factor:
         count = rope.rotary_dim(_HEAD_DIM) // 2
         short, long = (
             tuple(itertools.islice(itertools.cycle(f), count)) for f in (rope.short_factor, rope.long_factor)
         )
         rope = dataclasses.replace(rope, short_factor=short, long_factor=long)
-    wide = dataclasses.replace(spec, head_dim=_HEAD_DIM, rope=rope)
-    if not spec.linear_value_head_dim:
+    return dataclasses.replace(attention, head_dim=_HEAD_DIM, rope=rope)
+
+
+def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
+    wide = spec.with_attention(_widened)
+    if spec.recurrence is None:
         return wide
-    return dataclasses.replace(wide, linear_key_head_dim=_HEAD_DIM, linear_value_head_dim=_HEAD_DIM)
+    recurrence = dataclasses.replace(spec.recurrence, key_head_dim=_HEAD_DIM, value_head_dim=_HEAD_DIM)
+    return dataclasses.replace(wide, recurrence=recurrence)
 
 
 def main(target: str, goldens: list[str]) -> None:

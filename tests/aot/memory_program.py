@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from ferrum_jax.cache.budget import RESERVED_BYTES
+from ferrum_jax.pools.budget import RESERVED_BYTES
 from pallas_kernels.target import Target
 
 

@@ -1,4 +1,4 @@
-"""The compiled step of a published model on a mesh of TPUs that are not here, and what its program contains.
+"""The compiled halves of a step of a published model on a mesh of TPUs that are not here, and what they contain.
 
 python -m tests.aot.step_program '{"model": "Llama-3-8B", "topology": "v6e:2x2", "mesh": "tp=4", ...}'...   prints JSON
 
@@ -30,9 +30,10 @@ from jax.experimental import topologies
 
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models.registry import spec_of
-from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.compile import parts_of
+from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.programs import Part, programs_of
+from ferrum_jax.runtime.sample import SCORE_TILE
 from ferrum_jax.sharding import local_bytes, make_mesh
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
@@ -64,7 +65,8 @@ def lay_out_case(case: Case) -> Layout:
     spec = spec_of((PUBLISHED | MORE)[case.model][0])
     if case.layers is not None:
         moe = tuple(layer for layer in spec.moe_layers if layer < case.layers)
-        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, moe_layers=moe, cache_groups=())
+        experts = dataclasses.replace(spec.experts, layers=moe) if moe else None
+        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, experts=experts, cache_groups=())
     config = EngineConfig(
         max_num_seqs=64,
         max_num_batched_tokens=512,
@@ -110,21 +112,22 @@ def wide_weights(ops: list[Op], weights: set[tuple[int, ...]]) -> list[str]:
     return [str(op) for op in ops if op.dtype == "f32" and tuple(sorted(op.shape)) in turned]
 
 
-def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> dict[str, Any]:
-    """What the step's program on one device contains; ops are named where they should not be there.
+def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict[str, Any]:
+    """What the program of a part of a step contains on one device; ops are named where they should not be there.
 
     least_weight: elements of the weights that must be neither copied nor widened.
     """
     started = time.process_time()
-    executable = parts_of(layout)[0][bucket].compile()
+    executable = programs_of(layout)[part].compile()
     compile_s = time.process_time() - started  # of all threads, whatever else the machine does
     text, memory = executable.as_text(), executable.memory_analysis()
     ops = ops_of(text)
+    num_tokens, num_rows = _sizes(part)
     pools = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
     large = {w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= least_weight}
-    activations = (bucket.num_tokens, layout.mesh.shape["dp"] * bucket.num_rows)  # of one shard, and gathered
+    activations = (num_tokens, layout.mesh.shape["dp"] * num_rows)  # of one shard, and gathered
     weights = {shape for shape in large if shape[0] not in activations}
-    of_logits = {layout.options.spec.vocab_size, bucket.num_tokens} if least_weight < 1 << 20 else set()
+    of_logits = {layout.options.spec.vocab_size, num_tokens} if least_weight < 1 << 20 else set()
     moves = ("copy", "transpose")
     found = {
         "pool_copies": [
@@ -137,12 +140,12 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
     }
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return {
-        "bucket": str(bucket),
+        "bucket": str(part),
         "compile_s": compile_s,
         "collectives": dict(count_collectives(text)[0]),
-        "unexpected_collectives": unexpected_collectives(text, meant_collectives(layout)),
+        "unexpected_collectives": unexpected_collectives(text, meant_collectives(layout, part)),
         "aliased_bytes": memory.alias_size_in_bytes,
-        "pool_bytes": layout.ledger.kv_bytes + sum(map(local_bytes, (layout.pools.slots, layout.pools.prompts))),
+        "pool_bytes": _donated_bytes(layout, part),
         "layer_pool_bytes": local_bytes(jax.tree.leaves(layout.pools.kv[0])[0]),
         "temp_bytes": memory.temp_size_in_bytes,
         "peak_bytes": peak - memory.alias_size_in_bytes,
@@ -152,12 +155,29 @@ def describe(layout: Layout, bucket: Bucket, *, least_weight: int = 1 << 20) -> 
     }
 
 
+def _sizes(part: Part) -> tuple[int, int]:
+    """Tokens and rows of a part."""
+    if isinstance(part, Bucket):
+        return part.num_tokens, part.num_rows
+    rows = part.num_rows if isinstance(part, RowBucket) else SCORE_TILE
+    return rows, rows
+
+
+def _donated_bytes(layout: Layout, part: Part) -> int:
+    """Bytes on one device of what a part writes in place."""
+    pools = layout.pools
+    if isinstance(part, Bucket):
+        return layout.ledger.kv_bytes + layout.ledger.states_bytes + local_bytes(pools.hidden)
+    return sum(map(local_bytes, (pools.slots, pools.prompts))) if isinstance(part, RowBucket) else 0
+
+
 def run(case: Case) -> list[dict[str, Any]]:
-    """The description of each bucket of a case."""
+    """The description of each bucket of a case, of what samples all rows, and beside mixed ones of prompt scores."""
     layout = lay_out_case(case)
     wanted = [b for b in layout.ladder.buckets if (b.num_tokens, b.decode_only) in case.buckets]
     assert len(wanted) == len(case.buckets), f"{case.buckets} are not all in {layout.ladder.buckets}"
-    return [describe(layout, bucket) for bucket in wanted]
+    score = ["score"] if any(not b.decode_only for b in wanted) else []
+    return [describe(layout, part) for part in (*wanted, layout.ladder.row_buckets[-1], *score)]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from pallas_kernels.paged_attention.cases import CASES
-from pallas_kernels.paged_attention.tpu_prefill_config import COMPILER_BYTES
+from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES
 from pallas_kernels.target import Target
 from tests.support import ROOT
 

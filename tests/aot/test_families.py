@@ -60,8 +60,8 @@ def describe(target: str, golden: str) -> list[dict]:
     return found["buckets"]
 
 
-def test_there_is_a_bucket_for_decodes_and_one_for_anything(buckets):
-    assert [bucket["bucket"].split()[0] for bucket in buckets] == ["decode", "mixed"]
+def test_there_is_a_bucket_for_decodes_and_one_for_anything_and_one_that_samples(buckets):
+    assert [bucket["bucket"].split()[0] for bucket in buckets] == ["decode", "mixed", "sample"]
 
 
 def test_pools_are_aliased_and_not_copied(buckets):

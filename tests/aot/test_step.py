@@ -1,4 +1,4 @@
-"""The whole step of published models, compiled for TPUs that are not here: what its program contains and what not."""
+"""The halves of a step of published models, compiled for TPUs that are not here: what they contain and what not."""
 
 from __future__ import annotations
 
@@ -71,14 +71,16 @@ def test_the_only_collectives_are_two_sums_a_layer_the_embedding_s_and_the_excha
     fields, buckets = program
     for bucket in buckets:
         assert not bucket["unexpected_collectives"], "\n".join((bucket["bucket"], *bucket["unexpected_collectives"]))
-        sums = 0 if fields["mesh"] == "tp=1" else 2 * LAYERS + 1
+        is_forward = bucket["bucket"].startswith(("decode", "mixed"))
+        sums = 2 * LAYERS + 1 if is_forward and fields["mesh"] != "tp=1" else 0
         assert bucket["collectives"].get("all-reduce", 0) == sums, bucket["bucket"]
 
 
 def test_every_pool_is_aliased_and_none_is_copied_and_the_ledger_knows_their_bytes(program):
     """Slots and prompts, which are small, may be padded."""
     for bucket in program[1]:
-        assert 1 <= bucket["aliased_bytes"] / bucket["pool_bytes"] < 1.01, bucket["bucket"]
+        aliased, donated = bucket["aliased_bytes"], bucket["pool_bytes"]
+        assert donated <= aliased <= 1.01 * donated + (1 << 20), bucket["bucket"]
         assert bucket["pool_copies"] == [], bucket["bucket"]
         assert bucket["temp_bytes"] < bucket["layer_pool_bytes"], bucket["bucket"]
 
@@ -101,7 +103,7 @@ def test_a_step_fits_the_memory_of_its_device(program):
 )
 def test_a_decode_step_of_full_depth_fits_its_slice(model, topology, mesh):
     """Minutes of compiling: run by hand."""
-    (bucket,) = describe({"model": model, "topology": topology, "mesh": mesh, "buckets": (DECODE,)})
-    print(json.dumps(bucket))
-    assert bucket["peak_bytes"] < bucket["memory_bytes"]
-    assert bucket["pool_copies"] == [] and bucket["weight_copies"] == []
+    for bucket in describe({"model": model, "topology": topology, "mesh": mesh, "buckets": (DECODE,)}):
+        print(json.dumps(bucket))
+        assert bucket["peak_bytes"] < bucket["memory_bytes"]
+        assert bucket["pool_copies"] == [] and bucket["weight_copies"] == []

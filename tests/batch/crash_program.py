@@ -29,8 +29,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ferrum_jax.batch.job import JobOptions, run_batch
-from ferrum_jax.batch.leases import LeaseLost
+from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
+from ferrum_jax.batch.journal.leases import LeaseLost
 from tests.batch.fake_llm import FakeLLM
 
 NUM_ROWS = 40
@@ -86,7 +86,7 @@ class Arena:
             model="fake",
             console=Console(file=io.StringIO()),
             options=JobOptions(flush_s=0.002, partials_s=0.002, poll_s=0.005, expiry_s=self.expiry_s),
-            now=lambda: now,
+            settings=JobSettings(now=lambda: now),
         )
 
     def wait(self, pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import random
 from array import array
@@ -10,20 +11,35 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, SamplingParams
+
+IDENTITY = ModelIdentity(
+    weights="00",
+    tokenizer=None,
+    chat_template=None,
+    end_tokens=(),
+    vectors="{}",
+    dtype="float32",
+    kv_dtype="float32",
+    max_model_len=100,
+    invariant=True,
+    environment={"mesh": "tp=1", "jaxlib": "1"},
+)
 
 
 class FakeLLM:
     """Holds up to `width` requests, each of which gets a token a step; prompts longer than `limit` are refused.
 
     Tokens are a function of row, choice and position, so what goes on after some tokens ends as what never stopped.
-    rows: of the job. on_step: called with this before each step.
+    start: of the job. on_step: called with this before each step.
     """
 
     def __init__(
         self,
-        rows: object = None,
+        start: object = None,
         *,
+        identity: ModelIdentity = IDENTITY,
         order: int = 0,
         width: int = 4,
         limit: int = 1000,
@@ -33,6 +49,8 @@ class FakeLLM:
         self.num_pulled = self.num_answered = self.num_resumed = self.most_ahead = self.num_steps = 0
         self.running: list[_Running] = []
         self.is_closed = False
+        self.identity = identity
+        self.now: datetime.datetime | None = None
 
     def as_completed(
         self,
@@ -40,8 +58,9 @@ class FakeLLM:
         *,
         resume: Callable[[Hashable], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
+        now: datetime.datetime | None = None,
     ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]:
-        source, self.running = iter(requests), []
+        source, self.running, self.now = iter(requests), [], now
         try:
             while True:
                 yield from self._fill(source, resume)

@@ -1,6 +1,7 @@
 """Kills a job of the demo model, starts it again, and compares its output with that of one that nobody killed.
 
     python -m tests.batch.kill_demo --kills 100
+    python -m tests.batch.kill_demo --kills 10 --wide             36 rows in steps of up to 512 tokens
     python -m tests.batch.kill_demo --kills 100 --no-invariant    on the devices that jax finds: how many rows differ
 
 Drawn tokens, two choices, log-probabilities, shared prefixes, and a pool so small that rows are preempted. Half of the
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import ROOT
@@ -27,28 +29,33 @@ from tests.support import ROOT
 _PREFIX = '"""Stacks and queues."""\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n'
 _MOST_EXIT_S = 20  # after a signal
 _NAMES = ("push", "pop", "peek", "clear", "extend", "is_empty", "size", "reverse", "copy", "index")
+_WIDE_NAMES = tuple(f"{name}_{part}" for name in _NAMES[:9] for part in ("first", "last", "all", "many"))
 _FLAGS = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "256", "--num-blocks", "24"]
+_WIDE_FLAGS = ["--max-num-seqs", "36", "--max-num-batched-tokens", "512", "--max-model-len", "256"]
 
 
-def _write_rows(path: Path, tokens: int) -> None:
+def _write_rows(path: Path, names: Sequence[str], tokens: int, *, is_wide: bool) -> None:
+    heads = [f"# {name}\n" if is_wide else "" for name in names]  # a prefix that is shared is computed once
     rows = [
-        {"custom_id": name, "prompt": f"{_PREFIX}    def {name}(self", "max_tokens": tokens + 5 * (index % 3)}
+        {"custom_id": name, "prompt": f"{head}{_PREFIX}    def {name}(self", "max_tokens": tokens + 5 * (index % 3)}
         | {"temperature": 0.8, "n": 2, "logprobs": 2}
-        for index, name in enumerate(_NAMES)
+        for index, (name, head) in enumerate(zip(names, heads, strict=True))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 class DemoJob:
-    """A job of the demo model in a folder."""
+    """A job of the demo model in a folder. is_wide: of so many rows that steps are larger than the smallest bucket."""
 
-    def __init__(self, folder: Path, tokens: int, *, is_invariant: bool = True) -> None:
+    def __init__(self, folder: Path, tokens: int, *, is_invariant: bool = True, is_wide: bool = False) -> None:
         self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
-        _write_rows(self.input, tokens)
+        self.names = _WIDE_NAMES if is_wide else _NAMES
+        _write_rows(self.input, self.names, tokens, is_wide=is_wide)
         self._num_runs = self.num_saved = 0  # runs that ended for a notice and saved prefixes
         self._segments: dict[str, bytes] = {}
         self._environment = {**os.environ, "JAX_PLATFORMS": "cpu"} if is_invariant else {**os.environ}
-        self._command = [sys.executable, "-m", "ferrum_jax", "batch", "--model", "checkpoints/demo", *_FLAGS]
+        self._command = [sys.executable, "-m", "ferrum_jax", "batch", "--model", "checkpoints/demo"]
+        self._command += _WIDE_FLAGS if is_wide else _FLAGS
         self._command += ["--invariant" if is_invariant else "--no-invariant"]
         self._command += ["--compilation-cache-dir", str(folder / "cache")]
         self._command += ["--input", str(self.input), "--output", str(self.output)]
@@ -87,26 +94,26 @@ class DemoJob:
         self._segments = {}
 
 
-def kill(folder: Path, kills: int, seed: int, *, is_invariant: bool = True) -> dict[str, float]:
+def kill(folder: Path, kills: int, seed: int, *, is_invariant: bool = True, is_wide: bool = False) -> dict[str, float]:
     """How many kills of each kind there were, and how many rows of ended jobs, and differ from an uninterrupted one's.
 
     is_invariant: bits are promised. Raises AssertionError if a row has not one line, if what was written has changed,
     and if a row differs where bits are promised.
     """
-    job, rng = DemoJob(folder, tokens=24, is_invariant=is_invariant), random.Random(seed)
+    job, rng = DemoJob(folder, tokens=24, is_invariant=is_invariant, is_wide=is_wide), random.Random(seed)
     assert job.run() == 0
     started = time.monotonic()
     job.forget()
     assert job.run() == 0
     duration_s = time.monotonic() - started
     expected = _without_start(job.output.read_bytes())
-    assert [line["custom_id"] for line in expected] == list(_NAMES)
+    assert [line["custom_id"] for line in expected] == list(job.names)
     counts = dict.fromkeys(("killed", "terminated", "jobs", "rows", "rows_that_differ", "of_other_text"), 0)
     job.forget()
 
     def compare() -> None:
         found = _without_start(job.output.read_bytes())
-        assert [line["custom_id"] for line in found] == list(_NAMES)
+        assert [line["custom_id"] for line in found] == list(job.names)
         counts["jobs"] += 1
         counts["rows"] += len(found)
         counts["rows_that_differ"] += sum(a != b for a, b in zip(found, expected, strict=True))
@@ -143,9 +150,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-invariant", action="store_true", help="without equal bits: tell how many rows differ")
+    parser.add_argument("--wide", action="store_true", help="36 rows in steps of up to 512 tokens")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(kill(Path(folder), args.kills, args.seed, is_invariant=not args.no_invariant)))
+        found = kill(Path(folder), args.kills, args.seed, is_invariant=not args.no_invariant, is_wide=args.wide)
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import ray
 from rich.console import Console
 
-from ferrum_jax.batch.job import run_batch
+from ferrum_jax.batch.job import JobSettings, run_batch
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.batch.ray import run_batch_on_ray
 from tests.batch.fake_llm import FakeLLM
@@ -70,7 +70,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "in.jsonl")
-        job = {"model": "fake", "console": Console(file=io.StringIO()), "now": lambda: 1000.0}
+        job = {"model": "fake", "console": Console(file=io.StringIO())}
+        job["settings"] = JobSettings(now=lambda: 1000.0)
         assert run_batch(functools.partial(make, burn), folder / "in.jsonl", folder / "expected.jsonl", **job) == 1
         notice = Notice()
 

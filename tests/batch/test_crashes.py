@@ -50,6 +50,13 @@ def test_a_job_of_the_demo_model_that_is_killed(tmp_path, kills):
     assert 0 < found["saved_prefixes"] <= found["terminated"]
 
 
+@pytest.mark.slow
+def test_a_job_in_steps_of_hundreds_of_tokens_that_is_killed(tmp_path):
+    """Prompts of 36 rows share a step of 512 tokens; alone, what goes on after a kill has one of 64."""
+    found = kill(tmp_path, 10, seed=1, is_wide=True)
+    assert found["killed"] + found["terminated"] == 10 and found["rows_that_differ"] == 0
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_without_equal_bits_each_row_has_one_line_and_nothing_that_was_written_changes(tmp_path):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import errno
+import html
 import io
 import itertools
 import json
@@ -10,14 +11,13 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from rich.console import Console
 
-from ferrum_jax.batch.display import Display, Tally
 from ferrum_jax.batch.job import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -25,13 +25,15 @@ from ferrum_jax.batch.job import (
     EXIT_ROWS_FAILED,
     EXIT_TOO_MANY_ERRORS,
     JobOptions,
+    JobSettings,
+    JobStart,
     run_batch,
 )
-from ferrum_jax.batch.leases import LeaseLost
+from ferrum_jax.batch.journal.leases import LeaseLost
+from ferrum_jax.batch.journal.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.batch.page import page
-from ferrum_jax.batch.rows import Rows
-from ferrum_jax.batch.store import LocalStore, UrlStore, open_store, split
+from ferrum_jax.batch.report.display import Display, Tally
+from ferrum_jax.batch.report.page import page
 from tests.batch.fake_llm import FakeLLM
 
 ROWS = [
@@ -42,7 +44,7 @@ ROWS = [
         "custom_id": "d",
         "method": "POST",
         "url": "/v1/completions",
-        "body": {"model": "m", "prompt": [1, 2, 3], "max_tokens": 2},
+        "body": {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2},
     },
     {"custom_id": "e", "prompt": "class A:", "max_tokens": 3},
 ]
@@ -72,16 +74,21 @@ class Job:
         model: str = "tiny",
         seed: int = 0,
         settings: dict | None = None,
+        defaults: dict | None = None,
         notice: Notice | None = None,
-        at_notice: Callable = lambda llm: None,
         store: Callable = lambda path: LocalStore(Path(path)),
         max_errors: int | None = None,
         partials_s: float = 60.0,
         page_path: str | None = None,
+        expiry_s: float = 5.0,
+        names: Sequence[str] = (),
+        new_run: bool = False,
+        strict_bits: bool = False,
+        llm: type[FakeLLM] = FakeLLM,
         **fake,
     ) -> int:
-        def make(rows: Rows) -> FakeLLM:
-            self.llms.append(FakeLLM(order=len(self.llms), **fake))
+        def make(start: JobStart) -> FakeLLM:
+            self.llms.append(llm(order=len(self.llms), **fake))
             return self.llms[-1]
 
         return run_batch(
@@ -89,15 +96,25 @@ class Job:
             self.input,
             self.output,
             model=model,
-            seed=seed,
-            settings=settings,
-            options=JobOptions(max_errors=max_errors, partials_s=partials_s, poll_s=0.01, expiry_s=5.0),
+            settings=JobSettings(
+                names=names,
+                seed=seed,
+                defaults=defaults or {},
+                others=settings or {},
+                now=lambda: next(self.clock),
+            ),
+            options=JobOptions(
+                max_errors=max_errors,
+                partials_s=partials_s,
+                poll_s=0.01,
+                expiry_s=expiry_s,
+                new_run=new_run,
+                strict_bits=strict_bits,
+                page_path=page_path,
+                open_store=store,
+            ),
             console=Console(file=self.shown, width=100),
             notice=notice,
-            at_notice=at_notice,
-            now=lambda: next(self.clock),
-            open_store=store,
-            page_path=page_path,
         )
 
     def run_to_step(self, step: int, **kwargs) -> int:
@@ -162,9 +179,10 @@ def test_bad_lines_become_error_lines_and_the_rest_runs(tmp_path):
         "invalid_request",
     ]
     assert [error["message"].split(":")[0] for error in errors] == [f"line {number}" for number in range(6, 11)]
-    named = [line["custom_id"] for line in job.lines() if line["custom_id"] is not None]
-    assert sorted(named) == ["a", "b", "c", "d", "e", "typo"]
-    assert job.by_id()["a"]["response"]["status_code"] == 200
+    assert [error["line"] for error in errors] == list(range(6, 11))
+    names = [line["custom_id"] for line in job.lines()]
+    assert names == ["a", "b", "c", "d", "e", "a", "line-7", "line-8", "line-9", "typo"]
+    assert job.lines()[0]["response"]["status_code"] == 200
 
 
 def test_of_three_rows_with_one_custom_id_the_first_is_answered(tmp_path):
@@ -172,9 +190,39 @@ def test_of_three_rows_with_one_custom_id_the_first_is_answered(tmp_path):
     assert job.run() == EXIT_ROWS_FAILED
     messages = [line["error"]["message"] for line in job.lines() if line["error"]]
     assert len(messages) == 2 and all("already that of line" in message for message in messages)
-    assert job.by_id()["a"]["error"] is None
+    assert [line["custom_id"] for line in job.lines()] == ["a"] * 3 and job.lines()[0]["error"] is None
     before = job.output.read_bytes()
     assert job.run() == EXIT_ROWS_FAILED and job.output.read_bytes() == before
+
+
+ASKING = [{"custom_id": name, "prompt": "x", "model": name} for name in ("tiny", "gpt", "gpt2", "Org/Tiny")]
+
+
+def test_a_row_that_asks_for_another_model_is_not_answered_by_this_one(tmp_path):
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in [*ASKING, ROWS[0]]))
+    assert job.run(names=["Org/Tiny"]) == EXIT_ROWS_FAILED
+    found = job.by_id()
+    assert [name for name, line in found.items() if line["error"] is None] == ["tiny", "Org/Tiny", "a"]
+    error = found["gpt"]["error"]
+    assert (error["code"], error["line"]) == ("model_not_found", 2)
+    assert "model is 'gpt', and this job runs 'tiny'" in error["message"] and "'Org/Tiny'" in error["message"]
+    assert {line["response"]["body"]["model"] for line in found.values() if line["response"]} == {"tiny"}
+
+
+def test_rows_that_all_ask_for_others_end_the_job_before_the_model_loads_and_nothing_is_written(tmp_path):
+    job = Job(
+        tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in [*ASKING[1:3], ASKING[1] | {"custom_id": "c"}])
+    )
+    with pytest.raises(ValueError, match=r"every row asks for another.*'gpt' \(2 rows\).*this one is 'tiny'.*--served"):
+        job.run()
+    assert job.llms == [] and [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_job_that_goes_on_knows_the_names_that_it_was_begun_with_and_learns_others(tmp_path):
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in ASKING))
+    assert job.run_to_step(3, names=["gpt"]) == EXIT_PREEMPTED
+    assert job.run(names=["gpt2", "Org/Tiny"]) == EXIT_OK
+    assert all(line["error"] is None for line in job.lines())
 
 
 def test_a_row_that_the_engine_refuses_fails_alone(tmp_path):
@@ -220,6 +268,38 @@ def test_interrupted_at_any_step_the_job_goes_on_from_its_tokens_to_the_same_byt
     assert sum(llm.num_resumed for llm in job.llms) > num_steps
 
 
+SEVERAL = [
+    {"custom_id": "p", "prompt": ["def f():", "class A:", "x = "], "max_tokens": 5, "n": 2, "logprobs": 0},
+    {"custom_id": "q", "prompt": [[1, 2, 3], [4]], "max_tokens": 3},
+    {"custom_id": "r", "prompt": ["a", "much too long for it", "b"], "max_tokens": 2},
+    {"custom_id": "s", "input": ["abc", "de"]},
+    *ROWS[:2],
+]
+
+
+def test_rows_of_several_prompts_are_answered_whole_and_go_on_from_the_tokens_of_each(tmp_path):
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in SEVERAL))
+    assert job.run(limit=15) == EXIT_ROWS_FAILED
+    expected, num_steps, found = job.output.read_bytes(), job.llms[-1].num_steps, job.by_id()
+    choices = found["p"]["response"]["body"]["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6)) and len({c["text"] for c in choices}) == 6
+    assert len(found["q"]["response"]["body"]["choices"]) == 2 and len(found["s"]["response"]["body"]["data"]) == 2
+    assert found["r"]["error"]["message"] == "the prompt has 20 tokens, more than 15"
+    for step in range(1, num_steps):
+        job.forget()
+        for width in (2, 1, 4, 3):
+            job.run_to_step(step, width=width, limit=15)
+        assert job.run(limit=15) == EXIT_ROWS_FAILED
+        assert job.output.read_bytes() == expected
+    assert sum(llm.num_resumed for llm in job.llms) > num_steps
+    job.forget()
+    num_starts = 1
+    while job.run_to_step(1, width=3, limit=15) == EXIT_PREEMPTED:
+        num_starts += 1
+        assert num_starts < 100, "no start advances"
+    assert job.output.read_bytes() == expected
+
+
 def test_interrupted_again_and_again_the_job_advances_at_every_start(tmp_path):
     job = Job(tmp_path)
     expected = job.whole()
@@ -253,7 +333,7 @@ def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(tmp_path, number,
         if llm.num_steps == 2:
             os.kill(os.getpid(), number)
 
-    assert job.run(on_step=on_step, at_notice=saved.append) == code
+    assert job.run(on_step=on_step, notice=Notice(saved.append)) == code
     assert saved == [job.llms[-1]] and job.llms[-1].is_closed and job.llms[-1].num_steps == 2
     assert "the same command goes on" in job.shown.getvalue() and signal.Signals(number).name in job.shown.getvalue()
     assert job.run() == EXIT_OK and job.llms[-1].num_resumed > 0
@@ -264,7 +344,7 @@ def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(tmp_path, number,
 def test_a_signal_while_the_model_loads_ends_the_job_at_once(tmp_path):
     job = Job(tmp_path)
 
-    def loading(rows: Rows) -> FakeLLM:
+    def loading(start: JobStart) -> FakeLLM:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal was not heeded")
 
@@ -346,7 +426,7 @@ def test_an_engine_that_crashes_whatever_it_runs_ends_the_job_and_no_row_pays_fo
 def test_ctrl_c_while_the_model_loads_exits_130(tmp_path):
     job = Job(tmp_path)
 
-    def interrupted(rows: Rows) -> FakeLLM:
+    def interrupted(start: JobStart) -> FakeLLM:
         raise KeyboardInterrupt
 
     console = Console(file=io.StringIO())
@@ -382,6 +462,21 @@ def test_a_job_does_not_go_on_with_other_settings(tmp_path, other):
         job.run(**other)
 
 
+def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
+    job = Job(tmp_path)
+    plain = job.whole()
+    job.run_to_step(2, defaults={"max_tokens": 3, "n": 2})
+    record = json.loads((tmp_path / "out.jsonl.journal" / "job.json").read_text())
+    assert record["settings"]["defaults"] == {"max_tokens": 3, "n": 2}
+    for other in ({}, {"defaults": {"max_tokens": 3}}):
+        with pytest.raises(ValueError, match="was begun with other settings"):
+            job.run(**other)
+    assert job.run(defaults={"max_tokens": 3, "n": 2}) == EXIT_OK
+    lengths = {name: line["response"]["body"]["usage"]["completion_tokens"] for name, line in job.by_id().items()}
+    assert lengths["c"] == 3 + 2 and lengths["d"] == 2 + 1 and lengths["a"] == 4 + 3  # its own where it has one
+    assert job.output.read_bytes() != plain
+
+
 def test_another_seed_draws_other_tokens_and_a_rows_own_seed_does_not_care(tmp_path):
     own = json.dumps({"custom_id": "own", "prompt": "x", "seed": 7}).encode() + b"\n"
     job = Job(tmp_path, GOOD_INPUT + own)
@@ -404,7 +499,7 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     read_only.mkdir()
     with pytest.raises(ValueError, match="is not a file"):
         run_batch(FakeLLM, job.input, read_only, model="tiny", console=Console(quiet=True))
-    with pytest.raises(ValueError, match="missing, where the output belongs, is no folder"):
+    with pytest.raises(ValueError, match="missing, where the output belongs, is not a folder"):
         run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
     with pytest.raises(OSError, match="No such file"):
         run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))
@@ -432,9 +527,9 @@ def test_a_store_that_makes_a_file_twice_is_refused_before_the_model_loads(tmp_p
             super().pipe_file(path, value, **kwargs)
 
     job, console = Job(tmp_path), Console(quiet=True)
-    target, stores = f"memory://{tmp_path}/out.jsonl", {"open_store": lambda path: UrlStore(Overwriting(), path)}
+    target, stores = f"memory://{tmp_path}/out.jsonl", JobOptions(open_store=lambda path: UrlStore(Overwriting(), path))
     with pytest.raises(ValueError, match=r"memory://.*out.jsonl is on a store that has no conditional writes"):
-        run_batch(pytest.fail, job.input, target, model="tiny", console=console, **stores)
+        run_batch(pytest.fail, job.input, target, model="tiny", console=console, options=stores)
 
 
 def test_an_output_that_was_lost_is_merged_again_without_the_model(tmp_path):
@@ -507,8 +602,8 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
         job.clock = itertools.count(1_000)
         assert job.run() == EXIT_OK and job.output.read_bytes() == expected
         job.forget()
-    places = {"job.json", "workers", "leases", "segments", "runs", "merged.json", "out.jsonl.report.json"}
-    assert failed == places
+    places = {"job.json", "model.json", "environments", "workers", "leases", "segments", "runs", "merged.json"}
+    assert failed == places | {"out.jsonl.report.json"}
 
 
 def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(tmp_path):
@@ -521,6 +616,34 @@ def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_
     with pytest.raises(OSError, match="of the input changed while the job ran; start the job again"):
         job.run(on_step=on_step, width=1)
     job.input.write_bytes(GOOD_INPUT)
+    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+
+
+def test_a_second_interrupt_while_the_journal_is_written_ends_the_job_with_130_and_loses_nothing(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+    num_signals = 0
+
+    def interrupt() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        signal.raise_signal(signal.SIGINT)
+
+    class Interrupted(LocalStore):
+        def create(self, name, content, *, lasts=True):
+            if name.startswith("segments/") and num_signals == 1:
+                interrupt()
+            return super().create(name, content, lasts=lasts)
+
+    def on_step(llm: FakeLLM) -> None:
+        if llm.num_steps == 3:
+            interrupt()
+
+    assert job.run(store=lambda path: Interrupted(Path(path)), on_step=on_step) == EXIT_INTERRUPTED
+    assert num_signals == 2
+    kept = b"".join(path.read_bytes() for path in Path(f"{job.output}.journal/segments").iterdir())
+    assert b" ok " in kept and b" partial " in kept
+    job.clock = itertools.count(1_000)
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
@@ -546,6 +669,20 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
 
 
+def test_at_80_columns_the_bar_shows_rows_both_times_and_all_rates():
+    shown = io.StringIO()
+    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**8)
+    tally.pool_use, tally.padding_waste = 1.0, 0.125
+    with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
+        display._shown_s -= 1e3
+        display.update()
+    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "").splitlines()
+    bar = next(line for line in lines if "rows" in line)
+    assert "999999/1000000" in bar and re.search(r"\d:\d\d:\d\d gone, (-:--:--|\d:\d\d:\d\d) left$", bar.rstrip())
+    text = " ".join(lines)
+    assert "tok/s in" in text and "out, 0% reused, pool 100%, padding 12%" in text and "\u2026" not in text
+
+
 def test_a_log_gets_a_line_for_each_look_however_long_it_is():
     shown = io.StringIO()
     tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**9)
@@ -562,7 +699,8 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     job.run_to_step(3)
     assert job.run() == EXIT_ROWS_FAILED
     report = json.loads(Path(f"{job.output}.report.json").read_bytes())
-    assert report["rows"] == {"all": 6, "ok": 5, "failed": 1} and report["created"] == 1_000
+    assert report["rows"] == {"all": 6, "ok": 5, "failed": 1, "invalid": 1, "unrecorded": 0}
+    assert report["created"] == 1_000
     assert sorted(run["ended"] for run in report["runs"]) == ["all done", "the test"]
     usages = [line["response"]["body"]["usage"] for line in job.lines() if line["response"]]
     assert report["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
@@ -578,11 +716,64 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
     assert "http" not in shown and f"Batch job {job.output}" in shown and 'content="width=device-width' in shown
     hits = shown.split("Prompt tokens from the prefix cache")[1].split("</figure>")[0]
-    assert ",110.2" in hits and ">100</text>" in hits  # 44.4 % of the scale
+    assert ",119.8" in hits and ">100</text>" in hits  # 44.4 % of the scale
     assert len(shown) < 40_000
     for run in report["runs"]:  # rows are durable, and so counted, at every fourth sample
         run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25] for t in range(100)]
     assert ">100</text>" in page({**report, "runs": report["runs"][:1]}).split("Tokens a row")[1]
+
+
+def test_rows_of_all_runs_and_of_none_add_up_however_the_job_was_stopped_and_whoever_shared_it(tmp_path):
+    job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
+    job.run_to_step(3)
+    job.run(limit=5)  # rows fail here, too
+    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    rows, (first, second) = report["rows"], report["runs"]
+    assert rows["all"] == rows["ok"] + rows["failed"] == 6 and rows["failed"] > rows["invalid"] == 1
+    assert 0 < first["rows"] < 5 and first["rows"] + second["rows"] == 5 and rows["unrecorded"] == 0
+    for run, last in ((run, run["samples"]["values"][-1]) for run in report["runs"]):
+        assert last[1] <= run["rows"]
+    Path(f"{job.output}.journal/runs/{first['worker']}.json").unlink()  # as if it had been killed
+    job.run()
+    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    assert report["rows"] == {**rows, "unrecorded": first["rows"]}
+    shown = page(report)
+    assert f"<td>killed, no record</td><td></td><td></td><td>{first['rows']}</td>" in shown
+    assert "<td>all</td><td></td><td></td><td>6</td>" in shown
+
+
+def test_the_page_names_model_settings_and_errors_and_what_users_wrote_is_text_on_it(tmp_path):
+    evil = "<script>alert('x')</script>&\"'"
+    mine = [row for row in ROWS if "body" not in row]  # the others name their model
+    rows = [*mine, {"custom_id": evil, "prompt": "much too long", "max_tokens": 30}]
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows) + BAD_LINES[1])
+    job.output = tmp_path / "<b>out.jsonl"
+    job.run_to_step(2, model=evil)
+    stopped = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    assert "stopped: the test; " in page(stopped) and stopped["errors"] == []
+    assert job.run(model=evil, limit=8) == EXIT_ROWS_FAILED
+    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    assert [error["code"] for error in report["errors"]] == ["invalid_json", "invalid_request"]
+    report["identity"]["odd <i>"] = {"nested": "<u>"}
+    report["environments"] = [{"mesh": "<mesh>"}, {"mesh": "tp=2"}]
+    report["identity"]["long"] = "<u>" + "flag " * 50
+    report["differing_bits"] = ["mesh '<mesh>' and 'tp=2'"]
+    shown = page(report)
+    assert html.escape(evil) in shown and "complete, 2 rows failed" in shown
+    assert "the prompt has 13 tokens, more than 8" in shown and "line 6: " in shown
+    for text in ("<script", "<b>o", "<i>", "<u>", "<mesh>"):
+        assert text not in shown, text
+    assert "Environment 2" in shown and "Bits may differ" in shown
+    assert html.escape(report["identity"]["long"]) + "</details>" in shown  # folded and whole
+
+
+def test_the_page_says_how_many_errors_it_does_not_show_and_plots_nothing_of_a_job_that_did_not_run(tmp_path):
+    job = Job(tmp_path, BAD_LINES[1] * 30)
+    assert job.run() == EXIT_ROWS_FAILED
+    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    shown = page(report)
+    assert len(report["errors"]) == 20 and "10 more; each has its line in the output of the complete job." in shown
+    assert "<svg" not in shown and "too short for plots" in shown
 
 
 def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted(tmp_path):

@@ -15,20 +15,35 @@ from tests.support import ROOT
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """Google's says FALSE until the machine is taken back; Amazon's has nothing there until then."""
+    """Google's says FALSE until the machine is taken back; Amazon's has nothing there until then, and wants a token."""
 
     is_taken = False
-    asked: "list[tuple[str, str | None]]"
+    takes_tokens = wants_token = True
+    flavor: str | None = "Google"
+    page: bytes | None = None  # what it says instead, to everyone
+    asked: "list[tuple[str, str | None, str | None]]"
+
+    def do_PUT(self):
+        life = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        Metadata.asked.append((self.path, life, None))
+        self._answer(200 if life and Metadata.takes_tokens else 405, b"secret")
 
     def do_GET(self):
-        self.asked.append((self.path, self.headers.get("Metadata-Flavor")))
-        if self.path == "/gce":
-            self._answer(200, b"TRUE" if Metadata.is_taken else b"FALSE")
+        token = self.headers.get("X-aws-ec2-metadata-token")
+        Metadata.asked.append((self.path, self.headers.get("Metadata-Flavor"), token))
+        if Metadata.page is not None:
+            self._answer(200, Metadata.page)
+        elif self.path == "/computeMetadata/v1/instance/preempted":
+            self._answer(200, b"TRUE" if Metadata.is_taken else b"FALSE", flavor=Metadata.flavor)
+        elif Metadata.wants_token and token != "secret":
+            self._answer(401, b"Unauthorized")
         else:
-            self._answer(200 if Metadata.is_taken else 404, b'{"action": "terminate"}')
+            self._answer(200 if Metadata.is_taken else 404, b'{"action": "terminate", "time": "2026-01-01T00:00:00Z"}')
 
-    def _answer(self, code: int, content: bytes) -> None:
+    def _answer(self, code: int, content: bytes, *, flavor: str | None = None) -> None:
         self.send_response(code)
+        if flavor is not None:
+            self.send_header("Metadata-Flavor", flavor)
         self.end_headers()
         self.wfile.write(content)
 
@@ -38,39 +53,86 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    Metadata.is_taken, Metadata.asked = False, []
+    """A metadata server for both clouds; its URL."""
+    for name, value in {"is_taken": False, "takes_tokens": True, "wants_token": True}.items():
+        monkeypatch.setattr(Metadata, name, value)
+    monkeypatch.setattr(Metadata, "asked", [], raising=False)
     with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(module, "ENDPOINTS", {c: (f"{url}/{c}", h) for c, (_, h) in module.ENDPOINTS.items()})
+        monkeypatch.setattr(module, "ENDPOINTS", dict.fromkeys(module.ENDPOINTS, url))
         monkeypatch.setattr(module, "_POLL_S", 0.01)
-        yield
+        yield url
         server.shutdown()
         thread.join()
 
 
-@pytest.mark.parametrize(("cloud", "flavor"), [("gce", "Google"), ("aws", None)])
-def test_the_clouds_notice_is_given_when_the_machine_is_taken_back(server, cloud, flavor):
+GOOGLE = ("/computeMetadata/v1/instance/preempted", "Google", None)
+AMAZON = "/latest/meta-data/spot/instance-action"
+TOKEN = ("/latest/api/token", "60", None)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "asked"), [("gce", {GOOGLE}), ("aws", {TOKEN, (AMAZON, None, "secret")})], ids=["gce", "aws"]
+)
+def test_the_clouds_notice_is_given_when_the_machine_is_taken_back(server, cloud, asked):
     notice = Notice()
     with notice_of_cloud(notice, cloud):
-        while len(Metadata.asked) < 3:
+        while len(Metadata.asked) < 5:
             assert not notice.wait(0.01)
         Metadata.is_taken = True
         assert notice.wait(20.0)
     assert (notice.reason, notice.exit_code) == (f"preemption notice of {cloud}", EXIT_PREEMPTED)
-    assert set(Metadata.asked) == {(f"/{cloud}", flavor)}
+    assert set(Metadata.asked) == asked
+
+
+def test_a_server_that_gives_no_tokens_is_asked_without_one(server, monkeypatch):
+    monkeypatch.setattr(Metadata, "takes_tokens", False)
+    monkeypatch.setattr(Metadata, "wants_token", False)
+    monkeypatch.setattr(Metadata, "is_taken", True)
+    notice = Notice()
+    with notice_of_cloud(notice, "aws"):
+        assert notice.wait(20.0)
+
+
+@pytest.mark.parametrize("cloud", ["gce", "aws"])
+def test_no_proxy_is_asked_for_the_notice(server, monkeypatch, cloud):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody is
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr(Metadata, "is_taken", True)
+    notice = Notice()
+    with notice_of_cloud(notice, cloud):
+        assert notice.wait(20.0)
+
+
+@pytest.mark.parametrize("cloud", ["gce", "aws"])
+@pytest.mark.parametrize("page", [b"<html>Log in to the network</html>", b"TRUE", b"[]", b"\xff"])
+def test_a_page_of_somebody_else_is_no_notice(server, monkeypatch, cloud, page):
+    monkeypatch.setattr(Metadata, "page", page)
+    notice = Notice()
+    with notice_of_cloud(notice, cloud):
+        while len(Metadata.asked) < 5:
+            assert not notice.wait(0.01)
+
+
+def test_a_server_that_does_not_speak_http_is_asked_again(server, monkeypatch):
+    monkeypatch.setattr(Metadata, "do_GET", lambda self: self.wfile.write(b"hello\n"))
+    notice = Notice()
+    with notice_of_cloud(notice, "gce"):
+        assert not notice.wait(0.1)
+        assert any(thread.name == "preemption notice" for thread in threading.enumerate())
 
 
 def test_a_server_that_is_not_there_gives_no_notice(monkeypatch):
-    monkeypatch.setattr(module, "ENDPOINTS", {"gce": ("http://127.0.0.1:9/", {})})
+    monkeypatch.setattr(module, "ENDPOINTS", {"gce": "http://127.0.0.1:9"})
     notice = Notice()
     with notice_of_cloud(notice, "gce"):
         assert not notice.wait(0.1)
 
 
 def test_an_unknown_cloud_is_refused_and_none_asks_nobody():
-    with pytest.raises(ValueError, match="no preemption notice is known of 'moon'; known are aws, gce"):
+    with pytest.raises(ValueError, match="no preemption notice is known for 'moon'; known are aws, gce"):
         notice_of_cloud(Notice(), "moon").__enter__()
     before = threading.active_count()
     with notice_of_cloud(Notice(), None):
@@ -107,10 +169,10 @@ def on_step(llm):
     time.sleep(0.01)
 
 def main():
-    notice = Notice()
+    notice = Notice(lambda llm: print("saved"))
     with exit_in_time(notice, 0.5 if what == "stuck" else 17):
         return run_batch(lambda rows: FakeLLM(on_step=on_step), folder + "/in.jsonl", folder + "/out.jsonl",
-            model="fake", notice=notice, at_notice=lambda llm: print("saved"), console=Console(file=io.StringIO()))
+            model="fake", notice=notice, console=Console(file=io.StringIO()))
 
 @atexit.register
 def block():

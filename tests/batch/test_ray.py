@@ -1,12 +1,14 @@
 """A job on a Ray cluster has the bytes of one without Ray."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from ferrum_jax.batch.ray import run_batch_on_ray
+from ferrum_jax.paths import install_command
 from tests.support import ROOT
 
 
@@ -21,5 +23,5 @@ def test_stopped_with_an_actor_killed_and_an_engine_crashed_a_job_has_the_bytes_
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"a job on Ray needs Ray Data .*; pip install 'ferrum-jax\[ray\]'"):
+    with pytest.raises(ValueError, match=f"a job on Ray needs Ray Data .*; {re.escape(install_command('ray'))}"):
         run_batch_on_ray(lambda: None, tmp_path / "in", tmp_path / "out", num_actors=2, model="m")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.runtime.runner import Runner
 from tests.support import INVARIANT, small_llm
@@ -25,6 +25,7 @@ def write_rows(path: Path) -> None:
     ]
     rows[3]["prompt_token_ids"][-1] = POISON
     rows.append({"custom_id": "vector", "input": [7, 8, 9]})
+    rows.append({"custom_id": "several", "prompt": [[7, 8, 9], [9, 8]], "max_tokens": 5, "n": 2, "echo": True})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -36,7 +37,7 @@ def run(folder: Path, notice: Notice | None = None) -> int:
         model="tiny",
         console=Console(file=io.StringIO()),
         notice=notice,
-        now=lambda: 1000.0,
+        settings=JobSettings(now=lambda: 1000.0),
     )
 
 

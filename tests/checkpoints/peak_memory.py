@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoints import Rule, open_checkpoint
+from checkpoints import Rule, TensorSlice, open_checkpoint
+from checkpoints.formats import mxfp4
 
 
 def anonymous_bytes() -> int:
@@ -38,10 +39,18 @@ class Peak(threading.Thread):
 
 def main(folder: str, num_layers: int, dtype: str, num_rows: int) -> None:
     layers = tuple(range(num_layers))
-    rules = (Rule(source="model.layers.{i}.weight", target="layers.{i}.weight", layers=layers),)
+    packed = mxfp4.FORM.leaves((num_rows, 1024)) if dtype == "mxfp4" else {}
+    source = "model.layers.{i}.experts.w" if packed else "model.layers.{i}.weight"
+    part = TensorSlice(transposed=True) if packed else None
+    rules = (Rule(source=source, target="layers.{i}.weight", layers=layers, part=part),)
     devices = np.array(jax.devices())
     rows = NamedSharding(Mesh(devices, ("tp",)), PartitionSpec("tp")) if len(devices) > 1 else None
-    targets = {f"layers.{i}.weight": jax.ShapeDtypeStruct((num_rows, 1024), dtype, sharding=rows) for i in layers}
+    leaves = {f".{leaf}": own for leaf, own in packed.items()} or {"": ((num_rows, 1024), dtype)}
+    targets = {
+        f"layers.{i}.weight{leaf}": jax.ShapeDtypeStruct(*own, sharding=rows)
+        for i in layers
+        for leaf, own in leaves.items()
+    }
     checkpoint = open_checkpoint(folder)
     jnp.zeros(()).block_until_ready()
     peak = Peak()
@@ -50,8 +59,8 @@ def main(folder: str, num_layers: int, dtype: str, num_rows: int) -> None:
     peak.stop.set()
     peak.join()
     loaded = sum(array.nbytes for array in params.values())
-    # A checksum over all rows, so that the caller sees that the weights are the right ones.
-    total = float(sum(np.asarray(array[:, 0], np.float64).sum() for array in params.values()))
+    # A checksum over all rows, so that the caller sees that the weights are the right ones; of bytes over all of them.
+    total = float(sum(np.asarray(array if packed else array[:, 0], np.float64).sum() for array in params.values()))
     shards = [shard for array in params.values() for shard in array.addressable_shards]
     on_devices = [sum(shard.data.nbytes for shard in shards if shard.device == device) for device in devices]
     found = {"loaded_bytes": loaded, "peak_bytes": peak.highest - peak.base, "device_bytes": on_devices}

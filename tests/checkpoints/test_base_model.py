@@ -11,14 +11,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoints import open_checkpoint
-from checkpoints.huggingface import map_tensors, match_tensors
-from checkpoints.mxfp4 import join
+from checkpoints.formats import join, scheme_of
+from checkpoints.huggingface import map_tensors, sources_of
 from checkpoints.rules import BASE, HEAD
 from ferrum_jax import LLM
 from ferrum_jax.__main__ import main
+from ferrum_jax.forms import weight_of
 from ferrum_jax.models import registry
+from tests.checkpoints.conversion.test_back import assert_same
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_single
-from tests.checkpoints.test_back import assert_same
 from tests.support import GOLDENS, INVARIANT, small_llm
 
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
@@ -60,8 +61,10 @@ def test_tensors_without_the_prefix_are_those_with_it_and_a_folder_has_all_of_it
 def test_the_base_model_of_every_decoder_family_fits_its_rules(golden):
     config = json.loads((GOLDENS / golden / "config.json").read_text())
     weights = registry.weights_of(config, has_head=lambda: False)
-    plan = match_tensors(join(alone(map_tensors(GOLDENS / golden))), **weights._asdict())
-    assert set(plan) == set(weights.targets) and "head.weight" not in plan
+    plan = sources_of(
+        join(alone(map_tensors(GOLDENS / golden)), scheme_of(config)), **weights._asdict(), has_scheme=True
+    )
+    assert set(plan) == {weight_of(name) for name in weights.targets} and "head.weight" not in plan
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ import pytest
 import safetensors.numpy
 
 from checkpoints import Rule, convert
-from tests.oracles import mxfp4
 
 BUFFER_BYTES = 4 << 20
 
@@ -84,14 +83,14 @@ def test_a_load_without_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_
 def test_a_load_of_mxfp4_weights_peaks_under_the_models_size_plus_ten_percent(tmp_path):
     folder, total, random = tmp_path / "hf", 0.0, np.random.default_rng(0)
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "mxfp4"}}')
     made = {}
-    for i in range(60):
+    for i in range(180):
         blocks, scales = (random.integers(120, 134, shape, np.uint8) for shape in ((1024, 32, 16), (1024, 32)))
-        made |= {f"model.layers.{i}.weight_blocks": blocks, f"model.layers.{i}.weight_scales": scales}
-        total += float(mxfp4.decode(blocks[:1], scales[:1]).sum())  # the first output: column 0 of [in, out]
+        made |= {f"model.layers.{i}.experts.w_blocks": blocks, f"model.layers.{i}.experts.w_scales": scales}
+        total += float(blocks.sum(dtype=np.int64) + scales.sum(dtype=np.int64))
     safetensors.numpy.save_file(made, folder / "model.safetensors")
-    check(folder, 60, "bfloat16", total)
+    check(folder, 180, "mxfp4", total)
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from checkpoints.folder import new_folder
 from checkpoints.prefixes import load_prefixes, save_prefixes
 
 IDENTITY = {"model": "ab12", "kv_dtype": "float32", "block_size": 16}
@@ -57,6 +59,19 @@ def test_a_foreign_folder_is_refused_with_all_that_differs(folder, change, messa
         load_prefixes(folder, IDENTITY | change)
 
 
+def test_invariant_mode_takes_only_what_it_saved_and_other_engines_take_both(folder, tmp_path):
+    save_prefixes(tmp_path / "invariant", IDENTITY | {"invariant": True}, arrays())
+    save_prefixes(tmp_path / "ordinary", IDENTITY | {"invariant": False}, arrays())
+    assert load_prefixes(tmp_path / "invariant", IDENTITY | {"invariant": True})
+    for saved in ("invariant", "ordinary"):
+        assert load_prefixes(tmp_path / saved, IDENTITY | {"invariant": False})
+    for saved in (tmp_path / "ordinary", folder):  # `folder` does not say
+        with pytest.raises(
+            ValueError, match=rf"{saved.name} holds .* without invariant mode.*`cache save --invariant`"
+        ):
+            load_prefixes(saved, IDENTITY | {"invariant": True})
+
+
 def test_a_folder_that_is_no_prefix_cache_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"prefixes\.json"):
         load_prefixes(tmp_path, IDENTITY)
@@ -90,3 +105,20 @@ def test_a_changed_description_is_found(copied):
 def test_a_folder_in_use_is_not_overwritten(folder):
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
         save_prefixes(folder, IDENTITY, arrays())
+
+
+def test_what_a_killed_process_left_is_cleared_away_and_hinders_nobody(tmp_path):
+    """In a container every process may have the same number."""
+    left = tmp_path / f".saved.{os.getpid()}.tmp"
+    (left / "arrays").mkdir(parents=True)
+    save_prefixes(tmp_path / "saved", IDENTITY, arrays())
+    assert load_prefixes(tmp_path / "saved", IDENTITY).keys() == arrays().keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_the_folder_of_a_process_that_still_writes_is_not_cleared_away(tmp_path):
+    with new_folder(tmp_path / "saved") as first:
+        with pytest.raises(OSError, match="the test"), new_folder(tmp_path / "saved"):
+            raise OSError("the test")
+        assert first.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from checkpoints.rules import Part, Rule, Source, expand, match
+from checkpoints.rules import Rule, StoredTensor, TensorSlice, expand, match
 
 RULES = (
     Rule(source="embed.weight", target="embedding.weight"),
@@ -24,10 +24,10 @@ TARGETS = {
     "layers.2.up": (2, 5, 3),
 }
 PLAN = {
-    "embedding.weight": (Source("embed.weight"),),
-    "layers.0.q.weight": (Source("layers.0.q.weight"),),
-    "layers.2.q.weight": (Source("layers.2.q.weight"),),
-    "layers.2.up": (Source("layers.2.experts.0.up"), Source("layers.2.experts.1.up")),
+    "embedding.weight": (StoredTensor("embed.weight"),),
+    "layers.0.q.weight": (StoredTensor("layers.0.q.weight"),),
+    "layers.2.q.weight": (StoredTensor("layers.2.q.weight"),),
+    "layers.2.up": (StoredTensor("layers.2.experts.0.up"), StoredTensor("layers.2.experts.1.up")),
 }
 
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_that_fits_is_matched():
 
 def test_a_stack_of_one_expert_keeps_its_leading_axis():
     rules = (Rule(source="e.{e}", target="e", experts=1),)
-    assert match(rules, (), {"e.0": (5, 3)}, {"e": (1, 5, 3)}) == {"e": (Source("e.0"),)}
+    assert match(rules, (), {"e.0": (5, 3)}, {"e": (1, 5, 3)}) == {"e": (StoredTensor("e.0"),)}
     with pytest.raises(ValueError, match=r"tensor e.0 is \[5, 3\], 1 of them stacked; parameter e wants \[5, 3\]"):
         match(rules, (), {"e.0": (5, 3)}, {"e": (5, 3)})
 
@@ -59,7 +59,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
     with pytest.raises(ValueError) as error:
         match(RULES, (), sources, targets)
     assert str(error.value).splitlines() == [
-        "the checkpoint does not fit the model, 6 mismatches (is config.json the one that belongs to these weights?):",
+        "the checkpoint does not fit the model, 6 mismatches (does config.json belong to these weights?):",
         "  parameter norm.weight has no weight rule",
         "  weight rule for layers.2.q.weight: the model has no such parameter",
         "  tensor embed.weight is missing: parameter embedding.weight needs it",
@@ -90,16 +90,16 @@ def test_placeholders_that_do_not_fit_layers_and_experts_are_refused(wrong):
         Rule(**wrong)
 
 
-def fused(up: Part, down: Part | None = None) -> tuple[Rule, ...]:
+def fused(up: TensorSlice, down: TensorSlice | None = None) -> tuple[Rule, ...]:
     """Gate and up are the even and odd columns of one tensor, down lies the other way round in another."""
     return (
-        Rule(source="gate_up", target="gate", part=Part(axis=2, step=2, transposed=True)),
+        Rule(source="gate_up", target="gate", part=TensorSlice(axis=2, step=2, transposed=True)),
         Rule(source="gate_up", target="up", part=up),
-        Rule(source="down", target="down", part=down or Part(transposed=True)),
+        Rule(source="down", target="down", part=down or TensorSlice(transposed=True)),
     )
 
 
-ODD = Part(axis=2, start=1, step=2, transposed=True)
+ODD = TensorSlice(axis=2, start=1, step=2, transposed=True)
 FUSED_SOURCES = {"gate_up": (4, 3, 10), "down": (4, 5, 3)}
 FUSED_TARGETS = {"gate": (4, 5, 3), "up": (4, 5, 3), "down": (4, 3, 5)}
 
@@ -117,11 +117,14 @@ def test_a_part_is_a_view_of_rows_and_may_be_transposed():
 @pytest.mark.parametrize(
     ("up", "message"),
     [
-        (Part(axis=2, step=2, transposed=True), r"more than once: \['gate_up\[:, :, ::2\].T'\]"),
-        (Part(axis=2, start=3, step=2, transposed=True), r"row 1 of axis 2 is taken by 0 parameters"),
-        (Part(axis=2, start=0, stop=5, transposed=True), r"row 0 of axis 2 is taken by 2 parameters"),
-        (Part(axis=2, start=1, step=2), r"gate_up is \[4, 3, 10\] and gate_up\[:, :, 1::2\] is taken; parameter up"),
-        (Part(axis=3), r"tensor gate_up is \[4, 3, 10\] and gate_up\[:, :, :, :\] is taken; parameter up"),
+        (TensorSlice(axis=2, step=2, transposed=True), r"more than once: \['gate_up\[:, :, ::2\].T'\]"),
+        (TensorSlice(axis=2, start=3, step=2, transposed=True), r"row 1 of axis 2 is taken by 0 parameters"),
+        (TensorSlice(axis=2, start=0, stop=5, transposed=True), r"row 0 of axis 2 is taken by 2 parameters"),
+        (
+            TensorSlice(axis=2, start=1, step=2),
+            r"gate_up is \[4, 3, 10\] and gate_up\[:, :, 1::2\] is taken; parameter up",
+        ),
+        (TensorSlice(axis=3), r"tensor gate_up is \[4, 3, 10\] and gate_up\[:, :, :, :\] is taken; parameter up"),
         (None, r"more than once: \['gate_up'\]"),
     ],
 )

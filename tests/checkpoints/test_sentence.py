@@ -57,7 +57,7 @@ def test_a_pooling_that_is_not_supported_is_refused(tmp_path, file, values, mess
     [
         ([("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")], "Dense.*supported are a Transformer"),
         ([("Transformer", "0_Transformer"), ("Pooling", "1_Pooling")], "0_Transformer.*in the folder itself"),
-        ([("Transformer", ""), ("Pooling", "../secret")], "paths outside the checkpoint"),
+        ([("Transformer", ""), ("Pooling", "../secret")], "outside its folder"),
     ],
 )
 def test_steps_that_are_not_supported_are_refused(tmp_path, modules, message):

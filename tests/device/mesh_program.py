@@ -20,11 +20,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, tpu
+from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.target import Target
-from tests.oracles import attention as oracle
-from tests.oracles.tolerance import TOLERANCE
+from pallas_kernels.tolerance import TOLERANCE
 
 SHARDS, SPLITS = 2, 2  # of "dp" and of "tp"
 _COMPILE_FAST = {
@@ -87,9 +88,9 @@ def _step(case: Case, q: Any, k: Any, v: Any, pool: KVPool, batch: RaggedBatch, 
     config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=128))
     schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
     assert isinstance(schedule, TpuSchedule)
-    options: dict[str, Any] = case.attention | {"sinks": sinks}
+    logits = Logits(**case.attention, sinks=sinks)
     interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-    return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
+    return tpu.paged_attention(q, k, v, pool, schedule, logits, interpret=interpret)
 
 
 def _excess(case: Case, seed: int, sinks: Any, out: np.ndarray) -> float:

@@ -6,7 +6,7 @@ python -m tests.distributed.crashing TOKEN ARGUMENTS...         the row whose pr
 import sys
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.engine import Engine
+from ferrum_jax.engine.engine import Engine
 
 
 def break_on(token: int) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.engine import Engine
+from ferrum_jax.engine.engine import Engine
 
 
 def kill_at(step: int, signal: signal.Signals) -> None:

@@ -6,8 +6,8 @@ python -m tests.distributed.late SECONDS ARGUMENTS...
 import sys
 import time
 
-from ferrum_jax import opening
 from ferrum_jax.__main__ import main
+from ferrum_jax.startup import open as opening
 
 
 def refuse_late(seconds: float) -> None:

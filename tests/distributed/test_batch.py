@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
+from tests.checkpoints.hub_server import Hub, serving
 from tests.distributed.folder import NUM_ROWS, write_model, write_rows
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED, GOLDENS, ROOT
 
 pytestmark = pytest.mark.slow
 KILLED_AT = 40  # of about 100 steps
@@ -115,6 +116,18 @@ def test_killed_and_started_again_two_processes_answer_as_one(folder, alone):
     tokens, logprobs = answers(folder, "killed.jsonl")
     assert tokens == alone[0]
     assert logprobs == pytest.approx(alone[1], abs=1e-5)
+
+
+def test_all_processes_load_the_commit_that_process_0_found_though_the_branch_moves(folder, alone, monkeypatch):
+    with serving(Hub("tiny/model")) as hub:
+        began, hub.moves_to = hub.push(folder / "model"), GOLDENS / "qwen3"
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(folder / "home"))
+        outcomes = run_two(folder, "hub.jsonl", "tp=8", flags=["--model", "tiny/model"])
+    assert [code for code, _ in outcomes] == [0, 0], outcomes
+    assert hub.branches["main"] != began
+    assert [path for _, path, _ in hub.asked if "/revision/" in path] == ["/api/models/tiny/model/revision/main"]
+    assert answers(folder, "hub.jsonl")[0] == alone[0]
 
 
 @pytest.mark.long

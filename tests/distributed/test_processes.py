@@ -11,9 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.following import plan_bytes
+from ferrum_jax.engine.lockstep import plan_bytes
 from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.runtime.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, _Broken, connect
+from ferrum_jax.processes.handshake import Channel
+from ferrum_jax.processes.messages import Broken
+from ferrum_jax.processes.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def pair(monkeypatch):
     said = []
     monkeypatch.setattr(Processes, "_exit", lambda self: said.append((self.index, *self._lost)))
     monkeypatch.setattr(Processes, "_leave", lambda self, code: said.append((self.index, code)))
-    near, far = Pipe()
+    near, far = channels()
     pair = Processes(0, [near]), Processes(1, [far])
     yield *pair, said
     for processes, connection in zip(pair, (near, far), strict=True):
@@ -30,6 +32,13 @@ def pair(monkeypatch):
         for thread in processes._threads:
             thread.join()
         connection.close()
+
+
+def channels():
+    """Both ends of a connection whose handshake is done."""
+    near, far = Pipe()
+    keys = b"to the follower", b"to the leader"
+    return Channel(near, sends=keys[0], receives=keys[1]), Channel(far, sends=keys[1], receives=keys[0])
 
 
 def hang_up(processes):
@@ -80,7 +89,7 @@ def test_the_others_end_with_the_exit_code_of_process_0(pair):
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_process_that_does_not_come_to_the_end_is_not_waited_for(pair, monkeypatch, code):
     """Process 0 leaves at once where something went wrong, and who is busy as soon as process 0 has gone."""
-    monkeypatch.setattr("ferrum_jax.runtime.processes._ORDERLY_S", 0.1)
+    monkeypatch.setattr("ferrum_jax.processes.processes._ORDERLY_S", 0.1)
     leader, other, said = pair
     leader.end(code)
     assert said == ([(0, 2)] if code else [])
@@ -144,10 +153,10 @@ def test_an_engine_that_breaks_in_all_processes_may_be_renewed_once_and_its_step
 @pytest.mark.parametrize("others", ["nothing", 6])
 def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, monkeypatch, others):
     """The other has no error, or had one in a step before."""
-    monkeypatch.setattr("ferrum_jax.runtime.processes._ORDERLY_S", 0.1)
+    monkeypatch.setattr("ferrum_jax.processes.processes._ORDERLY_S", 0.1)
     leader, other, _ = pair
     if others != "nothing":
-        other.send(_Broken(others))
+        other.send(Broken(others))
     with pytest.raises(ProcessLost):
         leader.break_together(7, "a step failed: why")
     assert leader._lost == ("a step failed: why", EXIT_LOST)
@@ -155,10 +164,10 @@ def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, mo
 
 def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeypatch):
     """Of the two that process 0 has, one is stopped."""
-    monkeypatch.setattr("ferrum_jax.runtime.processes.SILENCE_S", 0.5)
+    monkeypatch.setattr("ferrum_jax.processes.processes.SILENCE_S", 0.5)
     monkeypatch.setattr(Processes, "_exit", lambda self: None)
     monkeypatch.setattr(Processes, "_leave", lambda self, code: None)
-    pipes = [Pipe(), Pipe()]
+    pipes = [channels(), channels()]
     waits = Processes(1, [pipes[0][1]])
     leader = Processes(0, [near for near, _ in pipes])
     with pytest.raises(ProcessLost):
@@ -205,7 +214,8 @@ def test_processes_that_do_not_come_end_the_program_as_one_to_be_started_again(m
 
 def test_every_integer_of_a_plan_is_in_its_bytes():
     row = np.arange(2, dtype=np.int32)
-    named = dict.fromkeys(("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots"), row)
+    fields = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots", "mask_ids")
+    named = dict.fromkeys(fields, row)
     shard = ShardPlan(**named, block_tables=(np.zeros((2, 3), np.int32),))
     plan = StepPlan(step=5, shards=(shard,), admitted=((0, 1, 2),))
     others = [dataclasses.replace(plan, step=6), dataclasses.replace(plan, admitted=((0, 1, 3),))]

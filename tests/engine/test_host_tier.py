@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine import Engine
-from ferrum_jax.loading import build_engine
-from ferrum_jax.prefix_cache import PrefixCache
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.saved_prefixes import PrefixCache
+from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
@@ -51,7 +51,7 @@ def answers(engine: Engine, prompts, params=GREEDY) -> list:
 
 @pytest.mark.parametrize(
     ("num_host_blocks", "overrides"),
-    [(60, {}), (5, {}), (60, {"max_num_batched_tokens": 5, "max_cached_prompts": 0})],
+    [(60, {}), (16, {}), (60, {"max_num_batched_tokens": 5, "max_cached_prompts": 0})],
     ids=["all fits", "host memory evicts", "small chunks, no prompts"],
 )
 def test_what_the_pool_evicted_comes_back_with_the_same_tokens(family, prompts, expected, num_host_blocks, overrides):
@@ -64,7 +64,7 @@ def test_what_the_pool_evicted_comes_back_with_the_same_tokens(family, prompts, 
         assert [choice.token_ids for choice in output.outputs] == [wanted, wanted]
     metrics = engine.scheduler.metrics()
     assert metrics.preemptions and metrics.host_hits and metrics.loaded_blocks and metrics.spilled_blocks
-    assert (metrics.host_evictions > 0) == (num_host_blocks == 5)
+    assert (metrics.host_evictions > 0) == (num_host_blocks == 16)
     assert metrics.host_bytes == metrics.host_entries * small_llm(family).ledger.host_block_bytes
 
 
@@ -121,7 +121,12 @@ def test_saved_prefixes_include_those_in_host_memory_and_loading_spills_what_it_
 
     def prefixes(engine: Engine) -> PrefixCache:
         return PrefixCache(
-            spec=llm.spec, fingerprint=llm.loaded.fingerprint, caches=engine.scheduler.caches, runner=engine.runner
+            spec=llm.spec,
+            fingerprint=llm.loaded.fingerprint,
+            invariant=False,
+            caches=engine.scheduler.caches,
+            runner=engine.runner,
+            copies=llm.loaded.copies,
         )
 
     assert prefixes(engine).save(tmp_path / "saved") == 4 * 5, "four full blocks and a tail of each"
@@ -146,16 +151,16 @@ def test_pinned_blocks_stay_on_the_device():
     engine = tiered(llm, 60)
     answers(engine, prompts[:1])
     engine.scheduler.pin(engine.prompt_keys(prompts[0]))
-    pinned = set(engine.scheduler.caches[0].pins.ids(0))
+    cache = engine.scheduler.caches[0]
+    pinned = set(cache.pins.ids(cache.pools[0]))
     for prompt in (*prompts[1:], prompts[0]):
         id = engine.add(prompt, GREEDY)
         while engine.has_unfinished:
             outputs = {output.request_id: output for output in engine.step()}
             engine.scheduler.check_invariants()
     assert outputs[id].num_cached_tokens == 40 and engine.scheduler.metrics().host_hits
-    assert engine.scheduler.caches[0].pins.ids(0) == pinned
-    tier = engine.scheduler.caches[0].tier
-    assert tier is not None and not any(tier.find(0, key) for key in engine.prompt_keys(prompts[0]))
+    assert cache.pins.ids(cache.pools[0]) == pinned
+    assert cache.tier is not None and not any(cache.tier.find(0, key) for key in engine.prompt_keys(prompts[0]))
 
 
 def test_int8_blocks_keep_their_scales():

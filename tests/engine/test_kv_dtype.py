@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.kv_error import measure_kv_error, prompt_logits
-from ferrum_jax.loading import build_engine
+from ferrum_jax.bench.kv_error import measure_kv_error, prompt_logits
+from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
@@ -45,7 +45,7 @@ def test_logits_are_those_over_rounded_keys_and_values_and_no_unowned_block_is_r
 def test_the_ledger_counts_values_and_scales():
     blocks = {kv_dtype: llm_of(kv_dtype).ledger.block_bytes for kv_dtype in ("auto", *QUANTISED)}
     elements = blocks["auto"] // 4
-    vectors = elements // llm_of("auto").spec.head_dim
+    vectors = elements // llm_of("auto").spec.attention.head_dim
     assert blocks == {"auto": 4 * elements, "int8": elements + 4 * vectors, "fp8_e4m3": elements}
     stats = llm_of("int8").stats()
     assert (stats["kv_dtype"], stats["kv_bytes"]) == ("int8", 81 * blocks["int8"])

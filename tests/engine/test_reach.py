@@ -6,7 +6,8 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.config import Reach
-from ferrum_jax.submission import Intake
+from ferrum_jax.engine.submission import Intake
+from ferrum_jax.request import NO_OPTIONS
 from tests.support import GOLDENS, SMALL, small_llm
 
 PROMPTS = [[5, 6, 7] * 9, list(range(40, 60))]
@@ -35,9 +36,14 @@ def test_a_part_of_the_ladder_gives_the_same_tokens():
 @pytest.mark.parametrize(("max_tokens", "most"), [(33, 41), (None, 100)])
 def test_a_request_longer_than_the_reach_is_refused(max_tokens, most):
     intake = Intake(
-        tokenizer=None, vocab_size=50, end_ids=frozenset(), max_model_len=100, max_request_tokens=40, seed=0
+        tokenizer=None,
+        vocab_size=50,
+        end_ids=frozenset(),
+        max_model_len=100,
+        max_request_tokens=40,
+        seed=0,
+        grammar=lambda _: None,
     )
-    how = {"prompt": None, "key": "", "priority": 0, "streams": False, "cache_salt": "", "media": (), "resume": ()}
-    intake.take([1] * 8, SamplingParams(max_tokens=32), **how)
+    intake.take([1] * 8, SamplingParams(max_tokens=32), NO_OPTIONS)
     with pytest.raises(ValueError, match=f"may have {most} tokens, and this engine's reach is requests of at most 40"):
-        intake.take([1] * 8, SamplingParams(max_tokens=max_tokens), **how)
+        intake.take([1] * 8, SamplingParams(max_tokens=max_tokens), NO_OPTIONS)

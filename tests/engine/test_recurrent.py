@@ -14,8 +14,8 @@ import pytest
 from ferrum_jax import SamplingParams
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.llm import LLM
-from ferrum_jax.loading import build_engine
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, unbind
+from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
 from tests.models import hybrid
 from tests.support import INVARIANT, SMALL, finish
@@ -109,7 +109,7 @@ def test_states_are_written_in_place_and_counted_in_the_ledger(llm):
     assert [state.shape for state in states] == [(num_states, hybrid.STATE_SIZE)]
     assert llm.ledger.states_bytes == llm.stats()["states_bytes"] == 2 * num_states * hybrid.STATE_SIZE * 4
     shape = f"f32\\[{num_states},{hybrid.STATE_SIZE}\\]"
-    for executable in (*llm.loaded.executables.steps.values(), llm.loaded.executables.copy_blocks):
+    for executable in (*llm.loaded.executables.forwards.values(), llm.loaded.executables.copy_blocks):
         assert re.findall(shape, executable.as_text()) and not re.findall(shape + r"\S* copy\(", executable.as_text())
 
 
@@ -132,3 +132,84 @@ def test_saved_prefixes_hold_snapshots_and_another_engine_resumes_from_them(llm,
     assert answers() == [len(prompt) for prompt in prompts]
     assert llm.stats()["computed_tokens"] == len(prompts) * (GREEDY.max_tokens - 1)
     assert llm.stats()["snapshots"] > len(prompts)
+
+
+SHORT = dataclasses.replace(GREEDY, max_tokens=4)
+
+
+def alone(llm, monkeypatch, **config):
+    """The LLM with a fresh engine of other sizes, for prompts that come one after another."""
+    engine = build_engine(llm.loaded, dataclasses.replace(llm.config, **config), None, fill=math.nan)
+    monkeypatch.setattr(llm.calls, "_engine", engine)
+    return lambda prompt, params=SHORT: llm.generate([prompt], params, progress=False)[0]
+
+
+def random_prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(6, 250, (count, length)).tolist()
+
+
+def test_a_pinned_prefix_keeps_its_state_whatever_runs(llm, monkeypatch):
+    ask = alone(llm, monkeypatch, max_state_snapshots=4)
+    ((prefix,), others) = random_prompts(1, 64, 1), random_prompts(12, 40, 2)
+    assert llm.cache_prefix(prefix, pin=True) == 64
+    for prompt in others:
+        ask(prompt)
+    assert ask([*prefix, 7, 8, 9]).num_cached_tokens == 64 and ask(prefix).num_cached_tokens == 64
+    llm.unpin_prefixes()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"enable_prefix_caching": False}, "enable_prefix_caching is False, so no prefix is kept; turn it on"),
+        ({"max_state_snapshots": 0}, "max_state_snapshots is 0, so no prefix of this recurrent model is kept"),
+    ],
+)
+def test_a_prefix_that_would_not_be_kept_is_refused_before_it_runs(llm, monkeypatch, tmp_path, config, message):
+    ask = alone(llm, monkeypatch)
+    prompt = random_prompts(1, 40, 3)[0]
+    ask(prompt)
+    llm.save_prefix_cache(tmp_path / "saved")
+    alone(llm, monkeypatch, **config)
+    for refused in (
+        lambda: llm.cache_prefix(prompt),
+        lambda: llm.cache_prefix(prompt, pin=True),
+        lambda: llm.load_prefix_cache(tmp_path / "saved", pin=True),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()
+    assert llm.stats()["steps"] == llm.stats()["entries"] == 0
+
+
+def test_a_loaded_prefix_that_is_pinned_keeps_its_states(llm, monkeypatch, tmp_path):
+    ask = alone(llm, monkeypatch)
+    prefix = random_prompts(1, 40, 4)[0]
+    llm.cache_prefix(prefix)
+    llm.save_prefix_cache(tmp_path / "saved", [prefix])
+    ask = alone(llm, monkeypatch, max_state_snapshots=4)
+    llm.load_prefix_cache(tmp_path / "saved", pin=True)
+    for prompt in random_prompts(12, 40, 5):
+        ask(prompt)
+    assert ask([*prefix[:32], 7, 8, 9]).num_cached_tokens == 32
+    llm.unpin_prefixes()
+
+
+def test_shared_prefixes_and_answers_are_hit_and_tokens_are_those_without_a_cache(llm, monkeypatch):
+    """Five prompts one by one, then five at once, then a chat; 48 tokens are common and 20 their own."""
+    (first, second), own = random_prompts(2, 48, 6), random_prompts(10, 20, 7)
+
+    def history(**config):
+        ask = alone(llm, monkeypatch, **config)
+        outputs = [ask([*first, *tail]) for tail in own[:5]]
+        outputs += llm.generate([[*second, *tail] for tail in own[5:]], SHORT, progress=False)
+        turn = ask([*own[0], *own[1]], GREEDY)
+        outputs += [turn, ask([*own[0], *own[1], *turn.token_ids, *own[2]])]
+        return outputs
+
+    cached, plain = history(), history(enable_prefix_caching=False)
+    assert [output.token_ids for output in cached] == [output.token_ids for output in plain]
+    hits = [output.num_cached_tokens for output in cached]
+    by_the_second = 48 if llm.config.max_num_batched_tokens == 16 else 0  # a chunk of 16 ends where the prompts part
+    assert hits[:5] == [0, by_the_second, 48, 48, 48] and hits[5:10] == [0, 48, 48, 48, 48]
+    assert hits[11] == (40 + GREEDY.max_tokens - 1) // 16 * 16
+    assert not any(output.num_cached_tokens for output in plain)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import datetime
 import gc
 import itertools
 import json
 import math
+import re
 from collections import deque
 
 import jax
@@ -15,8 +17,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.loading import build_engine
+from ferrum_jax.request import RequestOptions
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, SMALL, finish, run, small_llm
 
 VOCABULARY = 310
@@ -91,6 +94,26 @@ def test_a_request_larger_than_the_whole_pool_is_refused_at_once(llm, n):
     finish(engine)
 
 
+class Clocked:
+    """Prompts of which each is told a time of day."""
+
+    def __init__(self):
+        self.told: list = []
+
+    def token_ids(self, content, now=None):
+        self.told.append(now)
+        return PROMPT
+
+
+def test_all_chats_of_a_call_see_one_time_of_day_and_those_of_a_job_its_own(llm, monkeypatch):
+    prompts, chat = Clocked(), [{"role": "user", "content": "what day?"}]
+    monkeypatch.setattr(llm, "_opened", dataclasses.replace(llm._opened, prompts=prompts))
+    llm.generate([chat] * 3, GREEDY)
+    assert len(prompts.told) == 3 and len(set(prompts.told)) == 1 and prompts.told[0] is not None
+    day = datetime.datetime(2024, 7, 26)
+    assert len(list(llm.as_completed([(0, chat, GREEDY)], now=day))) == 1 and prompts.told[-1] == day
+
+
 def test_stop_strings_without_a_tokenizer_are_refused(llm):
     engine = build_engine(llm.loaded, llm.config, None)
     with pytest.raises(ValueError, match=r"there is no tokenizer; use stop_token_ids"):
@@ -117,6 +140,16 @@ def test_truncation_keeps_the_last_tokens_of_a_prompt_that_is_too_long(llm):
     (output,) = llm.generate([long], params, progress=False)
     assert output.prompt_token_ids == tuple(long[-20:])
     assert output.token_ids == llm.generate([long[-20:]], GREEDY, progress=False)[0].token_ids
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(8, 248), (None, 255)])
+def test_a_truncation_of_minus_one_keeps_what_leaves_room_for_the_output(llm, max_tokens, kept):
+    long = prompt(300)
+    params = dataclasses.replace(GREEDY, truncate_prompt_tokens=-1, max_tokens=max_tokens)
+    (output,) = llm.generate([long], params, progress=False)
+    assert output.prompt_token_ids == tuple(long[-kept:])
+    assert len(output.token_ids) == 256 - kept
+    assert llm.generate([PROMPT], params, progress=False)[0].prompt_token_ids == tuple(PROMPT)
 
 
 def test_numpy_token_ids_are_token_ids(llm):
@@ -255,7 +288,7 @@ def test_an_aborted_request_gives_nothing_and_the_others_go_on(engine):
 
 
 def test_requests_start_by_priority_and_then_by_arrival(engine):
-    ids = [engine.add([20 + i], GREEDY, priority=p) for i, p in enumerate((1, 0, 1, 1, 0, -1))]
+    ids = [engine.add([20 + i], GREEDY, RequestOptions(priority=p)) for i, p in enumerate((1, 0, 1, 1, 0, -1))]
     order = []
     while engine.has_unfinished:
         order += [output.request_id for output in engine.step()]
@@ -302,6 +335,44 @@ def test_chat_is_generate_on_the_rendered_template(llm):
     assert output.token_ids == llm.generate([ids], GREEDY, progress=False)[0].token_ids
     both = llm.chat([conversation, conversation[:1]], GREEDY, progress=False)
     assert [o.token_ids for o in both] == [output.token_ids] * 2
+
+
+def test_a_chat_goes_on_in_its_last_message_if_it_is_asked_to(llm):
+    conversation = [{"role": "user", "content": "def logits"}, {"role": "assistant", "content": "return x"}]
+    (output,) = llm.chat(conversation, GREEDY, continue_final_message=True, progress=False)
+    text = "<|im_start|>user\ndef logits<|im_end|>\n<|im_start|>assistant\nreturn x"
+    assert output.prompt_token_ids == tuple(llm.tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"use_tqmd": False}, "LLM.chat has no argument use_tqmd (did you mean use_tqdm?); it has messages, sampling_"),
+        ({"enable_thinking": False}, "what the chat template reads goes into chat_template_kwargs"),
+        ({"max_tokens": 5}, "LLM.chat has no argument max_tokens"),
+        ({"progress": True, "use_tqdm": False}, "progress is True and use_tqdm, its name in vLLM, is False"),
+        ({"chat_template_kwargs": {"colour": 1}}, "the chat template reads no colour"),
+    ],
+)
+def test_a_misspelt_argument_of_a_chat_is_no_variable_of_its_template(llm, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY, **arguments)
+
+
+def test_arguments_that_are_not_there_are_refused_with_those_that_are(llm):
+    with pytest.raises(
+        TypeError, match=r"LLM.generate has no argument prioritys \(did you mean priority\?\); it has prom"
+    ):
+        llm.generate("x", GREEDY, prioritys=[1])
+    with pytest.raises(TypeError, match=r"LLM.embed has no argument normalise \(did you mean normalize\?\)"):
+        llm.embed("x", normalise=True)
+
+
+def test_vllms_name_for_the_bar_is_taken(llm, capsys):
+    (output,) = llm.generate("def logits", GREEDY, use_tqdm=False)
+    assert llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False)[0].finished
+    assert llm.generate("def logits", GREEDY, use_tqdm=True)[0].token_ids == output.token_ids
+    assert "completions" in capsys.readouterr().err
 
 
 # -- draws -------------------------------------------------------------------------------------------------
@@ -373,6 +444,7 @@ def test_an_end_token_ends_a_request_unless_it_is_ignored(llm):
     params = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={END: 100.0})
     (ended,) = run(llm, [PROMPT], params)
     assert (ended.token_ids, ended.finish_reason, ended.text) == ((END,), "stop", "")
+    assert ended.outputs[0].stop_reason is None
     (ignored,) = run(llm, [PROMPT], dataclasses.replace(params, ignore_eos=True))
     assert (ignored.token_ids, ignored.finish_reason) == ((END,) * 5, "length")
 
@@ -386,6 +458,69 @@ def test_min_tokens_keeps_end_tokens_back(llm):
 def test_without_max_tokens_a_request_runs_to_max_model_len(llm):
     (output,) = run(llm, [prompt(240)], dataclasses.replace(GREEDY, max_tokens=None))
     assert (len(output.token_ids), output.finish_reason) == (16, "length")
+
+
+def test_a_token_with_a_bias_of_minus_infinity_is_never_drawn(llm):
+    first = run(llm, [PROMPT], GREEDY)[0].token_ids[0]
+    allowed = {5, 6, first}
+    only = {token: -math.inf for token in range(VOCABULARY) if token not in allowed}
+    some = dict(list(only.items())[:300])
+    drawn = dataclasses.replace(DRAWN, temperature=1e3, max_tokens=60)
+    for params in (
+        dataclasses.replace(GREEDY, max_tokens=60),
+        drawn,
+        dataclasses.replace(drawn, top_k=305, top_p=0.99),
+    ):
+        (output,) = run(llm, [PROMPT], dataclasses.replace(params, logit_bias=some))
+        assert not set(output.token_ids) & set(some)
+    (output,) = run(llm, [PROMPT], dataclasses.replace(GREEDY, logit_bias={first: -math.inf}, repetition_penalty=1.3))
+    assert first not in output.token_ids
+
+
+def test_a_bias_that_forbids_every_token_is_refused(llm):
+    engine = build_engine(dataclasses.replace(llm.loaded, end_ids=frozenset(range(300, 310))), llm.config, None)
+    params = SamplingParams(logit_bias=dict.fromkeys(range(300), -math.inf), min_tokens=1)
+    with pytest.raises(ValueError, match="logit_bias forbids all 310 tokens"):
+        engine.add(PROMPT, params)
+    engine.add(PROMPT, dataclasses.replace(params, min_tokens=0))
+    assert finish(engine)
+
+
+def test_without_detokenizing_there_are_tokens_and_no_text(llm):
+    params = dataclasses.replace(GREEDY, logprobs=1, prompt_logprobs=1)
+    (plain,) = llm.generate([PROMPT], params, progress=False)
+    bare_params = dataclasses.replace(params, detokenize=False)
+    (bare,) = llm.generate([PROMPT], bare_params, progress=False)
+    assert plain.text and (bare.text, bare.token_ids) == ("", plain.token_ids)
+    found = (*bare.outputs[0].logprobs, *bare.prompt_logprobs[1:])
+    assert {logprob.decoded_token for entry in found for logprob in entry.values()} == {None}
+    assert [output.text for output in llm.stream(PROMPT, bare_params)][-1] == ""
+
+
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
+def test_an_echo_begins_the_text_with_the_prompts(llm, stop):
+    params = dataclasses.replace(GREEDY, stop=stop)
+    echo = dataclasses.replace(params, echo=True)
+    plain, from_ids = llm.generate(["def f(x):", PROMPT], params, progress=False)
+    echoed, ids_echoed = llm.generate(["def f(x):", PROMPT], echo, progress=False)
+    assert echoed.text == "def f(x):" + plain.text
+    assert ids_echoed.text == llm.tokenizer.decode(PROMPT) + from_ids.text
+    assert [output.text for output in llm.stream("def f(x):", echo)][-1] == echoed.text
+    (cut,) = llm.generate(["def f(x):"], dataclasses.replace(echo, truncate_prompt_tokens=2), progress=False)
+    assert cut.text.startswith(llm.tokenizer.decode(cut.prompt_token_ids)) and len(cut.prompt_token_ids) == 2
+    with pytest.raises(ValueError, match="echo is True, and there is no tokenizer"):
+        build_engine(llm.loaded, llm.config, None).add(PROMPT, dataclasses.replace(GREEDY, echo=True))
+
+
+def test_choices_that_had_all_ended_are_given_again_when_resumed(llm, engine):
+    params = dataclasses.replace(DRAWN, n=2, logprobs=1, echo=True)
+    (whole,) = run(llm, [PROMPT], params)
+    again = engine.add(PROMPT, params, RequestOptions(key="0", resume=whole.outputs))
+    aborted = engine.add(PROMPT, params, RequestOptions(key="0", resume=whole.outputs))
+    engine.abort(aborted)
+    found = finish(engine)
+    assert list(found) == [again]
+    assert found[again].outputs == whole.outputs and found[again].prompt_token_ids == whole.prompt_token_ids
 
 
 def test_a_bias_forces_a_token(llm):
@@ -506,7 +641,7 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
         "steps": 6 + 4,
         "computed_tokens": 43 + 3,
         "padded_tokens": 3 * 16 + 3 + 1 + 3,
-        "executables": 7,
+        "executables": 12,
         "kv_bytes": 81 * block_bytes,
         "num_blocks": 80,
         "group_blocks": [80],

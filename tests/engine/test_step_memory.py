@@ -8,7 +8,8 @@ import re
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.runtime.runner import InFlight
+from ferrum_jax.runtime.buckets import Bucket, RowBucket
+from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.sampling import RESULT_WORDS
 from tests.support import SMALL, small_llm
 
@@ -18,31 +19,47 @@ def loaded():
     return small_llm("qwen3").loaded
 
 
-def _all_pools(loaded):
+def _donated(loaded):
+    """What each half of a step writes in place."""
     pools = loaded.layout.pools
-    return (*pools.flat_kv(), pools.slots, pools.prompts)
+    return {Bucket: (*pools.flat_kv(), pools.hidden), RowBucket: (pools.slots, pools.prompts)}
 
 
-def test_every_pool_is_aliased_in_every_bucket(loaded):
-    pools = _all_pools(loaded)
-    pool_bytes = sum(math.prod(p.shape) * p.dtype.itemsize for p in pools)
-    assert len(loaded.executables.steps) == len(loaded.layout.ladder.buckets)
-    for bucket, executable in loaded.executables.steps.items():
+def _halves(loaded):
+    return [*loaded.executables.forwards.items(), *loaded.executables.samples.items()]
+
+
+def test_there_is_one_forward_for_each_bucket_and_one_sample_for_each_row_bucket(loaded):
+    ladder = loaded.layout.ladder
+    assert tuple(loaded.executables.forwards) == ladder.buckets
+    assert [bucket.num_rows for bucket in loaded.executables.samples] == [1, 2, 4]
+
+
+def test_what_a_half_donates_is_aliased_in_every_bucket(loaded):
+    for bucket, executable in _halves(loaded):
+        donated = _donated(loaded)[type(bucket)]
         header = executable.as_text().split("\n", 1)[0]
-        assert header.count("may-alias") + header.count("must-alias") == len(pools), str(bucket)
-        assert executable.memory_analysis().alias_size_in_bytes == pool_bytes, str(bucket)
+        assert header.count("may-alias") + header.count("must-alias") == len(donated), str(bucket)
+        num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in donated)
+        assert executable.memory_analysis().alias_size_in_bytes == num_bytes, str(bucket)
 
 
 def test_no_step_copies_a_pool(loaded):
     """Under no shape: what has as many elements as a pool or more is a pool, the rest of a step is small."""
-    pools = _all_pools(loaded)
-    least = min(math.prod(pool.shape) for pool in pools)
-    for bucket, executable in loaded.executables.steps.items():
+    pools = loaded.layout.pools
+    arrays = {Bucket: pools.flat_kv(), RowBucket: (pools.slots, pools.prompts)}
+    for bucket, executable in _halves(loaded):
+        least = min(math.prod(array.shape) for array in arrays[type(bucket)])
         copies = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", executable.as_text())
         assert copies, "the pattern finds no copy at all"
         sizes = {shape: math.prod(map(int, shape.split(","))) for shape in copies if shape}
-        biggest = bucket.num_tokens * loaded.layout.options.spec.vocab_size  # logits of the prompt
-        assert {s for s, n in sizes.items() if n >= least and n != biggest} == set(), str(bucket)
+        assert {shape for shape, size in sizes.items() if size >= least} == set(), str(bucket)
+
+
+def test_logits_are_in_what_samples_alone(loaded):
+    vocabulary = loaded.layout.options.spec.vocab_size
+    for bucket, executable in _halves(loaded):
+        assert bool(re.search(rf"f32\[\d+,{vocabulary}\]", executable.as_text())) == isinstance(bucket, RowBucket)
 
 
 def test_a_slot_is_written_in_place(loaded):
@@ -63,19 +80,19 @@ def test_blocks_are_copied_in_place(loaded):
 
 def test_temporaries_of_a_step_are_smaller_than_one_pool(loaded):
     pool_bytes = math.prod(loaded.layout.pools.flat_kv()[0].shape) * loaded.layout.dtype.itemsize
-    for bucket, executable in loaded.executables.steps.items():
+    for bucket, executable in _halves(loaded):
         assert executable.memory_analysis().temp_size_in_bytes < pool_bytes, str(bucket)
 
 
 def test_a_step_gives_the_host_one_array_of_a_few_words_a_row(loaded, monkeypatch):
-    """Prompt log-probabilities are the other result; without a request for them they stay where they are."""
+    """Prompt log-probabilities are the other result; without a request for them none are computed."""
 
-    def refuse(step):
-        raise AssertionError(f"step {step.plan.step} transfers prompt log-probabilities")
+    def refuse(*_, **__):
+        raise AssertionError("prompt log-probabilities are computed")
 
     fetched = []
     rows = InFlight.rows
-    monkeypatch.setattr(InFlight, "prompt", refuse)
+    monkeypatch.setattr(Runner, "score", refuse)
     monkeypatch.setattr(InFlight, "rows", lambda step: fetched.append(rows(step)) or fetched[-1])
     params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=2)
     small_llm("qwen3").generate([[7] * 20, [9]], params, progress=False)

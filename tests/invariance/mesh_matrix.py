@@ -17,8 +17,8 @@ import numpy as np
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.llm import LLM
-from ferrum_jax.loading import build_engine
 from ferrum_jax.plan import StepPlan
+from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, INVARIANT, finish, run
 
 PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=20)

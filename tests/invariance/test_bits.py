@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.loading import build_engine
-from tests.support import FAMILIES, INVARIANT, finish, run, small_llm
+from ferrum_jax.request import RequestOptions
+from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.startup.build_engine import build_engine
+from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 LENGTHS = (1, 17, 70, 33, 5)
 FAST = ("qwen3", "qwen3_moe")
+ALL_BUCKETS = ("gemma3", "gpt_oss", "qwen3_moe", "qwen3_next")  # of the others only by hand: a minute or two each
+GENERATING = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
+MANY_ROWS = dataclasses.replace(INVARIANT, max_num_seqs=64, num_blocks=512)
 
 
 @pytest.fixture(scope="module", params=[f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
@@ -43,6 +48,18 @@ def bits(output) -> list[dict[int, float]]:
 def test_companions_and_buckets_do_not_change_a_bit(family, prompts, expected):
     outputs = run(small_llm(family, INVARIANT), prompts, PARAMS)
     assert [bits(o) for o in outputs] == expected
+
+
+def test_a_prompt_s_log_probabilities_have_the_bits_of_tokens_that_were_drawn(family, prompts, expected):
+    """Sample and score are two executables with one tile of rows."""
+    llm = small_llm(family, INVARIANT)
+    whole = [[*prompt, *(next(iter(row)) for row in found)] for prompt, found in zip(prompts, expected, strict=True)]
+    outputs = run(llm, whole, dataclasses.replace(PARAMS, max_tokens=1, prompt_logprobs=20))
+    for prompt, output, found in zip(prompts, outputs, expected, strict=True):
+        scored = [
+            {token: entry.logprob for token, entry in row.items()} for row in output.prompt_logprobs[len(prompt) :]
+        ]
+        assert scored == found
 
 
 @pytest.mark.parametrize("budget", [5, 64])
@@ -78,6 +95,53 @@ def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, e
         half = first.add(p, PARAMS)
         for _ in range(2 + index):
             first.step()
-        again = second.add(p, PARAMS, resume=first.peek(half).outputs)
+        again = second.add(p, PARAMS, RequestOptions(resume=first.peek(half).outputs))
         outputs.append(finish(second)[again])
     assert [bits(o) for o in outputs] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("qwen3_moe", 128),
+        *(
+            pytest.param(name, 2048, marks=[pytest.mark.slow, *([] if name in ALL_BUCKETS else [pytest.mark.long])])
+            for name in GENERATING
+        ),
+    ],
+)
+def test_no_bucket_of_the_ladder_changes_a_bit(name, most, monkeypatch):
+    """40 prompts with log-probabilities of all their tokens, in steps of 64 tokens, 128, and so on to the default."""
+    llm = small_llm(name, dataclasses.replace(MANY_ROWS, max_num_batched_tokens=most))
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(6, llm.spec.vocab_size, n).tolist() for n in rng.integers(20, 100, 40)]
+    assert sum(map(len, prompts)) >= most
+    params = dataclasses.replace(PARAMS, max_tokens=3, prompt_logprobs=1)
+    used = _record_buckets(monkeypatch)
+    sizes = [bucket.num_tokens for bucket in llm.loaded.layout.ladder.buckets]
+    expected: list = []
+    for size in sizes:
+        outputs = run(llm, prompts, params, max_num_batched_tokens=size)
+        assert size in used
+        found = [(prompt_bits(output), bits(output)) for output in outputs]
+        expected = expected or found
+        assert sum(a != b for a, b in zip(found, expected, strict=True)) == 0, f"rows differ in steps of {size} tokens"
+    assert (sizes[0], sizes[-1]) == (64, most)
+
+
+def prompt_bits(output) -> list[dict[int, float] | None]:
+    """The same of the prompt's tokens; None for the first."""
+    return [row and {token: entry.logprob for token, entry in row.items()} for row in output.prompt_logprobs]
+
+
+def _record_buckets(monkeypatch) -> set[int]:
+    """Tokens of the buckets in which steps run from now on."""
+    used, bucket_of = set(), Ladder.bucket_of
+
+    def record(ladder, plan):
+        bucket = bucket_of(ladder, plan)
+        used.add(bucket.num_tokens)
+        return bucket
+
+    monkeypatch.setattr(Ladder, "bucket_of", record)
+    return used

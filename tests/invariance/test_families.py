@@ -9,16 +9,21 @@ import math
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.loading import build_engine
+from ferrum_jax.startup.build_engine import build_engine
+from scripts.goldens.tail import TAIL
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, small_llm
 
 NAMES = (
     *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gpt_oss", "gpt_oss_mxfp4", "mistral", "mistral_full"),
     *("mixtral", "mixtral_window", "phi3", "phi3_long", "qwen2_window"),
+    *("cohere2", "glm4_moe", "minimax_m2", "ministral3", "olmo3", "smollm3"),  # of the long tail those of most kinds
 )
 # Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
-BY_HAND = ("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window")
+BY_HAND = (
+    *("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window"),
+    *sorted(set(TAIL) - set(NAMES)),
+)
 RECURRENT = ("qwen3_next", "qwen3_next_raw")  # test_recurrent.py
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
@@ -40,7 +45,8 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
             outputs = finish(engine)
             check_equal([outputs[i] for i in ids], [t[used:] for t in tokens], [b[used:] for b in best])
         metrics = engine.scheduler.metrics()
-        assert metrics.hits >= (5 if num_blocks == 80 else 1)
+        # where blocks are few, what is found again is what a preempted row left, which is no hit
+        assert metrics.hits >= 5 if num_blocks == 80 else metrics.hits + metrics.resumed_tokens > 0
         assert bool(metrics.preemptions + metrics.evictions) == (num_blocks == 18)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.loading import build_engine
+from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.invariance.test_bits import bits
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
@@ -70,7 +70,7 @@ def test_cuts_hits_and_preemption_do_not_change_a_bit():
 
 def test_states_are_written_in_place_in_every_bucket():
     loaded = small_llm("qwen3_next", TILES).loaded
-    for executable in (*loaded.executables.steps.values(), loaded.executables.copy_blocks):
+    for executable in (*loaded.executables.forwards.values(), loaded.executables.copy_blocks):
         text = executable.as_text()
         for state in jax.tree.leaves(loaded.layout.pools.kv[0]):
             shape = re.escape(f"f32[{','.join(map(str, state.shape))}]")

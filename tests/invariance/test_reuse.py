@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.loading import build_engine
+from ferrum_jax.request import RequestOptions
+from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
@@ -76,7 +77,7 @@ def test_the_first_token_of_a_repeat_has_the_bits_of_the_first_run(family, promp
     engine.add(prompts[3], GREEDY)
     finish(engine)
     before = engine.runner.num_tokens
-    ids = [engine.add(prompts[3], kind, key="0") for kind in kinds]
+    ids = [engine.add(prompts[3], kind, RequestOptions(key="0")) for kind in kinds]
     outputs = finish(engine)
     assert engine.runner.num_tokens - before == 2 * 3, "only what follows the first token is computed"
     for id, output in zip(ids, cold, strict=True):

@@ -17,12 +17,12 @@ from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import ACTIVATIONS, MLP
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import RMSNorm
-from ferrum_jax.layers.rope import frequencies, rotate, rotations
-from ferrum_jax.spec import ModelSpec, RopeSpec
+from ferrum_jax.layers.rope import frequencies, rotate, rotation_of, rotations
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, QkNorm, RopeSpec
+from pallas_kernels.grouped_matmul import oracle as grouped_matmul
+from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
-from tests.oracles import grouped_matmul
 from tests.oracles import layers as oracle
-from tests.oracles.tolerance import TOLERANCE
 
 DTYPES = ("float32", "bfloat16")
 SPEC = ModelSpec(
@@ -30,20 +30,13 @@ SPEC = ModelSpec(
     vocab_size=37,
     hidden_size=20,
     num_hidden_layers=1,
-    num_attention_heads=6,
-    num_key_value_heads=3,
-    head_dim=10,
-    intermediate_size=28,
     max_position_embeddings=4096,
-    attention_bias=True,
-    attention_output_bias=True,
-    mlp_bias=True,
-    qk_norm=True,
-    moe_layers=(0,),
-    num_experts=7,
-    num_experts_per_tok=2,
-    moe_intermediate_size=12,
+    attention=AttentionSpec(
+        num_attention_heads=6, num_key_value_heads=3, head_dim=10, bias=True, output_bias=True, qk_norm=QkNorm()
+    ),
+    mlp=MlpSpec(intermediate_size=28, bias=True),
 )
+EXPERTS = ExpertsSpec(layers=(0,), num_experts=7, num_experts_per_tok=2, intermediate_size=12)
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +82,15 @@ def test_linear_adds_its_bias_for_any_number_of_rows(num_tokens: int, dtype: str
     found = jitted(layer.__call__)(x)
     assert_close(found, oracle.linear(wide, weights["weight"], weights["bias"]), dtype)
     assert found.dtype == dtype
+
+
+def test_linear_rounds_the_sum_of_product_and_bias_once():
+    layer = Linear(64, 256, bias=True, dtype=jnp.dtype("bfloat16"), rngs=None)
+    weights = fill(layer, "bfloat16")
+    x, wide = draw(1, (40, 64), "bfloat16")
+    wanted = oracle.linear(wide, weights["weight"], np.asarray(layer.bias[...], np.float64))
+    found = np.asarray(jitted(layer.__call__)(x), np.float64)
+    assert np.all(np.abs(found - wanted) <= 2**-8 * np.abs(wanted) + 1e-5)
 
 
 def test_the_order_of_the_dot_survives_compilation_on_the_cpu_for_a_few_rows():
@@ -149,7 +151,7 @@ def test_activations_are_those_of_their_names(name: str):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mlp_gates_before_it_projects_down(dtype: str):
-    layer = MLP(SPEC, dtype=jnp.dtype(dtype), rngs=None)
+    layer = MLP(SPEC.hidden_size, SPEC.mlp, dtype=jnp.dtype(dtype), rngs=None)
     w = fill(layer, dtype)
     x, wide = draw(1, (9, 20), dtype)
     gate = oracle.silu(oracle.linear(wide, w["gate.weight"], w["gate.bias"]))
@@ -229,9 +231,9 @@ def test_a_sink_takes_weight_from_every_query_of_its_head(dtype: str):
     assert_close(attend(q, k, v, sinks=sinks), expected, dtype)
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
-    spec = dataclasses.replace(SPEC, qk_norm=qk_norm)
+@pytest.mark.parametrize("qk_norm", [QkNorm(), None])
+def test_attention_norms_heads_before_it_turns_them(qk_norm: QkNorm | None):
+    spec = dataclasses.replace(SPEC, attention=dataclasses.replace(SPEC.attention, qk_norm=qk_norm))
     layer = Attention(spec, 0, dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
     x, wide = draw(1, (8, 20), "float32")
@@ -243,7 +245,7 @@ def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
 
     turn = functools.partial(oracle.rotate, positions=positions, frequencies=1e4 ** (-np.arange(0, 10, 2) / 10))
     attended = oracle.causal_attention(turn(heads("q")), turn(heads("k")), heads("v"), 10**-0.5).reshape(8, -1)
-    rotation = rotations(jnp.asarray(positions, jnp.int32), spec.rope, 10)
+    rotation = rotation_of(jnp.asarray(positions, jnp.int32), spec.attention)
     wanted = oracle.linear(attended, w["o.weight"], w["o.bias"])
     assert_close(jitted(lambda x: layer(x, rotation, ForwardContext()))(x), wanted, "float32")
 
@@ -251,8 +253,8 @@ def test_attention_norms_heads_before_it_turns_them(qk_norm: bool):
 @pytest.mark.parametrize("norm_topk_prob", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 33])
 def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: bool):
-    spec = dataclasses.replace(SPEC, norm_topk_prob=norm_topk_prob)
-    layer = MoE(spec, dtype=jnp.dtype("float32"), rngs=None)
+    experts = dataclasses.replace(EXPERTS, norm_topk_prob=norm_topk_prob)
+    layer = MoE(SPEC.hidden_size, experts, SPEC.mlp, dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
     x, wide = draw(1, (num_tokens, 20), "float32")
     ids, weights = oracle.route(wide, w["router.weight"], 2, norm_topk_prob)
@@ -265,8 +267,9 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
 
 
 def test_experts_with_biases_and_a_clamped_gate():
-    spec = dataclasses.replace(SPEC, norm_topk_prob=True, expert_bias=True, swiglu_limit=0.4, swiglu_alpha=1.5)
-    layer = MoE(spec, dtype=jnp.dtype("float32"), rngs=None)
+    biased = dataclasses.replace(EXPERTS, norm_topk_prob=True, bias=True)
+    mlp = dataclasses.replace(SPEC.mlp, swiglu_limit=0.4, swiglu_alpha=1.5)
+    layer = MoE(SPEC.hidden_size, biased, mlp, dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
     x, wide = draw(1, (33, 20), "float32")
     ids, weights = oracle.route(wide, w["router.weight"], 2, True, w["router.bias"])
@@ -278,7 +281,8 @@ def test_experts_with_biases_and_a_clamped_gate():
 
 
 def test_padding_goes_to_no_expert():
-    layer = MoE(dataclasses.replace(SPEC, expert_bias=True), dtype=jnp.dtype("float32"), rngs=None)
+    biased = dataclasses.replace(EXPERTS, bias=True)
+    layer = MoE(SPEC.hidden_size, biased, SPEC.mlp, dtype=jnp.dtype("float32"), rngs=None)
     fill(layer, "float32")
     x, _ = draw(1, (9, 20), "float32")
     is_token = np.arange(9) % 4 < 3

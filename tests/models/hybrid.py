@@ -22,7 +22,7 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.registry import Family, abstract_model, unbind
 from ferrum_jax.sharding import StateArray
-from ferrum_jax.spec import CacheGroup, ModelSpec
+from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.state_rows import StateRows
 
 NAME = "HybridForTests"
@@ -71,11 +71,9 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=250,
         hidden_size=24,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=32,
         max_position_embeddings=256,
+        attention=AttentionSpec(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
+        mlp=MlpSpec(intermediate_size=32),
         cache_groups=(
             CacheGroup(kind="full", layers=(1,)),
             CacheGroup(kind="window", layers=(3,), window=21),

@@ -9,6 +9,7 @@ import json
 import pathlib
 
 from tests.models.published_sizes import SIZES
+from tests.models.published_tail import MORE_TAIL, TAIL
 
 LLAMA3_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -571,11 +572,15 @@ MORE = {
     "Mistral-Large-2411": (MISTRAL_LARGE_2411, 122_610_069_504),
     "Phi-3-medium-4k": (PHI3_MEDIUM_4K, 13_960_238_080),
     **{name: (_BASES[base] | values, count) for name, (base, values, count) in SIZES.items()},
+    **MORE_TAIL,
 }
 
-# One size of each family with its own table for logits or without: others differ in numbers alone.
-KINDS = tuple(
-    {
+# One size of each family with its own table for logits or without: others differ in numbers alone. Of the long
+# tail, one with a parallel block and one whose layers differ.
+KINDS = (
+    *{
         (config["architectures"][0], config.get("tie_word_embeddings")): name for name, (config, _) in PUBLISHED.items()
-    }.values()
+    }.values(),
+    *("Command-R7B", "SmolLM3-3B"),
 )
+PUBLISHED |= TAIL

@@ -15,10 +15,16 @@ from checkpoints import open_checkpoint
 from checkpoints.folder import read_json
 from checkpoints.rules import expand
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.embeddings.encoder_runtime import (
+    POOLINGS,
+    EncoderRunner,
+    compile_encoder,
+    encoder_buckets,
+    lay_out_encoder,
+)
+from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import attend
-from ferrum_jax.runtime.encoder import POOLINGS, EncoderRunner, compile_encoder, encoder_buckets, lay_out_encoder
-from ferrum_jax.runtime.store import ExecutableStore
 from ferrum_jax.sharding import make_mesh
 from tests.models.published_encoders import PUBLISHED_ENCODERS
 from tests.support import COMPILED, GOLDENS
@@ -40,7 +46,7 @@ def load(name: str, max_num_batched_tokens: int = 512):
     weights = registry.weights_of(checkpoint.config)
     tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.model.targets)
     store = ExecutableStore(str(COMPILED))
-    executables = compile_encoder(layout, source=store)
+    executables = compile_encoder(layout, executable_cache=store)
     golden = dict(np.load(ENCODERS / name / "golden.npz"))
     return EncoderRunner(tuple(tensors.values()), executables), golden
 
@@ -101,6 +107,7 @@ def test_every_length_has_a_bucket_of_many_rows_and_one_of_few_with_128_tokens_a
     ]
     assert max(encoder_buckets(8190, 256, 2048)).length == 8192  # a multiple of the query tile
     assert all(b.length * b.num_rows >= 128 for b in encoder_buckets(20, 1, 1))
+    assert min(b.num_rows for b in encoder_buckets(300, 1, 1, invariant=True)) == 2  # one row attends by other dots
 
 
 def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
@@ -109,7 +116,7 @@ def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
     wrong = EngineConfig(block_size=16, mesh="tp=3", max_model_len=100)
     with pytest.raises(ValueError, match=r"block_size is 16, which an encoder does not use.*is 100, mo") as refused:
         lay_out_encoder(spec, wrong, one_device())
-    assert "mesh is 'tp=3': num_attention_heads, 4, is no multiple of tp, 3, inter" in str(refused.value)
+    assert "mesh is 'tp=3': num_attention_heads, 4, is not a multiple of tp, 3, inter" in str(refused.value)
     assert str(refused.value).endswith("tp may be 1, 2, 4")
     for change, message in (
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
-from ferrum_jax.spec import CacheGroup, RopeSpec
+from ferrum_jax.spec import AttentionSpec, CacheGroup, ExpertsSpec, MlpSpec, RopeSpec
 from tests.models.published import (
     GEMMA2_2B,
     GEMMA2_27B,
@@ -61,19 +62,20 @@ def published(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_config_gives_the_published_number_of_parameters(name: str):
-    _, parameters = published(name)
-    assert sum(math.prod(x.shape) for x in parameters.values()) == ALL[name][1]
-    assert {x.dtype for x in parameters.values()} == {jnp.dtype("bfloat16")}
+    spec, parameters = published(name)
+    weights = whole_targets(parameters)
+    assert sum(math.prod(x.shape) for x in weights.values()) == ALL[name][1]
+    assert {x.dtype for name, x in weights.items() if name not in dict(spec.forms)} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weight_rules_name_every_parameter_once(name: str):
     spec, parameters = published(name)
-    assert set(expand(family_of(spec.architecture).weight_rules(spec))) == set(parameters)
+    assert set(expand(family_of(spec.architecture).weight_rules(spec))) == set(whole_targets(parameters))
 
 
 def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['Gemma2ForCausalLM', 'Gemma3"):
+    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['Cohere2ForCausalLM', 'Ernie4"):
         spec_of({"architectures": ["GPT2LMHeadModel"]})
     with pytest.raises(ValueError, match="must name one of"):
         spec_of({})
@@ -83,9 +85,9 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
 def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
     config = next(config for config, _ in PUBLISHED.values() if architecture in config["architectures"])
     spec_of(config)
-    with pytest.raises(ValueError, match=r"keys that this architecture does not understand: logit_scale = 0\.5"):
-        spec_of(config | {"logit_scale": 0.5})
-    spec_of(config | {"logit_scale": None})
+    with pytest.raises(ValueError, match=r"keys that this architecture does not understand: logit_slope = 0\.5"):
+        spec_of(config | {"logit_slope": 0.5})
+    spec_of(config | {"logit_slope": None})
 
 
 @pytest.mark.parametrize(
@@ -110,9 +112,31 @@ def test_a_missing_key_is_an_error_that_names_it():
         spec_of({key: value for key, value in LLAMA3_8B.items() if key != "hidden_size"})
 
 
-def test_quantised_weights_are_refused_by_name():
-    with pytest.raises(ValueError, match="quantization_config"):
-        spec_of(TINY | {"quantization_config": {"quant_method": "awq"}})
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("quantization_config", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of 4 bits with version"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 3}, "gptq of 3 bits with bits = 3"),
+        ("quantization_config", {"quant_method": "fp8", "scale_fmt": "ue8m0"}, "fp8 with scale_fmt = 'ue8m0'"),
+        (
+            "quantization_config",
+            {"quant_method": "compressed-tensors", "config_groups": {}},
+            "compressed-tensors with no config_groups",
+        ),
+        ("quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ("quantization_config", {"quant_method": "mxfp4"}, "mxfp4"),
+        ("quantization_config", {"quant_algo": "NVFP4"}, "NVFP4"),
+        ("quantization_config", {"load_in_8bit": True}, "a format that it does not name"),
+        ("compression_config", {"quant_method": "sparseml"}, "sparseml"),
+        ("quantization_config", "odd", "a format that it does not name"),
+    ],
+)
+def test_quantised_weights_are_refused_by_their_format_and_nobody_is_told_to_remove_what_describes_it(
+    key, value, named
+):
+    with pytest.raises(ValueError, match=f"{key} of config.json says {named}.*, which is not supported yet") as error:
+        spec_of(TINY | {key: value})
+    assert "remove" not in str(error.value) and "give the checkpoint in bfloat16" in str(error.value)
 
 
 @pytest.mark.parametrize(("config", "num_full"), [(QWEN25_05B, 5), (QWEN3_06B, 5), (QWEN3_30B_A3B, 0)])
@@ -147,8 +171,8 @@ def test_layer_types_say_which_layers_have_a_window():
     ],
 )
 def test_cache_groups_that_cannot_be_are_refused(groups, message):
-    made = tuple(CacheGroup(kind=kind, layers=layers, window=window) for kind, layers, window in groups)
     with pytest.raises(ValueError, match=message):
+        made = tuple(CacheGroup(kind=kind, layers=layers, window=window) for kind, layers, window in groups)
         dataclasses.replace(spec_of(TINY), cache_groups=made)
 
 
@@ -181,26 +205,52 @@ def test_gemma_alternates_windows_and_full_attention():
 def test_gemma_3_turns_windowed_layers_at_their_own_frequencies_whatever_the_spelling():
     spec = spec_of(GEMMA3_4B)
     far, near = RopeSpec(rope_type="linear", rope_theta=1e6, factor=8.0), RopeSpec(rope_theta=1e4)
-    assert [spec.rope_of(layer) for layer in range(7)] == [*[near] * 5, far, near]
+    assert [spec.attention_of(layer).rope for layer in range(7)] == [*[near] * 5, far, near]
     new = {key: value for key, value in GEMMA3_4B.items() if not key.startswith("rope_")}
     kinds = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
     kinds["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
     assert spec_of(new | {"rope_parameters": kinds}) == spec
-    assert spec_of(new).rope == RopeSpec(rope_theta=1e6), "the reference's default"
+    assert spec_of(new).attention.rope == RopeSpec(rope_theta=1e6), "the reference's default"
     always = spec_of(GEMMA3_4B | {"sliding_window": 131072})
-    assert always.rope_of(0) == near, "also where the window is as long as any context"
+    assert always.attention_of(0).rope == near, "also where the window is as long as any context"
     with pytest.raises(ValueError, match=r"rope_parameters has \['default'\]; known are"):
         spec_of(new | {"rope_parameters": {"default": {}}})
 
 
+def heads(**changes) -> AttentionSpec:
+    return AttentionSpec(**{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16} | changes)
+
+
+def experts(**changes) -> ExpertsSpec:
+    sizes = {"layers": (0,), "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 12}
+    return ExpertsSpec(**sizes | changes)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: heads(num_key_value_heads=3), "num_attention_heads is 4, no multiple of num_key_value_heads, 3"),
+        (lambda: heads(attn_logit_softcapping=-1.0), "attn_logit_softcapping is -1.0; it must be above 0"),
+        (lambda: heads(rope=RopeSpec(partial_rotary_factor=0.2)), "and 3 of its dimensions turn"),
+        (lambda: MlpSpec(intermediate_size=0), "intermediate_size is 0; it must be at least 1"),
+        (lambda: experts(num_experts_per_tok=9), "num_experts_per_tok is 9 of 8 experts"),
+        (lambda: experts(intermediate_size=0), "moe_intermediate_size is 0; it must be at least 1"),
+    ],
+    ids=["heads", "cap", "rope", "mlp", "experts of a token", "width of experts"],
+)
+def test_each_group_of_a_spec_refuses_what_cannot_be_by_the_name_of_its_key(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()
+
+
 def test_soft_caps_and_the_scale_of_queries_and_embeddings_are_gemmas():
     spec = spec_of(GEMMA2_27B)
-    assert (spec.attn_logit_softcapping, spec.final_logit_softcapping) == (50.0, 30.0)
-    assert (spec.attention_scale, spec.embedding_scale) == (144**-0.5, 4608**0.5)
+    assert (spec.attention.attn_logit_softcapping, spec.final_logit_softcapping) == (50.0, 30.0)
+    assert (spec.attention.scale, spec.embedding_scale) == (144**-0.5, 4608**0.5)
     silent = {key: value for key, value in GEMMA2_27B.items() if "softcapping" not in key}
     assert spec_of(silent) == spec, "the reference's defaults"
-    assert spec_of(GEMMA2_27B | {"attn_logit_softcapping": None}).attn_logit_softcapping is None
-    with pytest.raises(ValueError, match="final_logit_softcapping is -1; it must be above 0"):
+    assert spec_of(GEMMA2_27B | {"attn_logit_softcapping": None}).attention.attn_logit_softcapping is None
+    with pytest.raises(ValueError, match="final_logit_softcapping is -1; it must be a number"):
         spec_of(GEMMA2_27B | {"final_logit_softcapping": -1})
     with pytest.raises(ValueError, match="Gemma 3 does not cap the logits of attention"):
         spec_of(GEMMA3_1B | {"attn_logit_softcapping": 50.0})
@@ -224,8 +274,8 @@ def test_a_window_only_behind_the_last_layer_is_no_window():
 
 def test_qwen3_without_head_dim_has_128_and_qwen2_divides():
     config = {key: value for key, value in TINY.items() if key not in ("head_dim", "attention_bias")}
-    assert spec_of(config).head_dim == 128
-    assert spec_of(config | {"architectures": ["Qwen2ForCausalLM"]}).head_dim == 2
+    assert spec_of(config).attention.head_dim == 128
+    assert spec_of(config | {"architectures": ["Qwen2ForCausalLM"]}).attention.head_dim == 2
 
 
 def test_sparse_layers_follow_the_step_and_the_list():
@@ -237,7 +287,7 @@ def test_both_spellings_of_rope_give_one_spec():
     new = {key: value for key, value in LLAMA32_1B.items() if key not in ("rope_theta", "rope_scaling")}
     new["rope_parameters"] = {"rope_theta": 500000.0, **LLAMA32_1B["rope_scaling"]}
     assert spec_of(new) == spec_of(LLAMA32_1B)
-    assert spec_of(new).rope.original_max_position_embeddings == 8192
+    assert spec_of(new).attention.rope.original_max_position_embeddings == 8192
 
 
 @pytest.mark.parametrize(
@@ -248,7 +298,7 @@ def test_both_spellings_of_rope_give_one_spec():
         ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}, r"not understood: \['mrope_section'\]"),
         ({"rope_type": "linear"}, r"lacks \['factor'\]"),
         ({"rope_type": "llama3", "factor": 8.0}, r"lacks \['high_freq_factor', 'low_freq_factor'\]"),
-        ({"rope_type": "linear", "factor": 0.5}, "factor 0.5"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor is 0.5"),
         (
             {"rope_type": "default", "partial_rotary_factor": 0.5},
             "partial_rotary_factor is 0.5; this architecture turns whole heads",
@@ -353,13 +403,17 @@ def test_gpt_oss_names_one_thing_twice_and_both_must_agree():
         ("full", 12, None),
         ("window", 12, 128),
     ]
-    assert spec.window_of(0) == 128 and spec.rope.truncate is False and spec.rope.attention_factor > 1.3
+    rope = spec.attention.rope
+    assert spec.window_of(0) == 128 and rope.truncate is False and rope.attention_factor > 1.3
     assert spec_of({key: x for key, x in GPT_OSS_20B.items() if key not in ("layer_types", "sliding_window")}) == spec
     for change, message in (
         ({"experts_per_token": 8}, "experts_per_token is 8 and num_experts_per_tok 4; they must be equal"),
         ({"initial_context_length": 8192}, "initial_context_length is 8192 and original_max_position_embeddings"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this architecture has its own clamped SwiGLU"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'; supported is 'mxfp4'"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "says gptq of 4 bits, which is not supported yet; .*; of this architecture mxfp4 is",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             spec_of(GPT_OSS_20B | change)
@@ -369,9 +423,9 @@ def test_longrope_takes_the_long_factors_where_the_longest_context_is_beyond_the
     scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     config = PHI3_MINI_4K | {"max_position_embeddings": 131072, "sliding_window": 262144, "rope_scaling": scaling}
     spec = spec_of(config)
-    assert spec.rope.is_long and spec.window_of(0) is None
-    assert spec.rope.attention_factor == pytest.approx(1.190238, abs=1e-6)  # sqrt(1 + ln 32 / ln 4096)
-    assert (spec.fitted(4096).rope.is_long, spec.fitted(4097).rope.is_long) == (False, True)
+    assert spec.attention.rope.is_long and spec.window_of(0) is None
+    assert spec.attention.rope.attention_factor == pytest.approx(1.190238, abs=1e-6)  # sqrt(1 + ln 32 / ln 4096)
+    assert [spec.fitted(longest).attention.rope.is_long for longest in (4096, 4097)] == [False, True]
     assert spec.fitted(4096).digest_text() != spec.digest_text() == spec.fitted(5000).digest_text()
     for kind in ("su", "yarn"):
         assert spec_of(config | {"rope_scaling": scaling | {"type": kind}}) == spec

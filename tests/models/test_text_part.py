@@ -1,4 +1,4 @@
-"""The text part of a Gemma 3 that sees images is the text model: its spec and its parameters are equal."""
+"""The text part of a model that sees images is the text model: its spec and its parameters are equal."""
 
 from __future__ import annotations
 
@@ -6,32 +6,39 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
 from ferrum_jax.models.registry import abstract_model, family_of, spec_of, unbind
 from tests.models.test_goldens import GOLDENS, load
 
-NAME = "gemma3_long_window"
-ARCHITECTURE = "Gemma3ForConditionalGeneration"
 
-
-def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(tmp_path):
-    config = json.loads((GOLDENS / NAME / "config.json").read_text())
+@pytest.mark.parametrize(
+    ("golden", "architecture"),
+    [
+        ("gemma3_long_window", "Gemma3ForConditionalGeneration"),
+        ("mistral_full", "Mistral3ForConditionalGeneration"),
+        ("ministral3", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, architecture, tmp_path):
+    config = json.loads((GOLDENS / golden / "config.json").read_text())
+    dtype = config["dtype"]
     del config["architectures"], config["dtype"]
-    outer = {"architectures": [ARCHITECTURE], "dtype": "float16", "vision_config": {"hidden_size": 8}}
+    outer = {"architectures": [architecture], "dtype": dtype, "vision_config": {"hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(outer | {"text_config": config, "eos_token_id": [1, 106]}))
-    tensors = {f"language_model.{name}": x for name, x in load_file(GOLDENS / NAME / "model.safetensors").items()}
+    tensors = {f"language_model.{name}": x for name, x in load_file(GOLDENS / golden / "model.safetensors").items()}
     images = {name: np.ones(3, np.float16) for name in ("vision_tower.a.weight", "multi_modal_projector.b")}
     save_file(tensors | images, tmp_path / "model.safetensors")
 
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_of(checkpoint.config)
-    family = family_of(ARCHITECTURE)
+    family = family_of(architecture)
     targets = unbind(abstract_model(spec))[1]
     found = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=targets)
 
-    text, _, expected, _ = load(NAME)
+    text, _, expected, _ = load(golden)
     assert spec.eos_token_ids == (1, 106), "the part names no end of turn"
     assert dataclasses.replace(spec, architecture=text.architecture, eos_token_ids=text.eos_token_ids) == text
     assert set(found) == set(expected)

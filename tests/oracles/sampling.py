@@ -31,18 +31,18 @@ def edited_logits(
 
 
 def kept_probabilities(edited: np.ndarray, sampling: SamplingParams) -> np.ndarray:
-    """The distribution [V] that is drawn from: temperature, top-k, top-p, min-p; equals stay together."""
+    """The distribution [V] that is drawn from: temperature, min-p, top-k, top-p of what is left; equals stay
+    together."""
     scaled = (edited - edited.max()) / sampling.temperature
     weights = np.exp(scaled)
     order = np.argsort(-scaled, kind="stable")
-    kept = np.ones(len(scaled), bool)
+    kept = weights >= sampling.min_p
     if 0 < sampling.top_k < len(scaled):
         kept &= scaled >= scaled[order[sampling.top_k - 1]]
     if sampling.top_p < 1.0:
         mass = np.cumsum(np.where(kept, weights, 0.0)[order])
         last = int(np.argmax(mass >= sampling.top_p * mass[-1]))
         kept &= scaled >= scaled[order[last]]
-    kept &= weights >= sampling.min_p
     weights = np.where(kept, weights, 0.0)
     return weights / weights.sum()
 

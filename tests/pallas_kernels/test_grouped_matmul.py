@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -9,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import choose_tile, expert_mlp
+from pallas_kernels.grouped_matmul import choose_tile, expert_mlp, oracle, swiglu
 from pallas_kernels.grouped_matmul.cases import CASES, Case, make_arguments
+from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
-from tests.oracles import grouped_matmul as oracle
-from tests.oracles.tolerance import TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -21,27 +21,55 @@ def test_every_case_equals_the_float64_oracle(case: Case) -> None:
     arguments = make_arguments(case)
     got = jax.jit(functools.partial(expert_mlp, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
     assert got.dtype == arguments[0].dtype
-    expected = oracle.expert_mlp(*(np.asarray(a) for a in arguments))
+    *tokens, experts = arguments
+    expected = oracle.expert_mlp(*map(np.asarray, (*tokens, experts.gate, experts.up, experts.down)))
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE[case.dtype])
+
+
+def _swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _clamped(gate, up):
+    return (up + 1) * gate / (1 + (jnp if isinstance(gate, jax.Array) else np).exp(-1.702 * gate))
+
+
+@pytest.mark.parametrize("activation, expected", [(swiglu, _swiglu), (_clamped, _clamped)], ids=["swiglu", "gpt_oss"])
+def test_biases_in_bfloat16_are_added_before_the_one_rounding(activation, expected) -> None:
+    case = Case(name="", num_tokens=64, num_experts=8, num_experts_per_token=2, dtype="bfloat16")
+    run = jax.jit(functools.partial(expert_mlp, tile=8, activation=activation), compiler_options=FAST_COMPILE)
+    for seed in range(40):
+        rng = np.random.default_rng(100 + seed)
+        shapes = ((8, case.hidden), (8, case.hidden), (8, case.width))
+        biases = tuple(jnp.asarray(rng.standard_normal(shape) / 2, case.dtype) for shape in shapes)
+        *tokens, experts = make_arguments(case, seed)
+        got = np.asarray(run(*tokens, dataclasses.replace(experts, biases=biases)), np.float64)
+        right = oracle.expert_mlp(
+            *map(np.asarray, (*tokens, experts.gate, experts.up, experts.down)),
+            tuple(map(np.asarray, biases)),
+            expected,
+        )
+        np.testing.assert_allclose(got, right, **TOLERANCE["bfloat16"], err_msg=f"seed {seed}")
 
 
 def test_a_tokens_bits_depend_on_no_companion_order_or_bucket() -> None:
     fixed = jax.jit(functools.partial(expert_mlp, tile=16))
     case = Case(name="", num_tokens=256, num_experts=8, num_experts_per_token=2, width=96, hidden=80)
-    x, ids, weights, *experts = make_arguments(case)
-    whole = np.asarray(fixed(x, ids, weights, *experts))
+    x, ids, weights, experts = make_arguments(case)
+    whole = np.asarray(fixed(x, ids, weights, experts))
     for size, seed in ((64, 0), (64, 1), (256, 2)):
         some = np.random.default_rng(seed).permutation(256)[:size]
-        np.testing.assert_array_equal(np.asarray(fixed(x[some], ids[some], weights[some], *experts)), whole[some])
+        np.testing.assert_array_equal(np.asarray(fixed(x[some], ids[some], weights[some], experts)), whole[some])
 
 
 def test_only_experts_that_are_routed_to_are_read() -> None:
     case = Case(name="", num_tokens=32, num_experts=16, num_experts_per_token=2, favourites=3)
-    x, ids, weights, *experts = make_arguments(case)
+    x, ids, weights, experts = make_arguments(case)
     unused = np.setdiff1d(np.arange(16), np.asarray(ids))
-    poisoned = [w.at[unused].set(jnp.nan) for w in experts]
+    weights_of = {name: getattr(experts, name).at[unused].set(jnp.nan) for name in ("gate", "up", "down")}
+    poisoned = dataclasses.replace(experts, **weights_of)
     run = jax.jit(expert_mlp)
-    np.testing.assert_array_equal(run(x, ids, weights, *poisoned), run(x, ids, weights, *experts))
+    np.testing.assert_array_equal(run(x, ids, weights, poisoned), run(x, ids, weights, experts))
 
 
 def test_scratch_does_not_grow_with_the_number_of_experts() -> None:
@@ -63,10 +91,15 @@ def test_a_tile_holds_about_the_tokens_of_one_expert() -> None:
 
 
 def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> None:
-    x, ids, weights, gate, up, down = make_arguments(CASES[0])
+    x, ids, weights, experts = make_arguments(CASES[0])
     with pytest.raises(ValueError, match="axis D"):
-        expert_mlp(x, ids, weights, gate, up, down.transpose(0, 2, 1))
+        expert_mlp(x, ids, weights, dataclasses.replace(experts, down=experts.down.transpose(0, 2, 1)))
     with pytest.raises(ValueError, match="tile is 16"):
-        expert_mlp(x, ids, weights, gate, up, down, tile=16)
+        expert_mlp(x, ids, weights, experts, tile=16)
+    for tile in (0, -4):
+        with pytest.raises(ValueError, match=f"tile is {tile}; it must be a whole number, 1 or more"):
+            expert_mlp(x, ids, weights, experts, tile=tile)
+    with pytest.raises(ValueError, match="num_experts is 7, and there are weights of 8"):
+        expert_mlp(x, ids, weights, dataclasses.replace(experts, num_experts=7))
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
-        expert_mlp(x, ids, weights, gate, up, down, implementation="mosaic_tpu")
+        expert_mlp(x, ids, weights, experts, implementation="mosaic_tpu")

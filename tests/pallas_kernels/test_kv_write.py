@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES
-from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write import kv_write, oracle
 from pallas_kernels.kv_write.cases import TINY_CASES, Case, make_arguments
-from tests.oracles import kv_pool as oracle
 
 
 @pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name)

@@ -12,12 +12,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, make_pool, pool_shape
-from pallas_kernels.kv_write import tpu
+from pallas_kernels.kv_write import mosaic_tpu
 from pallas_kernels.kv_write.runs import find_runs
 from tests.fast_compile import FAST_COMPILE
 
 _INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-_write = jax.jit(functools.partial(tpu.kv_write, interpret=_INTERPRET), compiler_options=FAST_COMPILE)
+_write = jax.jit(functools.partial(mosaic_tpu.kv_write, interpret=_INTERPRET), compiler_options=FAST_COMPILE)
 _PLACES = ((3, 14), (3, 15), (1, 0), (1, 1), (1, 2), (0, 0), (3, 0), (2, 7), (2, 6), (0, 0), (0, 0))  # 0: padding
 
 
@@ -49,6 +49,9 @@ def _expected(pool: KVPool, k: np.ndarray, v: np.ndarray, places: tuple) -> tupl
     [
         ("bfloat16", 2, 128, 16),
         ("float32", 1, 96, 16),
+        ("bfloat16", 2, 160, 16),
+        ("int8", 2, 80, 16),
+        ("fp8_e4m3", 4, 112, 32),
         ("fp8_e4m3", 4, 64, 32),
         ("int8", 2, 128, 16),
         ("int8", 1, 64, 256),

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
-from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, oracle, paged_attention
 from pallas_kernels.paged_attention.cases import INVARIANT_CASES, TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
-from tests.oracles import attention as oracle
-from tests.oracles.tolerance import TOLERANCE
 
 CASES = TINY_CASES + INVARIANT_CASES
 BY_NAME = {case.name: case for case in CASES}
@@ -136,6 +135,18 @@ def test_what_does_not_fit_is_an_error_that_names_it() -> None:
         make(a.batch, implementation="mosaic")
     with pytest.raises(ValueError, match="window is 8 and causal is False"):
         make(a.batch, window=8, causal=False)
+    for window in (0, -3):
+        with pytest.raises(ValueError, match=f"window is {window}; it must be 1 or more, or None"):
+            make(a.batch, window=window)
+    for number in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"soft_cap is {number}; it must be a finite number above 0, or None"):
+            paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=1.0, soft_cap=number)
+        with pytest.raises(ValueError, match=rf"scale is {number}; it must be a finite number above 0"):
+            paged_attention(a.q, a.k, a.v, a.pool, schedule, scale=number)
+    with pytest.raises(ValueError, match="block_size is 0; it must be a whole number, 1 or more"):
+        make_schedule(a.batch, num_tokens=128, block_size=0, config=config)
+    with pytest.raises(ValueError, match="tile_q is 0; it must be a whole number, 1 or more"):
+        dataclasses.replace(config, tile_q=0)
     with pytest.raises(ValueError, match="axis T"):
         paged_attention(a.q[:5], a.k[:5], a.v[:5], a.pool, schedule, scale=1.0)
     with pytest.raises(ValueError, match="blocks of 32 tokens; the pool's have 16"):

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
-from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, gpu, make_schedule
+from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments, make_shapes
-from pallas_kernels.paged_attention.gpu_config import HEAD_DIMS
-from pallas_kernels.paged_attention.gpu_schedule import Field, Work
+from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
+from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
+from pallas_kernels.paged_attention.gpu.schedule import Field, WorkItems
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
-from tests.oracles import attention as oracle
-from tests.oracles.tolerance import TOLERANCE
+from pallas_kernels.tolerance import TOLERANCE
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
 H200 = Target.named("gpu:h200")
@@ -84,8 +85,7 @@ def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) ->
         a.v,
         a.pool,
         _schedule(case, a.batch, config),
-        **case.attention,
-        sinks=a.sinks,
+        Logits(**case.attention, sinks=a.sinks),
         interpret=interpret,
     )
     return np.asarray(out).astype(np.float64)
@@ -166,7 +166,7 @@ def test_every_transfer_begins_where_shared_memory_takes_one(head_dim: int, bloc
     case = dataclasses.replace(BY_NAME["mixed_gqa"], head_dim=head_dim, block_size=block_size, kv_dtype=kv_dtype)
     a = make_shapes(case, "mosaic_gpu")
     schedule = jax.eval_shape(lambda batch: _make_schedule(case, batch, _config(case, a)), a.batch)
-    attend = functools.partial(gpu.paged_attention, scale=1.0, soft_cap=None, sinks=None)
+    attend = functools.partial(gpu.paged_attention, logits=Logits(scale=1.0))
     found = list(fetches(jax.make_jaxpr(attend)(a.q, a.k, a.v, a.pool, schedule).jaxpr))
     assert len(found) > 4
     assert all(place % wanted == 0 for place, wanted in found), found
@@ -191,7 +191,7 @@ def test_each_token_attends_to_each_visible_position_in_one_item_and_no_item_is_
         offset += count
 
 
-def _served(work: Work | None) -> list[tuple[int, np.ndarray]]:
+def _served(work: WorkItems | None) -> list[tuple[int, np.ndarray]]:
     """Tokens of this kernel, each with each of its items."""
     if work is None:
         return []

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.step import trace_step
+from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.sharding import make_mesh
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
@@ -63,12 +63,12 @@ def test_the_whole_step_of_a_model_keeps_its_pools_in_place(devices: int) -> Non
         implementation="mosaic_gpu",
         mesh=f"tp={devices}",
     )
-    layout = lay_out(spec, config, make_mesh(MeshShape.parse(config.mesh), gpu_static.h200s(devices)))
+    layout = lay_out(spec, config, make_mesh(config.mesh_shape, gpu_static.h200s(devices)))
     decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only]
     for bucket in (decode[-1], layout.ladder.buckets[-1]):
         compiled = gpu_static.compile_traced(
             functools.partial(
-                trace_step, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
+                trace_forward, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
             )
         )
         memory, text = compiled.executable.memory_analysis(), compiled.executable.as_text()

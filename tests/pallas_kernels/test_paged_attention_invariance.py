@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool
+from pallas_kernels.kv_write.cases import make_pool
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import make_pool
 
 C = 16
 LENGTHS = (150, 67, 1)  # tokens of each sequence

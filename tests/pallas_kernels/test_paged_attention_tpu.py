@@ -15,13 +15,14 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the 
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
-from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, tpu
+from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import REAL_CASES, TINY_CASES, Arguments, Case, make_arguments, make_shapes
-from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig
+from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
+from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig
 from pallas_kernels.target import Target
+from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
-from tests.oracles import attention as oracle
-from tests.oracles.tolerance import TOLERANCE
 
 BY_NAME = {case.name: case for case in TINY_CASES}
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
@@ -74,9 +75,9 @@ def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarra
     def step(q, k, v, pool, batch, sinks) -> tuple[jax.Array, KVPool]:
         schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
         assert isinstance(schedule, TpuSchedule)
-        options: dict[str, Any] = case.attention | {"sinks": sinks}
+        logits = Logits(**case.attention, sinks=sinks)
         interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-        return tpu.paged_attention(q, k, v, pool, schedule, **options, interpret=interpret)
+        return tpu.paged_attention(q, k, v, pool, schedule, logits, interpret=interpret)
 
     a = arguments
     out, pool = jax.jit(step, compiler_options=FAST_COMPILE)(a.q, a.k, a.v, a.pool, a.batch, a.sinks)

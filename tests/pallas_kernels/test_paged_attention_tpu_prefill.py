@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import RaggedBatch
-from pallas_kernels.paged_attention.tpu_prefill_config import PrefillConfig, PrefillShape
-from pallas_kernels.paged_attention.tpu_prefill_schedule import Tile, make_prefill_schedule
+from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig, PrefillShape
+from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile, make_prefill_schedule
 
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 

@@ -12,11 +12,12 @@ import pytest
 
 from pallas_kernels.causal_conv import cases as conv
 from pallas_kernels.causal_conv import causal_conv
+from pallas_kernels.causal_conv.oracle import causal_conv as conv_oracle
 from pallas_kernels.gated_delta import cases as delta
 from pallas_kernels.gated_delta import gated_delta
+from pallas_kernels.gated_delta.oracle import gated_delta as delta_oracle
+from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
-from tests.oracles import recurrence as oracle
-from tests.oracles.tolerance import TOLERANCE
 
 
 def check(got, expected, rows, dtype: str) -> None:
@@ -38,7 +39,7 @@ def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -
     got = jax.jit(functools.partial(gated_delta, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
     assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
     *arrays, rows = arguments
-    check(got, oracle.gated_delta(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
+    check(got, delta_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
     assert not np.any(np.asarray(got[0], np.float32)[int(np.sum(rows.counts)) :]), "outputs of padding are 0"
 
 
@@ -47,7 +48,7 @@ def test_every_case_of_causal_conv_equals_the_float64_oracle(case: conv.Case) ->
     arguments = conv.make_arguments(case)
     got = jax.jit(causal_conv, compiler_options=FAST_COMPILE)(*arguments)
     *arrays, rows = arguments
-    check(got, oracle.causal_conv(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
+    check(got, conv_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
     assert np.isfinite(np.asarray(got[0], np.float32)).all(), "outputs of padding are finite"
 
 
@@ -116,6 +117,8 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
         gated_delta(q, k, v[:, :3], *rest)
     with pytest.raises(ValueError, match="v has 4 heads, no multiple of the 3 of k"):
         gated_delta(*(jnp.repeat(x, 2, axis=1)[:, :3] for x in (q, k)), v, *rest)
+    with pytest.raises(ValueError, match="tile is 0; it must be a whole number, 1 or more"):
+        gated_delta(*arguments, tile=0)
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
         gated_delta(*arguments, implementation="mosaic_tpu")
     x, weight, pool, rows = conv.make_arguments(conv.CASES[0])

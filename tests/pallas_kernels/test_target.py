@@ -7,6 +7,7 @@ import types
 import jax
 import pytest
 
+from pallas_kernels.paged_attention.support import default_implementation, refusals
 from pallas_kernels.target import Target
 
 
@@ -21,8 +22,45 @@ def test_a_named_target_and_a_live_device_of_its_kind_are_the_same() -> None:
 def test_an_unknown_target_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"target is 'tpu:v1'; known targets are .*'tpu:v6e'"):
         Target.named("tpu:v1")
-    with pytest.raises(ValueError, match="device is a 'NVIDIA T4'"):
-        Target.of_device(types.SimpleNamespace(platform="gpu", device_kind="NVIDIA T4"))
+
+
+def device(kind: str, **stats: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(platform=kind[:3].lower(), device_kind=kind, memory_stats=lambda: stats)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("NVIDIA L4", "NVIDIA L40S", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090", "NVIDIA B200"),
+        *("NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H20"),
+        *("AMD Instinct MI300X", "TPU v3"),
+    ],
+)
+def test_of_an_accelerator_that_is_not_in_the_table_jax_says_the_memory_and_nothing_is_bound(kind: str) -> None:
+    target = Target.of_device(device(kind, bytes_limit=2**34))
+    assert (target.generation, target.memory_bytes, target.is_listed) == (kind, 2**34, False)
+    assert 1 / target.bandwidth_bytes_per_s == 1 / target.flops_per_s == 0
+    assert default_implementation(target) == "xla"
+    for kernel in ("mosaic_tpu", "mosaic_gpu"):
+        assert refusals(kernel, target=target, head_dim=128, block_size=16, kv_dtype="bfloat16")
+    with pytest.raises(ValueError, match=f"device is a '{kind}'.*how much memory"):
+        Target.of_device(device(kind))
+
+
+def test_a_tpu_v4_is_in_the_table_and_has_no_kernel() -> None:
+    target = Target.of_device(device("TPU v4"))
+    assert target.is_listed and default_implementation(target) == "xla"
+    (reason,) = refusals("mosaic_tpu", target=target, head_dim=128, block_size=16, kv_dtype="fp8_e4m3")
+    assert reason == "implementation is 'mosaic_tpu'; for v4 no kernel was made: take 'xla'"
+
+
+def test_kinds_of_one_gpu_are_told_apart() -> None:
+    for kind, name in {
+        "NVIDIA A100 80GB PCIe": "gpu:a100",
+        "NVIDIA H100 80GB HBM3": "gpu:h100",
+        "TPU v5e": "tpu:v5e",
+    }.items():
+        assert Target.of_device(device(kind)) == Target.named(name)
 
 
 @pytest.mark.parametrize(

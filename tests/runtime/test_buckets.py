@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.bench import make_workload
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.bench.workloads import make_workload
+from ferrum_jax.config import EngineConfig, EngineSizes, Reach
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.padding import padding_of
-from ferrum_jax.runtime.buckets import INVARIANT_ROWS, choose_table_width, make_ladder
-from ferrum_jax.scheduling.replay import replay
-from ferrum_jax.trace import Segment, TracedChoice, TracedRequest, TraceHeader
+from ferrum_jax.offline.padding import padding_of
+from ferrum_jax.offline.replay import replay
+from ferrum_jax.runtime.buckets import choose_table_width, make_ladder
+from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 
 fixed = settings(deadline=None, max_examples=60, derandomize=True)
 
@@ -58,7 +58,6 @@ def test_buckets_are_all_different_and_at_most_double_from_one_to_the_next(limit
 @given(limits())
 def test_invariant_buckets_hold_at_least_64_tokens_and_rows_and_are_never_for_decodes_alone(limits):
     ladder = make_ladder(**limits, table_width=8, invariant=True)
-    assert INVARIANT_ROWS == 64
     assert all(b.num_tokens >= 64 and b.num_rows >= 64 and not b.decode_only for b in ladder.buckets)
 
 
@@ -112,7 +111,7 @@ def test_tables_are_wide_enough_for_the_longest_request_and_at_most_four_times_t
 
 
 def test_an_accelerator_has_at_most_24_executables_by_default():
-    config = EngineConfig()
+    config = EngineConfig().on("tpu")
     ladder = make_ladder(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -128,26 +127,25 @@ def test_an_accelerator_has_at_most_24_executables_by_default():
 @pytest.mark.parametrize("max_num_seqs", [8, 16, 64, 256])
 def test_less_than_a_fifth_of_the_slots_of_ragged_requests_is_padding(max_num_seqs):
     """As `ferrum-jax bench --workload ragged` has them; where bits are invariant, few rows waste more of 64 slots."""
-    header = TraceHeader(
+    sizes = EngineSizes(
         block_size=16,
-        block_bytes=[1],
-        num_blocks=4096,
+        group_blocks=[4096],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=2048,
         max_model_len=2048,
     )
     requests = [
-        TracedRequest(
+        LoggedRequest(
             id=number,
             arrival=0,
             prompt_token_ids=ids,
             max_tokens=count,
-            choices=[TracedChoice(token_ids=[0] * count, finish_reason="length")],
+            choices=[LoggedChoice(token_ids=[0] * count, finish_reason="length")],
         )
         for number, (ids, count) in enumerate(make_workload("ragged", 1000, seed=1))
     ]
     plans = []
-    replay([Segment(header=header, requests=requests)], 4096, on_plan=plans.append)
+    replay([Segment(sizes=sizes, requests=requests)], 4096, on_plan=plans.append)
     for accelerator in (False, True):
         ladder = make_ladder(
             max_num_seqs=max_num_seqs,

@@ -25,7 +25,8 @@ class Described(Device):
 
 V5E = [Described(id=number, coords=(number, 0, 0)) for number in range(4)]
 # 13.8 GiB of weights, which leave 1.4 of a v5e's 15.25
-LARGE = spec_of(hidden_size=8192, intermediate_size=300_000, num_attention_heads=16, num_key_value_heads=8)
+LARGE_SIZES = {"hidden_size": 8192, "intermediate_size": 300_000, "heads": 16, "kv_heads": 8}
+LARGE = spec_of(**LARGE_SIZES)
 CONFIG = EngineConfig(max_num_seqs=64, max_num_batched_tokens=128, max_model_len=256)
 
 
@@ -34,14 +35,14 @@ def never(layout):
 
 
 def changes(config, devices, spec=LARGE):
-    mesh = make_mesh(MeshShape.parse(config.mesh), devices)
+    mesh = make_mesh(config.mesh_shape, devices)
     with pytest.raises(TooSmall) as small:
         fit(spec, config, mesh, temporaries_of=expected_temporaries)
     return changes_that_fit(spec, config, devices, small.value)
 
 
 def test_weights_that_fill_the_memory_are_refused_before_the_compiler_is_asked():
-    spec = dataclasses.replace(LARGE, intermediate_size=400_000)
+    spec = spec_of(**LARGE_SIZES | {"intermediate_size": 400_000})
     with pytest.raises(TooSmall, match=r"GiB too small: 15.25 GiB for weights of 18.\d\d, a step of 0.00"):
         fit(spec, CONFIG, make_mesh(MeshShape(), V5E[:1]), temporaries_of=never)
 
@@ -59,15 +60,16 @@ def test_what_does_not_fit_is_told_the_nearest_mesh_and_the_largest_steps_that_w
 
 
 def test_what_no_mesh_of_the_target_holds_is_told_how_many_devices_would():
-    spec = dataclasses.replace(LARGE, intermediate_size=2_000_000)
+    sizes = LARGE_SIZES | {"intermediate_size": 2_000_000}
+    spec = spec_of(**sizes)
     assert changes(dataclasses.replace(CONFIG, mesh="tp=4"), V5E, spec) == ["mesh tp=8 of a target with 8 devices"]
-    nowhere = dataclasses.replace(spec, num_attention_heads=1, num_key_value_heads=1)
+    nowhere = spec_of(**sizes | {"heads": 1, "kv_heads": 1})
     assert changes(CONFIG, V5E[:1], nowhere) == []
 
 
 def test_a_mesh_that_leaves_a_host_of_a_slice_idle_is_no_advice():
     """Of 16 devices dp=5,tp=3 would fit, and takes 15; the next that divides 6 KV heads, tp=6, takes 12."""
-    spec = dataclasses.replace(LARGE, intermediate_size=720_000, num_attention_heads=12, num_key_value_heads=6)
+    spec = spec_of(hidden_size=8192, intermediate_size=720_000, heads=12, kv_heads=6)
     slice_of_hosts = [Described(id=number, coords=(number, 0, 0)) for number in range(16)]
     config = dataclasses.replace(CONFIG, mesh="dp=8,tp=2")
     assert changes(config, slice_of_hosts, spec) == []
@@ -86,7 +88,7 @@ def test_a_named_pool_that_is_larger_than_the_device_is_refused_with_what_is_lef
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_scalar_memory_is_that_of_the_heads_of_one_device(tp):
     def taken(heads, kv_heads, tp):
-        spec = spec_of(num_attention_heads=heads, num_key_value_heads=kv_heads)
+        spec = spec_of(heads=heads, kv_heads=kv_heads)
         config = dataclasses.replace(CONFIG, num_blocks=9, block_size=16, mesh=f"tp={tp}")
         return scalar_bytes(lay_out(spec, config, make_mesh(MeshShape(tp=tp), V5E[:tp])))
 

@@ -1,16 +1,29 @@
-"""A plan crosses to the device in one int32 array and arrives whole; what is padding is null."""
+"""A plan crosses to the device in an int32 array for each half of a step, whole; what is padding is null."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.inputs import blob_size, pack, unpack
+from ferrum_jax.runtime.inputs import (
+    forward_words,
+    pack_forward,
+    pack_sample,
+    pack_score,
+    sample_words,
+    score_words,
+    unpack_forward,
+    unpack_sample,
+    unpack_score,
+)
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
-ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
+ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots", "mask_ids")
 
 
 def make_plan(rows: int) -> ShardPlan:
@@ -29,25 +42,56 @@ def make_plan(rows: int) -> ShardPlan:
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
     plan = make_plan(rows)
-    inputs = unpack(pack([plan], BUCKET), BUCKET, 2)
-    assert inputs.num_rows == rows
-    for field in ROW_FIELDS:
-        np.testing.assert_array_equal(getattr(inputs, field)[:rows], getattr(plan, field))
-        assert not np.any(getattr(inputs, field)[rows:]), f"{field} of padding rows"
-    for table, packed in zip(plan.block_tables, inputs.block_tables, strict=True):
+    forward, sample = unpack_forward(pack_forward([plan], BUCKET), BUCKET, 2), unpack_sample(pack_sample([plan], 5), 5)
+    assert sample.num_rows == rows
+    computed = {"positions": plan.starts + plan.counts, "places": np.cumsum(plan.counts) - 1}
+    for inputs in (forward, sample):
+        for field in vars(inputs).keys() - {"num_rows", "block_tables"}:
+            np.testing.assert_array_equal(
+                getattr(inputs, field)[:rows], computed.get(field, getattr(plan, field, None))
+            )
+            assert not np.any(getattr(inputs, field)[rows:]), f"{field} of padding rows"
+    for table, packed in zip(plan.block_tables, forward.block_tables, strict=True):
         assert packed.shape == (5, 6)
         np.testing.assert_array_equal(packed[:rows, : table.shape[1]], table)
         assert not np.any(packed[rows:]) and not np.any(packed[:, table.shape[1] :])
 
 
-def test_every_word_of_the_array_belongs_to_one_field():
-    inputs = unpack(np.arange(blob_size(BUCKET, 2), dtype=np.int32), BUCKET, 2)
-    parts = [getattr(inputs, f) for f in (*ROW_FIELDS, "num_rows")]
-    words = np.concatenate([np.ravel(part) for part in (*parts, *inputs.block_tables)])
-    np.testing.assert_array_equal(np.sort(words), np.arange(blob_size(BUCKET, 2)))
+def test_rows_of_two_shards_are_sampled_in_a_smaller_bucket_than_the_forward_s():
+    plans = [make_plan(1), make_plan(2)]
+    blob = pack_sample(plans, 2).reshape(2, sample_words(2))
+    for plan, part in zip(plans, blob, strict=True):
+        np.testing.assert_array_equal(unpack_sample(part, 2).slots[: plan.num_rows], plan.slots)
+
+
+def test_a_row_that_computes_nothing_has_a_place_within_the_step():
+    plan = dataclasses.replace(make_plan(2), counts=np.array([0, 0], np.int32))
+    assert unpack_sample(pack_sample([plan], 2), 2).places.tolist() == [0, 0]
+
+
+def test_tokens_that_are_scored_arrive_with_those_that_follow():
+    parts = [(np.array([3, 4], np.int32), np.array([70, 80], np.int32)), (np.zeros(0, np.int32),) * 2]
+    first, second = pack_score(parts, 4, tops=True).reshape(2, score_words(4))
+    inputs = unpack_score(first, 4)
+    assert (inputs.places.tolist(), inputs.following.tolist(), int(inputs.tops)) == ([3, 4, 0, 0], [70, 80, 0, 0], 1)
+    assert second.tolist() == [1] + [0] * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "unpack"),
+    [
+        (forward_words(BUCKET, 2), lambda blob: unpack_forward(blob, BUCKET, 2)),
+        (sample_words(5), lambda blob: unpack_sample(blob, 5)),
+        (score_words(7), lambda blob: unpack_score(blob, 7)),
+    ],
+)
+def test_every_word_of_an_array_belongs_to_one_field(words, unpack):
+    found = np.concatenate([np.ravel(part) for part in jax.tree.leaves(vars(unpack(np.arange(words, dtype=np.int32))))])
+    np.testing.assert_array_equal(np.sort(found), np.arange(words))
 
 
 def test_two_steps_never_share_an_array():
     """The step in flight may still read the array of the step before."""
     plan = make_plan(2)
-    assert not np.shares_memory(pack([plan], BUCKET), pack([plan], BUCKET))
+    assert not np.shares_memory(pack_forward([plan], BUCKET), pack_forward([plan], BUCKET))
+    assert not np.shares_memory(pack_sample([plan], 5), pack_sample([plan], 5))

@@ -8,7 +8,7 @@ import pytest
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import CacheGroup, ModelSpec
+from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
@@ -32,11 +32,16 @@ V5E = Device("tpu", "TPU v5 lite")
 H200 = Device("gpu", "NVIDIA H200")
 
 
-def spec_of(**fields) -> ModelSpec:
-    """One small layer with 8 KV heads of 128."""
-    sizes = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 512}
-    return ModelSpec(architecture="LlamaForCausalLM", dtype="bfloat16", **{**sizes, **heads, **fields})
+def spec_of(*, heads=8, kv_heads=8, head_dim=128, intermediate_size=8, **fields) -> ModelSpec:
+    """One small layer."""
+    sizes = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    return ModelSpec(
+        architecture="LlamaForCausalLM",
+        dtype="bfloat16",
+        attention=AttentionSpec(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim),
+        mlp=MlpSpec(intermediate_size=intermediate_size),
+        **{**sizes, **fields},
+    )
 
 
 def layout_of(device, spec: ModelSpec | None = None, **config):
@@ -57,7 +62,7 @@ def layout_of(device, spec: ModelSpec | None = None, **config):
     ],
 )
 def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(device, heads, config, tokens):
-    layout = layout_of(device, spec_of(num_key_value_heads=heads), **config)
+    layout = layout_of(device, spec_of(kv_heads=heads), **config)
     assert layout.options.block_size == layout.ledger.block_size == tokens
     assert {pool.block_size for pool in layout.pools.kv} == {tokens}
 
@@ -83,9 +88,18 @@ def test_implementation_and_kv_dtype_default_to_the_platform_s_own():
     assert layout_of(V6E, implementation="xla", kv_dtype="int8").pools.kv[0].dtype == KV_DTYPES["int8"]
 
 
+@pytest.mark.parametrize("head_dim", [80, 112, 160, 240])
+def test_heads_that_the_tpus_kernels_pad_run_and_their_zeros_stand_in_the_ledger(head_dim):
+    layout = layout_of(V6E, spec_of(head_dim=head_dim), num_blocks=8)
+    lanes = layout.pools.kv[0].values.shape[3]
+    assert (layout.options.implementation, lanes) == ("mosaic_tpu", 128 if head_dim < 128 else 256)
+    assert layout.ledger.padded_bytes == layout.ledger.kv_bytes * (lanes - head_dim) // lanes
+    assert layout_of(V6E, spec_of(head_dim=128), num_blocks=8).ledger.padded_bytes == 0
+
+
 def test_what_cannot_run_is_refused_with_every_reason():
-    with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 80; .*block_size is 8"):
-        layout_of(CPU, spec_of(head_dim=80), implementation="mosaic_tpu", block_size=8)
+    with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 72; .*block_size is 8"):
+        layout_of(CPU, spec_of(head_dim=72), implementation="mosaic_tpu", block_size=8)
     with pytest.raises(ValueError, match=r"kv_dtype is 'fp8_e4m3'; v5e has no float8.*max_model_len is 9000"):
         layout_of(V5E, kv_dtype="fp8_e4m3", max_model_len=9000)
     assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"

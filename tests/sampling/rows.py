@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ferrum_jax.request import SamplingParams
-from ferrum_jax.sampling import RECORD_WORDS, TokenLogprobs, sample, slot_record, unpack
+from ferrum_jax.sampling import ALL, RECORD_WORDS, Sampled, TokenLogprobs, sample, slot_record, unpack
 
 MAX_LEN = 300
 ROWS = 256  # one bucket for all tests, so that one executable serves them
@@ -48,7 +48,14 @@ class Row:
         return len(self.prompt) + len(self.output)
 
 
-step = jax.jit(sample)
+compiled_step = jax.jit(sample)
+
+
+def step(logits, slots, row_slots, positions, active, mask_ids=None, masks=None) -> Sampled:
+    """One executable for all tests of a shape: rows without masks have those that allow everything."""
+    if mask_ids is None:
+        mask_ids, masks = np.zeros(len(logits), np.int32), np.full((3, -(-logits.shape[1] // 32)), ALL, np.int32)
+    return compiled_step(logits, slots, row_slots, positions, active, mask_ids, masks)
 
 
 def pool_of(rows: list[Row], slot_ids: list[int], max_seqs: int = ROWS) -> jax.Array:

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.request import NOT_FINITE, SamplingParams
 from ferrum_jax.sampling import draw, edits
 from ferrum_jax.sampling.noise import gumbel, row_bits
-from ferrum_jax.sampling.record import FLAGS, SEED_LOW
+from ferrum_jax.sampling.record_words import FLAGS, SEED_LOW
 from ferrum_jax.sampling.slots import read_parameters
+from pallas_kernels.tolerance import TOLERANCE
 from tests.oracles import sampling as oracle
-from tests.oracles.tolerance import TOLERANCE
-from tests.sampling.rows import ROWS, Row, V, pool_of, random_logits, run, step
+from tests.sampling.rows import ROWS, Row, V, compiled_step, pool_of, random_logits, run, step
 
 NOISE_ROWS = 4000
 BIAS = {5: 9.0, 7: -100.0, 96: 3.5}
@@ -41,6 +41,20 @@ def test_the_null_slot_is_greedy_and_an_inactive_row_is_zero():
     zeros = np.zeros(ROWS, np.int32)
     null = step(logits, pool_of([], []), zeros, zeros, np.ones(ROWS, bool))
     assert np.asarray(null.token_ids).tolist() == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0, logprobs=2), SamplingParams(logit_bias={5: 9.0})])
+def test_a_row_with_nan_or_infinity_in_its_own_logits_has_no_token_and_the_others_keep_their_bits(sampling):
+    rows, logits = [Row(sampling=sampling, seed=i) for i in range(5)], random_logits(5, V)
+    tokens, read = run(rows, logits)
+    damaged = logits.copy()
+    damaged[[0, 2, 3], [5, 60, V - 1]] = np.nan, np.inf, -np.inf
+    found, after = run(rows, damaged)
+    assert found.tolist() == [NOT_FINITE, tokens[1], NOT_FINITE, NOT_FINITE, tokens[4]]
+    for field in dataclasses.fields(read):
+        assert np.array_equal(getattr(read, field.name)[[1, 4]], getattr(after, field.name)[[1, 4]])
+    inactive = [dataclasses.replace(row, active=False) for row in rows]
+    assert not run(inactive, damaged)[0].any()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +323,7 @@ def test_one_executable_serves_every_mixture_of_parameters():
         ],
     ]
     run(mixtures[0], logits)
-    compiled = step._cache_size()
+    compiled = compiled_step._cache_size()
     for rows in mixtures[1:]:
         run(rows, logits)
-    assert step._cache_size() == compiled
+    assert compiled_step._cache_size() == compiled

@@ -7,18 +7,19 @@ block that is shared, given away or written wrongly shows at once.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from array import array
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ferrum_jax.config import EngineSizes
 from ferrum_jax.plan import Copy, ShardPlan, StepPlan
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.cache_manager import CacheManager
-from ferrum_jax.scheduling.host_tier import HostTier
+from ferrum_jax.request import NOT_FINITE, Request
+from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 VOCABULARY = 5
@@ -170,28 +171,21 @@ class Engine:
 
         Sizes are those of each of `num_shards` shards; `cache` and `device` are the first one's.
         """
-        self.caches = [
-            CacheManager(
-                pool_sizes=[1 + (num_blocks if w is None else window_blocks or num_blocks) for w in windows],
-                windows=windows,
-                max_snapshots=max_snapshots,
-                state_bytes=1000,
-                tier=HostTier([num_host_blocks + 1] * len(windows)) if num_host_blocks else None,
-                block_size=block_size,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-                max_cached_prompts=max_cached_prompts,
-                min_cached_prompt_tokens=min_cached_prompt_tokens,
-                enabled=enabled,
-            )
-            for _ in range(num_shards)
-        ]
-        self.scheduler = Scheduler(
-            caches=self.caches,
+        sizes = EngineSizes(
+            block_size=block_size,
+            group_blocks=[num_blocks if w is None else window_blocks or num_blocks for w in windows],
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
+            windows=windows,
+            num_host_blocks=num_host_blocks,
+            max_cached_prompts=max_cached_prompts,
+            min_cached_prompt_tokens=min_cached_prompt_tokens,
+            max_snapshots=max_snapshots,
+            state_bytes=1000,
         )
+        self.caches = [CacheManager(sizes, enabled=enabled) for _ in range(num_shards)]
+        self.scheduler = Scheduler(self.caches)
         self.devices = [
             FakeDevice(
                 num_blocks + 1,
@@ -207,7 +201,7 @@ class Engine:
         self.cache, self.device = self.caches[0], self.devices[0]
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
-        self._in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
+        self._in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
 
     def add(
         self,
@@ -241,19 +235,25 @@ class Engine:
 
     def step(self) -> list[tuple[Request, int]]:
         """Plan and dispatch the next step, then commit the one before it."""
-        plans = len(self._in_flight)
-        self.dispatch()
-        return self.commit() if plans else []
+        due = self._in_flight.advance(self._dispatch())
+        return self._commit(*due) if due else []
 
     def dispatch(self) -> None:
         """Plan and run the next step, if there is one."""
+        step = self._dispatch()
+        if step is not None:
+            self._in_flight.append(step)
+
+    def _dispatch(self) -> tuple[StepPlan, np.ndarray] | None:
         published = self._published()
         plan = self.scheduler.schedule()
+        step = None
         if plan is not None:
             self.plans.append(plan)
-            self._in_flight.append((plan, self._run(plan)))
+            step = plan, self._run(plan)
         self.scheduler.check_invariants()
         self._check_unchanged(published)
+        return step
 
     def _run(self, plan: StepPlan) -> np.ndarray:
         """The tokens of all shards' rows, one shard's after the other's."""
@@ -263,9 +263,31 @@ class Engine:
 
     def commit(self) -> list[tuple[Request, int]]:
         """Commit the oldest step in flight."""
-        got = self.scheduler.commit(*self._in_flight.popleft())
+        return self._commit(*self._in_flight.popleft())
+
+    def _commit(self, plan: StepPlan, sampled: np.ndarray) -> list[tuple[Request, int]]:
+        got = self.scheduler.commit(plan, sampled)
+        for request in [request for request, _ in got if request.finish_reason == "error"]:
+            assert not self.finds(request), f"something of request {request.id} has a key after its end"
         self.scheduler.check_invariants()
         return got
+
+    def damage(self, choose: Callable[[int], int]) -> None:
+        """Make one draw of the last step in flight not finite, if there is one. choose: which, by their number."""
+        if not self._in_flight:
+            return
+        plan, sampled = self._in_flight[-1]
+        rows = np.flatnonzero(np.concatenate([shard.samples for shard in plan.shards]))
+        if len(rows):
+            sampled[rows[choose(len(rows))]] = NOT_FINITE
+
+    def finds(self, request: Request) -> int:
+        """How many ids of its shard carry a key of the request's blocks or of its prompt, host memory's too."""
+        cache = self.caches[request.shard]
+        prompt = dataclasses.replace(request, token_ids=request.token_ids[: request.num_prompt_tokens], keys=[])
+        keys = [*cache.keys_of(request), cache.key_of_whole(prompt)]
+        pools = [*cache.all_pools(), *(cache.tier.pools if cache.tier else ())]
+        return sum(pool.find(key) > 0 for pool in pools for key in keys)
 
     def _published(self) -> dict[tuple[int, int, int], tuple[bytes, bytes]]:
         """Key and content of each published block, by shard, group and id."""

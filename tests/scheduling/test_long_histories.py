@@ -7,13 +7,14 @@ of `test_scheduler_machine.py`, and pins and resets besides.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import pytest
 
+from ferrum_jax.ints import most_held
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
-from ferrum_jax.windows import most_held
 from tests.scheduling.fake_device import VOCABULARY, Engine
 
 OPERATIONS = 50_000  # of each of four parts
@@ -129,9 +130,14 @@ class History:
             self.engine.scheduler.unpin()
             return self.checked()
         try:
-            self.engine.scheduler.pin(self.engine.cache.keys_of(self._choice(running))[:3])
+            if self._rng.random() < 0.5:
+                self.engine.scheduler.pin(self.engine.cache.keys_of(self._choice(running))[:3])
+            else:
+                self.engine.scheduler.pin_prefix(self._choice(list(self.engine.requests.values())[-20:]))
         except ValueError as error:
-            assert "more blocks pinned leave" in str(error)
+            assert re.search(
+                "more blocks pinned leave|more state snapshots pinned|is not cached as a whole", str(error)
+            )
         return self.checked()
 
 

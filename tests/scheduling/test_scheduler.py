@@ -135,8 +135,9 @@ def test_a_preempted_request_replays_mostly_from_its_own_blocks() -> None:
     engine.drain()
     counters = engine.scheduler.metrics()
     assert second.num_preemptions == 1
-    assert counters.hit_tokens == 32, "all but the deepest block, which the other row took"
-    assert second.num_cached_tokens == counters.saved_prefill_tokens == 0, "only what was never computed is saved"
+    assert counters.resumed_tokens == 32, "all but the deepest block, which the other row took"
+    assert counters.recomputed_tokens == 5
+    assert second.num_cached_tokens == counters.hit_tokens == 0, "what a row finds of itself is no hit"
 
 
 def test_the_latest_row_of_the_lowest_priority_is_preempted_and_the_oldest_of_the_highest_never() -> None:
@@ -172,7 +173,7 @@ def test_a_row_that_still_prefills_is_preempted_before_an_older_one_that_decodes
     assert second.num_preemptions == 1
     assert len(second.token_ids) == second.num_prompt_tokens and not first.num_preemptions
     engine.drain()
-    assert engine.scheduler.metrics().hit_tokens > 0, "the chunks that were computed are hit again"
+    assert engine.scheduler.metrics().resumed_tokens > 0, "the chunks that were computed are found again"
 
 
 def test_a_preempted_request_that_is_aborted_drops_its_token_in_flight() -> None:
@@ -333,7 +334,7 @@ def test_a_follower_waits_for_the_blocks_it_shares_not_for_the_request() -> None
     for _ in range(3):
         assert not follower.slot, "its blocks are not there"
         engine.step()
-    assert [row[1:] for row in _rows(engine.plans[2])] == [(16, 6, 1), (16, 2, 0)], "beside the leader's last chunk"
+    assert [row[1:] for row in _rows(engine.plans[2])] == [(16, 5, 0), (16, 3, 1)], "beside the leader's last tokens"
     engine.drain()
 
 

@@ -30,7 +30,7 @@ def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
         max_cached_prompts=rng.choice([0, 1, 3]),
     )
     stems = [[rng.randrange(VOCABULARY) for _ in range(max_total)] for _ in range(3)]
-    for _ in range(150):
+    for _ in range(300):
         if rng.random() < 0.4:
             prompt = _random_prompt(rng, stems, max_total)
             engine.add(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ferrum_jax import bench
+from ferrum_jax.bench import workloads
 from scripts import bench_offline, shapes
 from tests.scripts.test_shapes import SMALL
 
@@ -22,8 +22,8 @@ print(json.dumps({"output_tok_s": 2.0, "requests": len(json.load(open(requests))
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(shapes.SHAPES, "qwen3-0.6b", shapes.SHAPES["qwen3-0.6b"] | SMALL)
-    monkeypatch.setattr(bench, "make_workload", lambda name, vocab_size, seed: [([seed] * 9, 6)] * 3)
-    monkeypatch.setattr(bench_offline, "make_workload", bench.make_workload)
+    monkeypatch.setattr(workloads, "make_workload", lambda name, vocab_size, seed: [([seed] * 9, 6)] * 3)
+    monkeypatch.setattr(bench_offline, "make_workload", workloads.make_workload)
 
 
 @pytest.mark.slow

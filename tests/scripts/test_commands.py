@@ -11,6 +11,8 @@ import importlib
 import os
 import re
 import shlex
+import textwrap
+import tomllib
 from collections.abc import Iterator
 from unittest import mock
 
@@ -20,7 +22,13 @@ from ferrum_jax import __main__ as cli
 from tests.support import ROOT
 
 PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
-OF_THE_REFERENCE = {"bench_reference", "make_chat_goldens", "make_encoder_goldens", "make_goldens"}
+OF_THE_REFERENCE = {
+    "bench_reference",
+    "make_chat_goldens",
+    "make_encoder_goldens",
+    "make_goldens",
+    "make_quantised_goldens",
+}
 COMMAND = re.compile(r"(?:ferrum-jax|python3? (?:-m scripts\.|scripts/)(?P<script>\w+)(?:\.py)?) (?P<words>.*)")
 PROSE = re.compile(r" +#.*| {3,}(?![ -]).*")  # what stands beside a command, in its line
 
@@ -30,11 +38,19 @@ class Understood(Exception):
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    """Each text that names commands, with where it stands."""
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "checkpoints/demo/README.md"):
-        yield path.relative_to(ROOT).as_posix(), re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    """Each text that names commands, with where it stands. Blocks of bash are indented, others are left out."""
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (*pages, ROOT / "checkpoints/demo/README.md"):
+        yield (
+            path.relative_to(ROOT).as_posix(),
+            re.sub(r"```(\w*)\n(.*?)```", _block, path.read_text(), flags=re.DOTALL),
+        )
     for name, path in sorted(PROGRAMS.items()):
         yield f"scripts/{name}.py", ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def _block(found: re.Match[str]) -> str:
+    return textwrap.indent(found[2], "    ") if found[1] == "bash" else ""
 
 
 def _commands(*, whole: bool) -> list:
@@ -87,6 +103,29 @@ def test_a_command_that_a_text_shows_is_understood(program, words, call, monkeyp
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
     with pytest.raises(Understood):
         call(program, shlex.split(words))
+
+
+def _lines(start: str) -> list[str]:
+    """Lines of all texts that begin so, each once."""
+    found = [line for _, text in _texts() for line in re.findall(rf"(?m)^ {{4}}{start}.*$", text)]
+    return sorted(set(map(str.strip, found)))
+
+
+@pytest.mark.parametrize("line", _lines(r"(?:EXTRAS=\w+ )?scripts/"))
+def test_a_script_that_a_text_shows_is_there(line):
+    words = shlex.split(line, comments=True)
+    script = ROOT / next(word for word in words if not word.startswith("EXTRAS="))
+    assert os.access(script, os.X_OK)
+    paths = [word for word in words if word.startswith("tests/") and "NAME" not in word]
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def test_an_extra_that_a_text_installs_is_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra for _, text in _texts() for found in re.findall(r"-e '\.\[(.*?)\]'", text) for extra in found.split(",")
+    }
+    assert {"tpu", "gpu", "store"} <= named <= set(extras)
 
 
 @pytest.mark.parametrize(("program", "words"), _commands(whole=False))

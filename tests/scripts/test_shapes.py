@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from checkpoints import Stretch, open_checkpoint
+from checkpoints import Expansion, open_checkpoint
 from ferrum_jax.models import registry
 from scripts import shapes
 
@@ -60,4 +60,4 @@ def test_weights_are_made_where_and_as_the_engine_wants_them():
     assert 0.018 < float(made["head.weight"].astype(jnp.float32).std()) < 0.022
     assert (made["head.weight"] != made["embed.weight"]).any()
     with pytest.raises(ValueError, match=r"does not divide \['head.weight'\]"):
-        source.read(wanted, {"head.weight": Stretch(rows=90, size=96)})
+        source.read(wanted, {"head.weight": Expansion(rows=90, size=96)})

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import types
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +169,14 @@ def test_the_learning_rate_rises_stays_and_falls_to_zero_and_a_shorter_run_falls
     assert [schedule.row(s) for s in (0, 39, 40, 87, 88, 99)] == [128, 128, 256, 256, 1024, 1024]
 
 
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
 def test_a_run_that_was_killed_resumes_to_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
     monkeypatch.setattr(train_demo, "_SAVE_S", -1.0)
     monkeypatch.setattr(train_demo, "optimiser", lambda: optax.adam(1e-2))  # Muon's loops take long to compile

@@ -11,15 +11,16 @@ import math
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import jax
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.llm import LLM
-from ferrum_jax.loading import build_engine
 from ferrum_jax.runtime import layout
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.sharding import local_bytes
+from ferrum_jax.startup.build_engine import build_engine
 from scripts.hlo_collectives import unexpected_collectives
 from tests.engine.test_goldens import golden_prompts
 from tests.sharding.meant import meant_collectives
@@ -37,7 +38,7 @@ ROWS = (
     ([*PREFIX, 60], DRAWN),
 )
 # Two on each of four shards, whose pools hold one of them whole.
-PRESSED = [[stem * 20 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
+PRESSED = [[stem * 19 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
 
 
 def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
@@ -57,6 +58,7 @@ def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
     pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=4), None, fill=math.nan)
     ids = [pressed.add(prompt, GREEDY) for prompt in PRESSED]
     late = finish(pressed)
+    executables = llm.loaded.executables
     greedy = dataclasses.replace(GREEDY, max_tokens=64, logprobs=None)
     golden = run(llm, [prompt.tolist() for prompt in golden_prompts(family)[0]], greedy)
     return {
@@ -71,17 +73,27 @@ def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
         "fingerprint": llm.loaded.fingerprint.hex(),
         "golden": [o.token_ids for o in golden],
         "unexpected_collectives": [
-            unexpected_collectives(step.as_text(), meant_collectives(llm.loaded.layout))
-            for step in llm.loaded.executables.steps.values()
+            unexpected_collectives(executable.as_text(), meant_collectives(llm.loaded.layout, part))
+            for part, executable in (
+                *executables.forwards.items(),
+                *executables.samples.items(),
+                ("score", executables.score),
+            )
         ],
-        "pools_are_aliased": all(map(aliases_pools(llm), llm.loaded.executables.steps.values())),
+        "pools_are_aliased": all(aliases_pools(llm)),
     }
 
 
-def aliases_pools(llm: LLM):
-    pools = llm.loaded.layout.pools
-    num_bytes = sum(map(local_bytes, jax.tree.leaves((pools.kv, pools.slots, pools.prompts))))
-    return lambda step: step.memory_analysis().alias_size_in_bytes >= num_bytes
+def aliases_pools(llm: LLM) -> Iterator[bool]:
+    """Whether each half of a step writes what it donates in place."""
+    pools, executables = llm.loaded.layout.pools, llm.loaded.executables
+    donated = (
+        (executables.forwards, (pools.kv, pools.hidden)),
+        (executables.samples, (pools.slots, pools.prompts)),
+    )
+    for halves, arrays in donated:
+        num_bytes = sum(map(local_bytes, jax.tree.leaves(arrays)))
+        yield from (half.memory_analysis().alias_size_in_bytes >= num_bytes for half in halves.values())
 
 
 def without_single_row(**limits) -> Ladder:

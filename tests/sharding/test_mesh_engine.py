@@ -22,10 +22,16 @@ WAYS_OF_EXPERTS = (*WAYS, "dp=2,tp=2,ep=2")
 # Every other golden on one of them, as its heads, widths and experts divide. Few KV heads are repeated, an uneven
 # vocabulary is padded; there are experts, recurrent layers, sinks, fused projections.
 MESHES = {
-    "tp=4": ("gemma2", "gemma3", "phi3", "qwen2_window"),
-    "dp=2,tp=2": ("gemma3_long_window", "llama", "qwen3_moe", "qwen3_window"),
+    "tp=4": ("exaone4", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "qwen2_window", "smollm3", "starcoder2"),
+    "dp=2,tp=2": (
+        *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
+        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss"),
+    ),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
-    "dp=4,ep=1": ("gpt_oss", "mixtral", "qwen3_moe_raw", "qwen3_next_raw"),
+    "dp=4,ep=1": (
+        *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
+        *("qwen3_moe_raw", "qwen3_next_raw"),
+    ),
 }
 CASES = [(golden, mesh) for mesh, goldens in MESHES.items() for golden in goldens]
 
@@ -54,7 +60,10 @@ def test_every_golden_is_on_a_mesh_of_four_devices():
 
 
 def has_experts(golden: str) -> bool:
-    return any(config_of(golden).get(name) for name in ("num_experts", "num_local_experts"))
+    return any(
+        config_of(golden).get(name)
+        for name in ("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts")
+    )
 
 
 def config_of(golden: str) -> dict:

@@ -11,16 +11,16 @@ from jax.sharding import PartitionSpec
 
 from checkpoints.fingerprint import fingerprint
 from checkpoints.placement import place
-from checkpoints.rules import Stretch
+from checkpoints.rules import Expansion
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
 from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
 from tests.models.published import KINDS, LLAMA3_8B, QWEN3_30B_A3B
 from tests.models.test_registry import published
-from tests.support import GOLDENS
+from tests.support import GOLDENS, ROOT
 
-KV_HEADS = Stretch(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
-VOCABULARY = Stretch(rows=6, size=8)
+KV_HEADS = Expansion(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
+VOCABULARY = Expansion(rows=6, size=8)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -70,6 +70,15 @@ def test_experts_are_spread_over_all_devices_unless_a_mesh_says_over_those_of_ea
     assert (mesh.dp, mesh.tp) == shape and mesh.ep == ep and mesh == MeshShape.parse(str(mesh))
 
 
+def test_a_config_parses_its_mesh_once_and_keeps_the_text_as_it_was_given():
+    config = EngineConfig(mesh="tp=2, dp=3")
+    assert config.mesh_shape is config.mesh_shape == MeshShape(dp=3, tp=2) and config.mesh == "tp=2, dp=3"
+    assert dataclasses.replace(config, mesh="tp=4").mesh_shape == MeshShape(tp=4), "a changed copy has its own shape"
+    assert EngineConfig(**dataclasses.asdict(config)) == config, "it survives JSON"
+    calls = [path for path in (ROOT / "ferrum_jax").rglob("*.py") if "MeshShape.parse" in path.read_text()]
+    assert [path.name for path in calls] == ["config.py"]
+
+
 def test_experts_over_other_numbers_of_devices_are_refused_with_those_that_are_possible():
     with pytest.raises(ValueError, match=r"mesh is 'dp=2,tp=2,ep=3'; ep is 3, .*: ep may be 2 or 4$"):
         EngineConfig(mesh="dp=2,tp=2,ep=3")
@@ -92,12 +101,12 @@ def test_more_devices_than_there_are_is_an_error_that_says_how_many():
         (
             LLAMA3_8B,
             3,
-            r"mesh is 'tp=3': num_attention_heads, 32, is no multiple of tp, 3, .*; tp may be 1, 2, 4, 8, 16, 32$",
+            r"mesh is 'tp=3': num_attention_heads, 32, is not a multiple of tp, 3, .*; tp may be 1, 2, 4, 8, 16, 32$",
         ),
-        (LLAMA3_8B, 64, "num_attention_heads, 32, is no multiple of tp, 64"),
+        (LLAMA3_8B, 64, "num_attention_heads, 32, is not a multiple of tp, 64"),
         (LLAMA3_8B | {"num_key_value_heads": 8, "num_attention_heads": 24}, 12, "num_key_value_heads, 8, and tp, 12"),
-        (LLAMA3_8B | {"intermediate_size": 100}, 8, "intermediate_size, 100, is no multiple of tp, 8"),
-        (QWEN3_30B_A3B | {"num_experts": 30}, 4, r"num_experts, 30, is no multiple of tp, 4; tp may be 1, 2"),
+        (LLAMA3_8B | {"intermediate_size": 100}, 8, "intermediate_size, 100, is not a multiple of tp, 8"),
+        (QWEN3_30B_A3B | {"num_experts": 30}, 4, r"num_experts, 30, is not a multiple of tp, 4; tp may be 1, 2"),
     ],
 )
 def test_a_mesh_that_does_not_divide_the_model_is_refused_with_those_that_do(config, tp, reason):
@@ -111,7 +120,7 @@ def test_experts_that_do_not_divide_among_all_devices_are_refused_with_the_meshe
     spec = spec_of(QWEN3_30B_A3B | {"num_experts": 24})
     assert refusals(spec, MeshShape(dp=2, tp=4)) == refusals(spec, MeshShape.parse("dp=16,tp=8,ep=8")) == []
     (some,) = refusals(spec, MeshShape(dp=4, tp=4))
-    assert some.endswith("num_experts, 24, is no multiple of dp * tp, 16; tp may be 1, 2"), some
+    assert some.endswith("num_experts, 24, is not a multiple of dp * tp, 16; tp may be 1, 2"), some
     (none,) = refusals(spec, MeshShape(dp=16, tp=4))
     assert none.endswith("tp may be 1 with ep=1, 2 with ep=2, 4 with ep=4, 8 with ep=8"), none
 
@@ -122,15 +131,15 @@ def test_fewer_kv_heads_than_devices_and_an_odd_vocabulary_are_no_reason():
 
 
 @pytest.mark.parametrize(
-    ("stretch", "stored"),
+    ("expansion", "stored"),
     [(KV_HEADS, [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]), (VOCABULARY, [0, 1, 2, 3, 4, 5, -1, -1])],
     ids=["repeated", "padded"],
 )
-def test_a_stretched_parameter_has_its_rows_repeated_or_zeros_behind_them_and_the_same_fingerprint(stretch, stored):
+def test_a_stretched_parameter_has_its_rows_repeated_or_zeros_behind_them_and_the_same_fingerprint(expansion, stored):
     source = np.arange(1, 31, dtype=np.float32).reshape(6, 5)
-    target = jax.ShapeDtypeStruct((stretch.size, 5), "float32")
-    placed = place([source], target, stretch)
+    target = jax.ShapeDtypeStruct((expansion.size, 5), "float32")
+    placed = place([source], target, expansion)
     expected = np.concatenate([source, np.zeros((1, 5), np.float32)])[stored]
     np.testing.assert_array_equal(placed, expected)
-    assert fingerprint("", "", {"a": placed}, {"a": stretch}) == fingerprint("", "", {"a": source})
-    assert stretch.stored(stretch.places(np.arange(6))).tolist() == list(range(6))
+    assert fingerprint("", "", {"a": placed}, {"a": expansion}) == fingerprint("", "", {"a": source})
+    assert expansion.stored(expansion.places(np.arange(6))).tolist() == list(range(6))

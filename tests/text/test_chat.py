@@ -43,11 +43,48 @@ def test_template_arguments_and_tools_are_variables_and_json_is_not_escaped():
 def test_an_argument_that_the_template_never_reads_is_refused_by_name():
     source = "{% if not date is defined %}{% set date = 1 %}{% endif %}{{ date }}{{ messages[0].content }}"
     prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate(source))
-    assert prompts.render_chat(TURNS, date=2, tools=[], add_generation_prompt=False) == "2Be brief."
-    with pytest.raises(
-        ValueError, match="the chat template reads no continue_final_message and no tools; leave it out"
-    ):
-        prompts.render_chat(TURNS, continue_final_message=True, tools=[{"name": "f"}])
+    variables = {"date": 2}
+    assert prompts.render_chat(TURNS, chat_template_kwargs=variables, tools=[], add_generation_prompt=False) == (
+        "2Be brief."
+    )
+    with pytest.raises(ValueError, match="the chat template reads no enable_thinking and no tools; leave it out"):
+        prompts.render_chat(TURNS, chat_template_kwargs={"enable_thinking": True}, tools=[{"name": "f"}])
+    with pytest.raises(ValueError, match="chat_template_kwargs has tools; give that as an argument of its own"):
+        prompts.render_chat(TURNS, chat_template_kwargs={"tools": []})
+    with pytest.raises(ValueError, match="chat_template_kwargs is 'date'; it must be an object"):
+        prompts.render_chat(TURNS, chat_template_kwargs="date")
+
+
+TRIMMED = CHATML.replace("message.content", "message.content | trim")
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "end"),
+    [
+        (CHATML, "It is", "<|assistant|>It is"),
+        (CHATML, "It is \n", "<|assistant|>It is \n"),
+        (CHATML, "", "<|assistant|>"),
+        (TRIMMED, " It is \n", "<|assistant|>It is"),
+        (TRIMMED, "", "<|assistant|>"),
+    ],
+)
+def test_a_final_message_that_is_continued_is_the_end_of_the_prompt(source, content, end):
+    prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate(source, {"eos_token": "</s>"}))
+    turns = [TURNS[1], {"role": "assistant", "content": content}]
+    text = prompts.render_chat(turns, continue_final_message=True)
+    assert text == "<|user|>Hi</s>\n" + end
+
+
+def test_a_final_message_that_cannot_be_continued_is_refused():
+    prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate("{{ messages[0].content }}"))
+    with pytest.raises(ValueError, match="does not write the last message as it is"):
+        prompts.render_chat(TURNS, continue_final_message=True)
+    with pytest.raises(ValueError, match="needs a last message with a text"):
+        prompts.render_chat([{"role": "assistant", "tool_calls": []}], continue_final_message=True)
+    with pytest.raises(ValueError, match="continue_final_message and add_generation_prompt are both true"):
+        prompts.render_chat(TURNS, continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(ValueError, match="continue_final_message is 1; it must be true or false"):
+        prompts.render_chat(TURNS, continue_final_message=1)
 
 
 def test_a_generation_block_is_only_its_text():
@@ -55,8 +92,8 @@ def test_a_generation_block_is_only_its_text():
 
 
 def test_the_date_is_that_of_the_clock_given():
-    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime.datetime(2024, 7, 26))
-    assert template.render(TURNS) == "26 Jul 2024"
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}")
+    assert template.render(TURNS, datetime.datetime(2024, 7, 26)) == "26 Jul 2024"
 
 
 def test_text_parts_become_one_text_and_other_parts_are_refused():
@@ -125,3 +162,19 @@ def test_a_bos_that_the_template_writes_is_not_doubled(tmp_path):
     own = Tokenizer.load(path)
     assert own.encode(text, add_special_tokens=False).count(1) == 1
     assert own.encode(text).count(1) == 1
+
+
+def test_special_tokens_are_added_where_they_are_asked_for(tmp_path):
+    tokenizer = Tokenizer.load(folder(tmp_path, "byte_level", add_bos_token=True))
+    prompts = PromptEncoder(tokenizer=tokenizer, chat=ChatTemplate("{{ messages[0].content }}"))
+    bare, full = (tokenizer.encode("a b", add_special_tokens=adds) for adds in (False, True))
+    assert bare != full
+    messages = [{"role": "user", "content": "a b"}]
+    assert prompts.token_ids("a b") == prompts.token_ids({"prompt": "a b", "add_special_tokens": True}) == full
+    assert prompts.token_ids({"prompt": "a b", "add_special_tokens": False}) == bare
+    assert prompts.token_ids(messages) == prompts.token_ids({"messages": messages}) == bare
+    assert prompts.token_ids({"messages": messages, "add_special_tokens": True}) == full
+    with pytest.raises(ValueError, match="add_special_tokens is 1; it must be true or false, beside a text"):
+        prompts.token_ids({"prompt": "a b", "add_special_tokens": 1})
+    with pytest.raises(ValueError, match="continue_final_message is for messages, and the prompt is prompt"):
+        prompts.token_ids({"prompt": "a b", "continue_final_message": True})

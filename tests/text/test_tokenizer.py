@@ -48,7 +48,6 @@ def test_special_tokens_are_named_by_either_file_and_known_by_id(tmp_path):
     (path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "<unk>"}))
     own = Tokenizer.load(path)
     assert own.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert own.eos_ids == {EOS}
     assert own.vocab_size == 332 and own.token(331) == "<tool>" and own.token(332) is None
 
 
@@ -78,7 +77,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
 
 def test_a_tokenizer_may_be_named_by_its_file(tmp_path):
     own = Tokenizer.load(folder(tmp_path) / "tokenizer.json")
-    assert own.eos_ids == {EOS}
+    assert own.decode([EOS], skip_special_tokens=False) == "</s>"
 
 
 def test_a_folder_without_a_tokenizer_has_none_and_the_error_says_what_to_do(tmp_path):
@@ -101,7 +100,7 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         ({"eos_token": {"lstrip": False}}, "eos_token .*; it must be text, or an object with its content"),
         ({"eos_token": ["</s>"]}, "eos_token .*; it must be text, or an object with its content"),
         ({"add_bos_token": "yes"}, "add_bos_token 'yes'; it must be true or false"),
-        ({"add_bos_token": True, "bos_token": "<no>"}, "add_bos_token true and bos_token '<no>', which is no token"),
+        ({"add_bos_token": True, "bos_token": "<no>"}, "add_bos_token true and bos_token '<no>', which is not a token"),
     ],
 )
 def test_a_configuration_that_names_no_token_is_refused(tmp_path, said, message):

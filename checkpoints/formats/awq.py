@@ -1,0 +1,78 @@
+"""AWQ of 4 bits in its `gemm` version, as AutoAWQ publishes it.
+
+    X.qweight [in, out / 8] int32, eight outputs a word in the order 0 2 4 6 1 3 5 7, lowest first
+    X.qzeros  [in / group, out / 8] int32, packed alike      X.scales [in / group, out]
+
+value[o, i] = (code[i, o] - zero[i // group, o]) * scale[i // group, o]
+Source: Lin et al. 2023; AutoAWQ's WQLinear_GEMM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from checkpoints.formats.leaves import nibble_leaf, scale_leaf, unpacked, whole_leaf
+from checkpoints.formats.packed import PackedWeight
+from checkpoints.formats.scheme import Module, Scheme, Settings, group_size, is_within
+from ferrum_jax.forms import WeightForm
+
+_QWEIGHT, _QZEROS, _SCALES = ".qweight", ".qzeros", ".scales"
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble k of a word is output _ORDER[k]
+_PLACES = np.argsort(_ORDER)  # the nibble of each output
+
+
+def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
+    """The scheme of {"quant_method": "awq"}."""
+    settings.only(bits=(4,), w_bit=(None, 4), version=(None, "gemm", "GEMM"), zero_point=(None, True))
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    form = WeightForm(
+        kind="int4", group=group_size(settings, "group_size", size), scale_dtype=scale_dtype, has_zeros=True
+    )
+    dense = frozenset(settings.names("modules_to_not_convert"))
+    settings.ignore("quant_method", "q_group_size", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "backend")
+    settings.ignore("exllama_config")
+    settings.finish()
+    return Scheme(
+        method="awq",
+        form_of=lambda module: None if module == "lm_head" or is_within(dense, module) else form,
+        pack=_pack,
+        marks=(_QWEIGHT, _QZEROS, _SCALES),
+        others=(".weight",),
+    )
+
+
+def _pack(module: Module) -> PackedWeight:
+    form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
+    if ".weight" in tensors:
+        raise ValueError(f"{base} has .weight and {_QWEIGHT}, a dense weight and a quantised one; keep one of them")
+    words = tensors[_QWEIGHT]
+    if words.dtype != np.int32 or len(words.shape) != 2:
+        raise ValueError(f"{base}{_QWEIGHT} is {words.dtype} {list(words.shape)}; it must be int32 [in, out / 8]")
+    shape = (words.shape[1] * 8, words.shape[0])
+    groups = shape[1] // (form.group or shape[1])
+    for end, size in ((_QZEROS, (groups, words.shape[1])), (_SCALES, (groups, shape[0]))):
+        if tuple(tensors[end].shape) != size:
+            raise ValueError(f"{base}{end} is {list(tensors[end].shape)}; of a weight {list(shape)} it is {list(size)}")
+
+    def codes(outputs: range) -> np.ndarray:
+        first = outputs.start // 8 if outputs else 0
+        found = _outputs(words[:, first : -(-outputs.stop // 8)])
+        return found[slice(outputs.start - first * 8, outputs.stop - first * 8, outputs.step)]
+
+    return PackedWeight(
+        module.name,
+        form,
+        {
+            "codes": nibble_leaf(codes, shape),
+            "scales": scale_leaf(module, np.asarray(tensors[_SCALES]).T, base + _SCALES, shape),
+            "zeros": whole_leaf(lambda: _outputs(tensors[_QZEROS]).astype(np.int8), (shape[0], groups), np.int8),
+        },
+    )
+
+
+def _outputs(words: Any) -> np.ndarray:  # [n, w] int32 -> [8 w, n] uint8
+    """Each output's codes."""
+    nibbles = unpacked(np.asarray(words), 4)  # [n, 8 w]
+    return nibbles.reshape(len(nibbles), -1, 8)[:, :, _PLACES].reshape(len(nibbles), -1).T

@@ -1,0 +1,260 @@
+"""compressed-tensors, as vLLM's tools publish: int-quantized, float-quantized, pack-quantized.
+
+    int-quantized, float-quantized   X.weight [out, in] int8 or float8, X.weight_scale, X.weight_zero_point
+    pack-quantized                   X.weight_packed [out, words] int32, each code plus 2^(bits - 1), lowest first;
+                                     X.weight_shape [2]; X.weight_scale; X.weight_zero_point [words, groups], packed
+                                     along the outputs; X.weight_g_idx [in], the group of each input
+    all                              X.input_scale, where activations have one scale that is known beforehand
+
+Source: compressed-tensors 0.20, quantization/quant_args.py, compressors/pack_quantized, compressors/naive_quantized.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from checkpoints.formats.leaves import (
+    byte_leaf,
+    finite_leaf,
+    float8,
+    input_scale_leaf,
+    nibble_leaf,
+    order_of,
+    scale_leaf,
+    unpacked,
+    whole_leaf,
+)
+from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
+from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
+from ferrum_jax.forms import WeightForm
+
+_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+_KINDS = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8_e4m3"}
+_PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Group:
+    """One of config_groups. rows: outputs of a block, where a scale is a block's."""
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    form: WeightForm
+    rows: int
+
+    def rank(self, module: str) -> int | None:
+        """How closely it names a module: by its name, a pattern, its class; None where it does not."""
+        if module in self.names:
+            return 0
+        if any(pattern.match(module) for pattern in self.patterns):
+            return 1
+        return 2 if "Linear" in self.names else None
+
+
+def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
+    """The scheme of a config with config_groups. Raises ValueError for what is not supported, by name."""
+    settings.only(format=(None, *_FORMATS), quantization_status=(None, "compressed"))
+    sparsity = settings.get("sparsity_config", {})
+    if sparsity.get("format", "dense") != "dense":
+        settings.refuse(f"sparsity_config = {sparsity!r}")
+    settings.nothing_in("kv_cache_scheme", "transform_config")
+    settings.ignore("quant_method", "version", "global_compression_ratio")
+    groups = [_group(settings, group, scale_dtype) for group in settings.get("config_groups", {}).values()]
+    if not groups:
+        settings.refuse("no config_groups")
+    ignored = settings.names("ignore")
+    patterns = tuple(settings.pattern(name[3:]) for name in ignored if name.startswith("re:"))
+    settings.finish()
+
+    def group_of(module: str) -> _Group | None:
+        if module in ignored or any(pattern.match(module) for pattern in patterns):
+            return None
+        ranked = [(rank, i) for i, group in enumerate(groups) if (rank := group.rank(module)) is not None]
+        return groups[min(ranked)[1]] if ranked else None
+
+    def form_of(module: str) -> WeightForm | None:
+        group = group_of(module)
+        return None if group is None else group.form
+
+    def pack(module: Module) -> PackedWeight:
+        group = group_of(module.name.removesuffix(".weight"))
+        assert group is not None
+        return _pack(module, group.rows)
+
+    return Scheme(
+        method="compressed-tensors",
+        form_of=form_of,
+        pack=pack,
+        marks=(_SCALE, _PACKED),
+        others=(".weight", ".weight_shape", _ZERO, ".weight_g_idx", ".input_scale"),
+        names_all=True,
+        targets=tuple(name for group in groups for name in sorted(group.names) if name != "Linear"),
+    )
+
+
+def _group(settings: Settings, group: Any, scale_dtype: str) -> _Group:
+    if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+        settings.refuse(f"config_groups of {group!r}"[:200])
+    own = Settings(group, settings.key, "compressed-tensors")
+    own.only(format=(None, *_FORMATS))
+    own.nothing_in("output_activations")
+    targets = own.names("targets")
+    weights = Settings(own.get("weights", {}), settings.key, "compressed-tensors weights")
+    activations = own.get("input_activations", {})
+    own.finish()
+    form, rows = _weights(weights, scale_dtype)
+    if activations:
+        rounding = Settings(activations, settings.key, "compressed-tensors input_activations")
+        form = dataclasses.replace(form, **_activations(rounding))
+    patterns = tuple(settings.pattern(name[3:]) for name in targets if name.startswith("re:"))
+    return _Group(names=frozenset(targets), patterns=patterns, form=form, rows=rows)
+
+
+def _weights(settings: Settings, scale_dtype: str) -> tuple[WeightForm, int]:
+    """The form, and the outputs of a block."""
+    kind, bits = settings.get("type", "int"), settings.get("num_bits", 8)
+    if (kind, bits) not in _KINDS:
+        settings.refuse(f"{bits} bits of type {kind}")
+    settings.only(
+        strategy=("tensor", "channel", "group", "block"),
+        dynamic=(None, False),
+        actorder=(None, False, "weight", "static", "group", "dynamic", True),
+    )
+    strategy, rows, group = settings.get("strategy", "tensor"), 1, None
+    if strategy == "group":
+        group = group_size(settings, "group_size", settings.get("group_size", 0))
+    if strategy == "block":
+        sizes = settings.get("block_structure", [0, 0])
+        rows, group = sizes if len(sizes) == 2 else (0, 0)
+        rows, group = group_size(settings, "block_structure", rows), group_size(settings, "block_structure", group)
+    settings.ignore("group_size", "block_structure", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    ordered = settings.get("actorder", None) in ("group", "dynamic", True)
+    symmetric = settings.get("symmetric", True)
+    settings.finish()
+    form = WeightForm(
+        kind=_KINDS[kind, bits],
+        group=group,
+        scale_dtype="float32" if kind == "float" else scale_dtype,
+        has_zeros=not symmetric,
+        has_order=ordered and group is not None,
+    )
+    return form, rows or 1
+
+
+def _activations(settings: Settings) -> dict[str, Any]:
+    """What a form says of activations."""
+    settings.only(num_bits=(8,), type=(None, "int", "float"), symmetric=(None, True))
+    strategy, dynamic = settings.get("strategy", "tensor"), settings.get("dynamic", False)
+    if (strategy, dynamic) not in (("tensor", False), ("token", True), ("group", True)):
+        settings.refuse(f"activations by {strategy}, dynamic = {dynamic}")
+    group = None if strategy != "group" else group_size(settings, "group_size", settings.get("group_size", 0))
+    kind = settings.get("type", "int")
+    settings.ignore(
+        "group_size", "block_structure", "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder"
+    )
+    settings.finish()
+    rounding = "int8" if kind == "int" else "fp8_e4m3"
+    return {"activations": rounding, "activation_group": group, "has_input_scale": not dynamic}
+
+
+# -- tensors -----------------------------------------------------------------------------------------------
+
+
+def _pack(module: Module, rows: int) -> PackedWeight:
+    """The weight of a module's tensors. Raises ValueError where they do not fit one another."""
+    form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
+    shape, codes = _codes(module, base)
+    leaves = {"codes": codes, "scales": scale_leaf(module, _of(module, _SCALE), base + _SCALE, shape, rows)}
+    if form.has_zeros:
+        leaves["zeros"] = _zeros(module, base, shape)
+    if form.has_order:
+        assert form.group is not None
+        order = order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
+        leaves["order"] = whole_leaf(lambda: order, order.shape, np.int32)
+    if form.has_input_scale:
+        leaves["input_scale"] = input_scale_leaf(module, _of(module, ".input_scale"), f"{base}.input_scale")
+    for end, is_known in (
+        (_ZERO, form.has_zeros),
+        (".weight_g_idx", form.has_order),
+        (".input_scale", form.has_input_scale),
+    ):
+        if end in tensors and not is_known:
+            raise ValueError(f"{base}{end} is there, and config.json says nothing of it; copy the checkpoint again")
+    return PackedWeight(module.name, form, leaves)
+
+
+def _of(module: Module, end: str) -> Any:
+    if end not in module.tensors:
+        base = module.name.removesuffix(".weight")
+        raise ValueError(f"{base}{end} is missing, which config.json says of {base}; copy the checkpoint again")
+    return module.tensors[end]
+
+
+def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
+    """(shape of the weight, its codes)."""
+    form, tensors = module.form, module.tensors
+    if _PACKED not in tensors:
+        stored = _of(module, ".weight")
+        wanted = np.dtype(np.int8) if form.kind == "int8" else float8()
+        if len(stored.shape) != 2 or stored.dtype != wanted or form.has_order:
+            raise ValueError(
+                f"{base}.weight is {stored.dtype} {list(stored.shape)}; config.json says codes of {form.kind}"
+            )
+        plain = stored_leaf(stored)
+        return tuple(stored.shape), plain if form.kind == "int8" else finite_leaf(plain, f"{base}.weight")
+    if ".weight" in tensors:
+        raise ValueError(f"{base} has .weight and .weight_packed, a dense weight and a quantised one; keep one of them")
+    words, shape = tensors[_PACKED], tuple(np.asarray(_of(module, ".weight_shape")).tolist())
+    bits = {"int4": 4, "int8": 8}.get(form.kind, 0)
+    fits = len(shape) == 2 and words.dtype == np.int32 and bits
+    if not fits or tuple(words.shape) != (shape[0], -(-shape[1] * bits // 32)):
+        raise ValueError(
+            f"{base}.weight_shape is {list(shape)}, which contradicts {base}{_PACKED}, {words.dtype} "
+            f"{list(words.shape)} of {form.kind}; copy the checkpoint again"
+        )
+    order = None
+    if form.has_order and form.group:
+        order = order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
+
+    def codes(outputs: range) -> np.ndarray:
+        found = unpacked(np.asarray(words[slices((outputs,))]), bits)[:, : shape[1]]
+        return found if order is None else found[:, order]
+
+    if order is not None:
+        return shape, (nibble_leaf if bits == 4 else byte_leaf)(codes, shape)
+    return shape, _as_stored(words, shape, bits)
+
+
+def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
+    """Codes in the order in which they lie: nibbles are a view of the file."""
+    width = shape[1] * bits // 8
+
+    def read(ranges: Ranges) -> np.ndarray:
+        found = np.asarray(words[slices(ranges[:1])]).view(np.uint8)[:, :width][:, slices(ranges[1:])[0]]
+        return found if bits == 4 else (found ^ 128).view(np.int8)
+
+    return Leaf(read, (shape[0], width), np.uint8 if bits == 4 else np.int8)
+
+
+def _zeros(module: Module, base: str, shape: tuple[int, int]) -> Leaf:
+    """[out, groups] zero points, unsigned as the codes of four bits are."""
+    form, stored = module.form, _of(module, _ZERO)
+    groups = 1 if form.group is None else shape[1] // form.group
+    bits, dtype = (4, np.int8) if form.kind == "int4" else (8, np.int16)
+    packed = stored.dtype == np.int32
+    wanted = (-(-shape[0] * bits // 32), groups) if packed else (shape[0], groups)
+    if tuple(stored.shape) != wanted:
+        raise ValueError(f"{base}{_ZERO} is {list(stored.shape)}; zero points of {list(shape)} are {list(wanted)} here")
+
+    def zeros() -> np.ndarray:
+        if not packed:  # signed, beside codes that are
+            return np.asarray(stored).astype(dtype)
+        found = unpacked(np.asarray(stored).T, bits).T[: shape[0]].astype(dtype)
+        return found if bits == 4 else found - 128
+
+    return whole_leaf(zeros, (shape[0], groups), dtype)

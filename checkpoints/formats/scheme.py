@@ -1,0 +1,147 @@
+"""Scheme: what a config.json says of its quantised weights. Each format makes one from its own words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from checkpoints.formats.packed import PackedWeight
+from ferrum_jax.forms import WeightForm
+
+KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
+_LONGEST = 200  # characters of a value that a message shows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Module:
+    """The tensors of one quantised module, by the ends of their names. name: of what they stand for."""
+
+    name: str
+    form: WeightForm
+    tensors: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """form_of: of a module, by its name in the checkpoint; None where it is dense. pack: its tensors as one weight.
+
+    marks: ends of names that only quantised modules have. others: those that they have besides. stands_for: the end of
+    the name that their weight would have if it were dense. names_all: what the config does not call dense is quantised,
+    routers and gates too; has_head: so is the head. transposed: its modules are [.., in, out] to the rules. targets:
+    modules, classes and patterns that it names.
+    """
+
+    method: str
+    form_of: Callable[[str], WeightForm | None]
+    pack: Callable[[Module], PackedWeight]
+    marks: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    stands_for: str = ".weight"
+    names_all: bool = False
+    has_head: bool = False
+    transposed: bool = False
+    targets: tuple[str, ...] = ()
+
+
+def refusal(key: str, value: Any, why: str | None = None) -> str:
+    """What is wrong with weights in the format that `key` of a config.json describes, and what to do.
+
+    Without the key they would be read as what they are not, so it is no advice to remove it.
+    """
+    found = value if isinstance(value, Mapping) else {}
+    method = str(found.get("quant_method", found.get("quant_algo", "a format that it does not name")))[:_LONGEST]
+    bits = f" of {found['bits']} bits" if isinstance(found.get("bits"), int) else ""
+    return (
+        f"the weights are quantised: {key} of config.json says {method}{bits}{'' if why is None else f' with {why}'}, "
+        "which is not supported yet; give the checkpoint in bfloat16, float16 or float32 that this one was made from "
+        "(its model card names it)"
+    )
+
+
+class Settings:
+    """The values of a quantisation's description, each asked for by name; what nobody asks for is refused."""
+
+    def __init__(self, values: Mapping[str, Any], key: str, where: str = "") -> None:
+        self.values, self.key, self._where, self._read = values, key, where, set[str]()
+
+    def get(self, name: str, default: Any) -> Any:
+        """The value, or the default where it is absent or null. Refuses another type than the default's."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is None:
+            return default
+        kinds = (int, float) if type(default) is float else type(default)
+        if default is not None and (
+            not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)
+        ):
+            self.refuse(f"{name} = {value!r}"[:_LONGEST])
+        return value
+
+    def names(self, name: str) -> list[str]:
+        """A list of texts, empty where it is absent."""
+        found = self.get(name, [])
+        if not all(isinstance(text, str) for text in found):
+            self.refuse(f"{name} = {found!r}"[:_LONGEST])
+        return found
+
+    def pattern(self, text: str) -> re.Pattern[str]:
+        """A pattern of module names. Raises ValueError for a text that is none."""
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise ValueError(f"{self.key} of config.json names layers by {text!r}, no pattern: {error}") from None
+
+    def only(self, **allowed: Collection[Any]) -> None:
+        """Raises ValueError where a value is none of those that are allowed; None stands for absent."""
+        for name, choices in allowed.items():
+            value = self.get(name, None)
+            if not any(value == choice and type(value) is type(choice) for choice in choices):
+                self.refuse(f"{name} = {value!r}"[:_LONGEST])
+
+    def nothing_in(self, *names: str) -> None:
+        """Raises ValueError where one of these says anything."""
+        for name in names:
+            if self.get(name, None) not in (None, [], {}, False, ""):
+                self.refuse(f"{name} = {self.values[name]!r}"[:_LONGEST])
+
+    def ignore(self, *names: str) -> None:
+        """These say how the codes were found, not what they mean."""
+        self._read.update(names)
+
+    def finish(self) -> None:
+        """Raises ValueError for what nobody asked for: it may change what a code means."""
+        unknown = sorted(name for name in self.values.keys() - self._read if self.values[name] not in (None, [], {}))
+        if unknown:
+            self.refuse(", ".join(f"{name} = {self.values[name]!r}" for name in unknown)[:_LONGEST])
+
+    def refuse(self, why: str) -> None:
+        raise ValueError(refusal(self.key, self.values if not self._where else {"quant_method": self._where}, why))
+
+
+def scale_dtype_of(config: Mapping[str, Any]) -> str:
+    """The dtype in which a checkpoint of this config.json has its scales, as far as it says."""
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else {}
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype"))
+    dtype = dtype.removeprefix("torch.")
+    return dtype if dtype in ("bfloat16", "float16") else "float32"
+
+
+def is_within(names: Collection[str], module: str) -> bool:
+    """Whether one of the names is a run of the parts of a module's name: "mlp.gate" of "layers.0.mlp.gate"."""
+    parts = module.split(".")
+    return bool(names) and any(
+        ".".join(parts[i:j]) in names for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)
+    )
+
+
+def group_size(settings: Settings, name: str, value: Any) -> int | None:
+    """A group's inputs, None where all inputs of an output share a scale (-1). Refuses what is no size."""
+    if value == -1:
+        return None
+    if type(value) is not int or value < 2 or not math.isfinite(value):
+        settings.refuse(f"{name} = {value!r}")
+    return value

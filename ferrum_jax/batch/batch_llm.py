@@ -1,0 +1,42 @@
+"""What a job asks of an engine."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Protocol
+
+from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
+
+
+class RowCrash(ValueError):
+    """An engine that runs elsewhere crashed with this row, twice, the second time with it alone."""
+
+
+class BatchLLM(Protocol):
+    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests. Closing the generator aborts the rest.
+
+    now: the time of day that chat templates see.
+    """
+
+    @property
+    def identity(self) -> ModelIdentity | None:
+        """What answers; None where that is known only with the first answers."""
+        ...
+
+    def as_completed(
+        self,
+        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        *,
+        resume: Callable[[int], Sequence[CompletionOutput]],
+        wants_partials: Callable[[], bool],
+        now: datetime.datetime,
+    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]: ...
+
+    def embed_as_completed(
+        self, requests: Iterable[tuple[int, Prompt]]
+    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]: ...
+
+    def stats(self) -> dict[str, Any]: ...

@@ -1,0 +1,91 @@
+"""The order of rows: rows that share a prefix are neighbours, and rows of equal prefixes are sorted by length.
+
+Each prompt gets a chain of keys, hashes of its first 128, 256, ... 16,384 bytes. Sorted by their chains, rows lie as
+in a walk through the trie of prefixes: every shared prefix is one run of neighbours, so a pool that holds few
+prefixes still hits each but once. A key that only one row has is no shared prefix and does not count. Rows that
+share nothing are sorted by length alone, so that rows which run together end together. Rows that ask for a vector
+come last, since an engine does one or the other. A row of several prompts stands where its first one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping
+
+import numpy as np
+
+from ferrum_jax.batch.input.formats import BadRow, Row
+from ferrum_jax.prompt import Prompt, take_apart
+
+DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
+_MOST_LENGTH = 2**32 - 1
+_UNLIMITED_TOKENS = 1024  # how many a row without max_tokens is expected to generate
+
+
+class Features:
+    """What the order of rows depends on, row by row."""
+
+    def __init__(self) -> None:
+        self._keys = array("I")  # [rows, depths]; keys that are equal by chance only make a worse order
+        self._lengths = array("I")
+        self._embeds = bytearray()
+
+    def add(self, row: Row | BadRow) -> None:
+        if isinstance(row, BadRow):
+            self._keys.extend([0] * len(DEPTHS))
+            self._lengths.append(0)
+            self._embeds.append(0)
+            return
+        contents = [_content(prompt) for prompt in row.prompts]
+        self._keys.extend(_chain(*contents[0]))
+        max_tokens = _UNLIMITED_TOKENS if row.asked.max_tokens is None else row.asked.max_tokens
+        length = sum(len(content) // 4 + max_tokens for _, content in contents)
+        self._lengths.append(min(length, _MOST_LENGTH))
+        self._embeds.append(row.is_embedding)
+
+    def extend(self, other: Features) -> None:
+        """Append the features of the rows that follow."""
+        self._keys.extend(other._keys)
+        self._lengths.extend(other._lengths)
+        self._embeds.extend(other._embeds)
+
+    @property
+    def embeds(self) -> np.ndarray:
+        """[rows] bool: whether the row asks for a vector."""
+        return np.frombuffer(self._embeds, np.bool_)
+
+    def order(self) -> np.ndarray:
+        """[rows] uint32: the indices in the order in which rows should run."""
+        keys = np.frombuffer(self._keys, np.uint32).reshape(-1, len(DEPTHS))
+        for depth in range(len(DEPTHS)):
+            _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
+            keys[counts[places] == 1, depth] = 0
+        columns = [np.frombuffer(self._lengths, np.uint32), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
+        columns.append(self.embeds)
+        return np.lexsort(columns).astype(np.uint32)
+
+
+def _content(content: Prompt) -> tuple[bytes, bytes]:
+    """A prompt's salt, and its content as bytes that begin alike where token ids begin alike."""
+    salt = b""
+    if isinstance(content, Mapping):
+        parts = take_apart(content)
+        salt, content = parts.cache_salt.encode(), parts.content
+    if isinstance(content, str):
+        return salt, content.encode()
+    if isinstance(content, array):
+        return salt, content.tobytes()
+    return salt, b"".join(f"{m['role']}\0{m['content']}\0".encode() for m in content)  # type: ignore[index]
+
+
+def _chain(salt: bytes, content: bytes) -> list[int]:
+    """The key of each depth that the content reaches, 0 beyond."""
+    keys, start = [0] * len(DEPTHS), 0
+    state = hashlib.blake2b(digest_size=4, key=salt[:64])
+    for place, depth in enumerate(DEPTHS):
+        if len(content) < depth:
+            break
+        state.update(content[start:depth])
+        keys[place], start = int.from_bytes(state.copy().digest(), "little"), depth
+    return keys

@@ -1,0 +1,175 @@
+"""Rows: the lines of a job's input as arrays, one entry a row, and the order in which they are best run.
+
+One pass parses every line; what stays is 32 hex digits of digest, a place in the file and a few numbers, so a
+million rows take well under 200 MB with their books. A row is parsed again when it is run; of a large input by a
+process that reads ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
+from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
+from ferrum_jax.batch.input.read_ahead import ReadAhead
+from ferrum_jax.ints import ceil_div
+
+_MOST_NAMED = 5
+_MOST_ROWS_IN_PART, _LEAST_ROWS_IN_PART, _PARTS = 1024, 8, 64
+
+
+class Rows:
+    """All lines of `file` that are not blank, by index in their order.
+
+    file: JSONL, open for reading and seeking; it must not change while the job runs. seed, defaults: the job's, as
+    `parse_line` takes them. names: of the model, the one that answers carry first; None takes rows that ask for any.
+    Raises ValueError if all ask for others.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        *,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+    ) -> None:
+        self._file, self._seed, self._names, self._defaults = file, seed, names, defaults
+        self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
+        self._ahead: ReadAhead | None = None
+        columns = parse_file(file, seed, defaults)
+        self._offsets, self._numbers = columns.offsets, columns.numbers
+        self._checksums = columns.checksums  # to see that the lines stay as they are
+        self.is_bad = np.frombuffer(columns.is_bad, np.bool_)
+        self._digests = columns.digests
+        self._refuse_duplicates(np.frombuffer(columns.names, np.uint64))
+        if names is not None:
+            self._refuse_other_models(np.frombuffer(columns.models, np.uint64), names)
+        self.num_bad = int(self.is_bad.sum())
+        heads = np.frombuffer(self._digests, ">u8")[::2].astype(np.uint64)
+        self._by_digest = np.argsort(heads, kind="stable").astype(np.uint32)
+        self._heads = heads[self._by_digest]  # sorted
+        self.embeds = columns.features.embeds
+        order = columns.features.order()
+        self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
+        self.layout = hashlib.blake2b(self._digests, digest_size=8).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def parts(self) -> list[np.ndarray]:
+        """The rows to run in parts that workers take: a function of the input alone, near rows together."""
+        size = max(_LEAST_ROWS_IN_PART, min(_MOST_ROWS_IN_PART, ceil_div(len(self.order), _PARTS)))
+        return [self.order[start : start + size] for start in range(0, len(self.order), size)]
+
+    @contextlib.contextmanager
+    def reading_ahead(self) -> Iterator[None]:
+        """Meanwhile a process parses the rows that are expected, if the input is large."""
+        if not num_worthwhile(self._file):
+            yield
+            return
+        with parser(self._seed, self._defaults) as connection:
+            self._ahead = ReadAhead(connection, self._line_to_parse)
+            try:
+                yield
+            finally:
+                self._ahead = None
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """These rows, none of them bad, will be read next, in about this order."""
+        if self._ahead is not None:
+            self._ahead.expect(indices)
+
+    def read(self, index: int) -> Row | BadRow:
+        """The row, parsed again. Raises OSError if its line is not what it was."""
+        row = None if self._ahead is None else self._ahead.take(index)
+        if row is not None:
+            return row
+        if not self.is_bad[index]:
+            return parse_line(*self._line_to_parse(index), seed=self._seed, defaults=self._defaults)
+        raw, number = self._checked_line(index)
+        found = parse_line(raw, number, seed=self._seed, defaults=self._defaults)
+        first_line = self._first_lines.get(index)
+        if first_line is None:
+            return found if isinstance(found, BadRow) else foreign_row(raw, number, found, self._names or ())
+        assert found.custom_id is not None, "a duplicate has a name"
+        return duplicate_row(raw, number, found.custom_id, first_line)
+
+    def _line_to_parse(self, index: int) -> Line:
+        return *self._checked_line(index), self.digest(index)
+
+    def _checked_line(self, index: int) -> tuple[bytes, int]:
+        raw, number = self._line(index)
+        if zlib.crc32(raw) != self._checksums[index]:
+            raise OSError(f"line {number} of the input changed while the job ran; start the job again")
+        return raw, number
+
+    def digest(self, index: int) -> str:
+        return self._digests[16 * index : 16 * index + 16].hex()
+
+    def find(self, digest: str) -> int | None:
+        """The index of the row with this digest."""
+        head = np.uint64(int(digest[:16], 16))
+        place = int(np.searchsorted(self._heads, head))
+        while place < len(self) and self._heads[place] == head:
+            index = int(self._by_digest[place])
+            if self.digest(index) == digest:
+                return index
+            place += 1
+        return None
+
+    def bad_rows(self) -> Iterator[tuple[int, BadRow]]:
+        for index in np.flatnonzero(self.is_bad).tolist():
+            row = self.read(index)
+            assert isinstance(row, BadRow), f"row {index} was bad and is not"
+            yield index, row
+
+    def _line(self, index: int) -> tuple[bytes, int]:
+        self._file.seek(self._offsets[index])
+        return self._file.readline(), self._numbers[index]
+
+    def _refuse_duplicates(self, names: np.ndarray) -> None:
+        """Keeps the first row of each custom_id; the others become bad rows with digests of their own."""
+        by_name = np.argsort(names, kind="stable")
+        same = np.flatnonzero((np.diff(names[by_name]) == 0) & (names[by_name[1:]] != 0))
+        suspects = sorted({int(by_name[i + step]) for i in same.tolist() for step in (0, 1)})
+        first: dict[str, int] = {}
+        for index in suspects:
+            raw, number = self._line(index)
+            custom_id = parse_line(raw, number, seed=self._seed, defaults=self._defaults).custom_id
+            assert custom_id is not None
+            if first.setdefault(custom_id, number) != number:
+                self._first_lines[index] = first[custom_id]
+                self._set_bad(index, duplicate_row(raw, number, custom_id, first[custom_id]))
+
+    def _refuse_other_models(self, models: np.ndarray, names: Sequence[str]) -> None:
+        """Rows that ask for a model of another name become bad rows, with digests of their own."""
+        known = np.frombuffer(b"".join(map(name_digest, (None, *names))), np.uint64)
+        others = np.flatnonzero(~np.isin(models, known) & ~self.is_bad)
+        if len(others) and len(others) == np.count_nonzero(~self.is_bad):
+            self._refuse_all(others, models[others], names)
+        for index in others.tolist():
+            raw, number = self._line(index)
+            row = parse_line(raw, number, seed=self._seed)
+            assert isinstance(row, Row), f"row {index} was good and is not"
+            self._set_bad(index, foreign_row(raw, number, row, names))
+
+    def _refuse_all(self, others: np.ndarray, models: np.ndarray, names: Sequence[str]) -> NoReturn:
+        _, first, counts = np.unique(models, return_index=True, return_counts=True)
+        asked = [getattr(parse_line(*self._line(int(others[i]))), "model", None) for i in first[:_MOST_NAMED].tolist()]
+        named = ", ".join(f"{model!r} ({n:,} rows)" for model, n in zip(asked, counts.tolist(), strict=False))
+        raise ValueError(
+            f"every row asks for another model: {named}{', ...' * (len(first) > _MOST_NAMED)}; this one is "
+            f"{', '.join(map(repr, names))}. Name the model that the rows ask for, or give this one their "
+            "name too with --served-model-name"
+        )
+
+    def _set_bad(self, index: int, row: BadRow) -> None:
+        self.is_bad[index] = True
+        self._digests[16 * index : 16 * index + 16] = bytes.fromhex(row.id)

@@ -1,0 +1,97 @@
+"""The place of a job: its output and, beside it, the folder of its journal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.batch.input.files import writing_rows
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.job_identity import RECORD, new_record, read_record, refuse_changes
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.leases import require_nobody
+from ferrum_jax.batch.journal.merge import merge
+from ferrum_jax.batch.journal.store import Store, split
+from ferrum_jax.paths import is_url
+
+
+class JobFolder:
+    """The output and its journal, and what is known of the job as a whole."""
+
+    def __init__(self, target: str, open_store: Callable[[str], Store]) -> None:
+        folder, self.name = split(target)
+        self.target = target
+        self.output, self.journal = open_store(folder), open_store(f"{target}.journal")
+
+    def record(self) -> dict[str, Any] | None:
+        """What is recorded of the job that was begun here; None if none was. Raises ValueError for a foreign one."""
+        found = self.journal.read(RECORD)
+        return None if found is None else read_record(found, self.target)
+
+    def begin(self, settings: Mapping[str, object], names: Sequence[str], now: float) -> dict[str, Any]:
+        """The job's record: the one that is there, or a new one. Raises ValueError for a job of other settings.
+
+        names: by which rows may name the model. now: seconds since 1970.
+        """
+        found = self.journal.read(RECORD)
+        if found is None:
+            if self.output.size(self.name) is not None:
+                raise ValueError(
+                    f"{self.target} is there without its journal, {self.target}.journal, so it is not known what it "
+                    "holds; move it away, name another output, or have it moved aside with --new-run"
+                )
+            self.journal.create(RECORD, new_record(settings, names, now))
+            found = self.journal.read(RECORD)  # another worker may have been first
+            assert found is not None, "the job's record is gone"
+        self._refuse_overwriting(found)
+        record = read_record(found, self.target)
+        refuse_changes(self.target, record["settings"], settings)
+        return record
+
+    def set_aside(self, *, expiry_s: float, poll_s: float) -> str | None:
+        """Moves output, report and journal to the first free `old-N.NAME`; that path, None where nothing is there.
+
+        The old job may be continued under that name. Raises ValueError while a worker is at work on it.
+        """
+        journal, report = f"{self.name}.journal", f"{self.name}.report.json"
+        begun = self.journal.read(RECORD) is not None
+        files = [name for name in (self.name, report) if self.output.size(name) is not None]
+        if not begun and not files:
+            return None
+        workers = require_nobody(self.journal, expiry_s=expiry_s, poll_s=poll_s) if begun else []
+        number = next(number for number in itertools.count(1) if self._is_free(f"old-{number}.{self.name}"))
+        for name in files:
+            self.output.move(name, f"old-{number}.{name}", mark="")
+        if begun:
+            self.output.move(journal, f"old-{number}.{journal}", mark=RECORD)
+        for worker in workers:  # one that only slept finds it here
+            self.journal.create(f"workers/{worker}.dead", b"")
+        return f"{self.target[: len(self.target) - len(self.name)]}old-{number}.{self.name}"
+
+    def _is_free(self, name: str) -> bool:
+        taken = (name, f"{name}.report.json", f"{name}.journal/{RECORD}")
+        return all(self.output.size(each) is None for each in taken)
+
+    def _refuse_overwriting(self, record: bytes) -> None:
+        """Raises ValueError if the store makes a file anew that is there: no lease would hold on it."""
+        if is_url(self.target) and self.journal.create(RECORD, record):
+            raise ValueError(
+                f"{self.target} is on a store that has no conditional writes: it made a file that was there already, "
+                "so two workers could run the same rows; name an output on another store or on this machine"
+            )
+
+    def is_merged(self, layout: str) -> bool:
+        """Whether the output is there and holds a line for each of these rows."""
+        found = self.journal.read("merged.json")
+        if found is None:
+            return False
+        merged = json.loads(found)
+        return merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
+
+    def merge(self, rows: Rows, journal: Journal) -> None:
+        with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
+            merge(rows, journal, self.journal, lines)
+        merged = {"layout": rows.layout, "bytes": self.output.size(self.name)}
+        self.journal.replace("merged.json", json.dumps(merged).encode())

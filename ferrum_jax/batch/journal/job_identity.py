@@ -1,0 +1,249 @@
+"""The identity of a job: all that can change a line of its output, recorded in its journal and compared at each start.
+
+    job.json           when the job was begun, and the settings of its command: recorded at once
+    model.json         the values of the ModelIdentity that answers: recorded before the first row is answered
+    hub.json           for a hub's model, the requested revision and its commit: recorded before it is fetched
+    environments/      a file for each environment in which rows were answered, named by its digest
+
+Settings and values that differ are refused by name. Environments may differ, because a job may go on on any machine;
+in invariant mode the user is told that bits may differ then, and with `strict_bits` that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.batch.journal.keeper import JobOptions
+from ferrum_jax.batch.journal.responses import JobLabel
+from ferrum_jax.batch.journal.store import Store
+from ferrum_jax.identity import ModelIdentity, digest_of
+
+FORMAT = 1  # of all files of a journal
+RECORD = "job.json"
+_MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
+_MOST_SHOWN = 60  # characters of a value
+
+
+class JobRefused(ValueError):
+    """The job was begun with something else, or somewhere else; no row of it can be answered here."""
+
+
+class JobIdentity:
+    """What one job has recorded, read and extended by one of its workers."""
+
+    def __init__(
+        self, store: Store, target: str, record: Mapping[str, Any], options: JobOptions, say: Callable[[str], None]
+    ) -> None:
+        """record: job.json. say: told what a user should know at the start."""
+        self._store, self._target, self._options, self._say = store, target, options, say
+        self.created: int = record["created"]
+        self._settings: Mapping[str, Any] = record["settings"]
+        self._begun: dict[str, ModelIdentity] = {}  # of models that answer here, by digest
+
+    @property
+    def started(self) -> datetime.datetime:
+        """The recorded start, the clock of chat templates."""
+        return _moment(self.created)
+
+    def check(self, identity: ModelIdentity) -> None:
+        """Raises JobRefused unless a model of this identity may answer. Its weights need not be known yet."""
+        recorded = self._read(_MODEL)
+        if recorded is not None:
+            now = identity.values()
+            before = {name: value for name, value in recorded.items() if name != "weights" or name in now}
+            refuse_changes(self._target, before, now)
+        if self._options.strict_bits:
+            self._require_bits(identity)
+
+    def pin(self, model: str, revision: str | None, resolve: Callable[[str | None], str | None]) -> str | None:
+        """The commit to load of a hub's model: the one recorded, else that of the revision, which is recorded.
+
+        resolve: gives a revision's commit, or None for a model that is not a hub's. Raises JobRefused where another
+        model is recorded, or the revision is another commit.
+        """
+        recorded = self._read(_HUB)
+        if recorded is None:
+            commit = resolve(revision)
+            if commit is None:
+                return None
+            content = {"format": FORMAT, "model": model, "revision": revision, "commit": commit}
+            self._store.create(_HUB, json.dumps(content).encode())
+            recorded = self._read(_HUB)  # another worker may have been first
+            assert recorded is not None, "what is recorded stays"
+        before, now = {"hub model": recorded["model"], "commit": recorded["commit"]}, {"hub model": model}
+        known = recorded["model"] == model and revision in (None, recorded["revision"])
+        refuse_changes(self._target, before, now | {"commit": recorded["commit"] if known else resolve(revision)})
+        return recorded["commit"]
+
+    def begin(self, identity: ModelIdentity) -> None:
+        """Records the identity before it answers the first row. Raises JobRefused as `check` does."""
+        digest = digest_of(identity.values(), dict(identity.environment))
+        if digest in self._begun:
+            return
+        assert identity.weights is not None, "the weights are known once a model is loaded"
+        self.check(identity)
+        self._store.create(_MODEL, json.dumps(identity.values()).encode())
+        self.check(identity)  # another worker may have been first
+        name = digest_of(dict(identity.environment))
+        self._store.create(f"{_ENVIRONMENTS}/{name}.json", json.dumps(dict(identity.environment)).encode())
+        if self._options.strict_bits:
+            self._require_bits(identity)  # another worker may have been first here too
+        self._begun[digest] = identity
+        differences = self.differing_bits()
+        if differences:
+            self._say(
+                f"Rows of this job are answered in different environments: {'; '.join(differences)}. Their bits may "
+                "differ from those of a job that ran in only one; --strict-bits refuses such a start."
+            )
+
+    @functools.cached_property
+    def label(self) -> JobLabel:
+        """What every line has. Asked for once a model answers."""
+        digest = digest_of(self._settings, self._read(_MODEL))
+        return JobLabel(model=self._settings["model"], created=self.created, fingerprint=f"fp_{digest[:16]}")
+
+    def differing_bits(self) -> list[str]:
+        """How the environments of an invariant job differ, each difference a phrase; none if bits are equal or were
+        never promised to be."""
+        model = self._read(_MODEL)
+        if model is None or not model["invariant"]:
+            return []
+        first, *others = self._environments() or [{}]
+        return list(dict.fromkeys(phrase for other in others for phrase in _environment_changes(first, other)))
+
+    def implementations(self) -> dict[str, str]:
+        """What attention rows were answered with on each kind of device, with its tiles, where it was one."""
+        found: dict[str, set[str]] = {}
+        for environment in self._environments():
+            if "implementation" in environment:
+                found.setdefault(environment["device_kind"], set()).add(environment["implementation"])
+        return {kind: names.pop() for kind, names in found.items() if len(names) == 1}
+
+    def report(self) -> dict[str, Any]:
+        """The job's entries of report.json."""
+        hub = self._read(_HUB)
+        identity = {
+            **self._settings,
+            **({} if hub is None else {"commit": hub["commit"]}),
+            **(self._read(_MODEL) or {}),
+        }
+        return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
+
+    def _require_bits(self, identity: ModelIdentity) -> None:
+        if not identity.invariant:
+            raise JobRefused(
+                "--strict-bits needs invariant mode, without which bits differ from run to run; add --invariant (on "
+                "the CPU in float32), or leave --strict-bits out"
+            )
+        here = {name: str(value) for name, value in identity.environment.items()}
+        changes = [phrase for other in self._environments() for phrase in _environment_changes(other, here)]
+        if changes:
+            raise JobRefused(
+                f"rows of {self._target} were answered in another environment: {'; '.join(dict.fromkeys(changes))}; "
+                "go on there, begin anew here with --new-run, or leave --strict-bits out if bits may differ"
+            )
+
+    def _environments(self) -> list[dict[str, str]]:
+        names = sorted(self._store.names(_ENVIRONMENTS))
+        found = [self._read(f"{_ENVIRONMENTS}/{name}") for name in names]
+        return [environment for environment in found if environment is not None]
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """What the file records, None if there is none. Raises JobRefused for one that is damaged."""
+        content = self._store.read(name)
+        recorded = object_in(content)
+        if recorded is None and content is not None:
+            raise JobRefused(
+                f"{self._target}.journal cannot be continued: its {name} is damaged; begin anew with --new-run"
+            )
+        return recorded
+
+
+def object_in(content: bytes | None) -> dict[str, Any] | None:
+    """The JSON object that a file of a journal holds; None where there is no file, or it holds no object."""
+    found: Any = None
+    if content is not None:
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(content)
+    return found if isinstance(found, dict) else None
+
+
+def begun_with(store: Store, model: str, revision: str | None) -> str | None:
+    """The commit with which a job began, where it began with this model of a hub and with no other revision."""
+    content = store.read(_HUB)
+    recorded = object_in(content) or {}
+    is_same = recorded.get("model") == model and revision in (None, recorded["revision"])
+    return recorded["commit"] if is_same else None
+
+
+def new_record(settings: Mapping[str, object], names: Sequence[str], now: float) -> bytes:
+    """The content of job.json. names: by which rows may name the model."""
+    record = {"format": FORMAT, "created": int(now), "settings": settings, "names": list(names)}
+    return json.dumps(record).encode()
+
+
+def read_record(content: bytes, target: str) -> dict[str, Any]:
+    """job.json. Raises JobRefused for one that is damaged or of another version."""
+    kinds = {"created": int, "settings": dict, "names": list}
+    known = object_in(content) or {}
+    if known.get("format") != FORMAT or any(not isinstance(known.get(name), kind) for name, kind in kinds.items()):
+        raise JobRefused(
+            f"{target}.journal cannot be continued: its job.json is damaged or of another version (format "
+            f"{known.get('format')!r}, this version reads {FORMAT}); end the job with the version that began it, or "
+            "begin anew with --new-run"
+        )
+    return known
+
+
+def started_of(record: Mapping[str, Any] | None) -> datetime.datetime:
+    """The time that chat templates see: the recorded start of the job, or now if it has not begun."""
+    return _moment(time.time() if record is None else record["created"])
+
+
+def _moment(seconds: float) -> datetime.datetime:
+    """The time in UTC, because machines differ in their time zones. seconds: since 1970."""
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+
+
+def refuse_changes(target: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises JobRefused, naming each value that has changed."""
+    names = [name for name in (*before, *now) if before.get(name) != now.get(name)]
+    if names:
+        changes = [f"{_phrase(name)} {_shown(before, name)}, now {_shown(now, name)}" for name in dict.fromkeys(names)]
+        raise JobRefused(
+            f"{target} was begun with other settings: {'; '.join(changes)}. Use those of its first start, or "
+            "begin anew with --new-run, which moves the old job aside"
+        )
+
+
+def _environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{_phrase(name)} {_differing(before.get(name, ''), now.get(name, ''))}"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _differing(before: str, now: str) -> str:
+    """'A and B' for two texts; for long ones, which are lists of words, only the words that the other lacks."""
+    if max(len(before), len(now)) > _MOST_SHOWN:
+        had, has = before.split(), now.split()
+        before, now = (" ".join(word for word in a if word not in set(b)) for a, b in ((had, has), (has, had)))
+    return f"{before[:_MOST_SHOWN] or 'none'!r} and {now[:_MOST_SHOWN] or 'none'!r}"
+
+
+def _phrase(name: str) -> str:
+    return {"sources": "program"}.get(name, name.replace("_", " "))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        return "not known"
+    text = json.dumps(values[name], ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (digest {digest_of(values[name])[:12]})"

@@ -1,0 +1,250 @@
+"""The journal: what became of each row, in segments that are written whole and never changed.
+
+A segment holds records, one a line, each with a checksum, an epoch and the digest of its row, so a torn or damaged
+tail is seen and dropped. A record is a row's output line, the tokens of a row in progress, or that the engine crashed
+while the row ran. The epoch is that of the lease under which the row was run; of two lines of one row, which there are
+only if a worker was taken for dead and was not, the later epoch's counts, for all readers alike.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.partials import decode_partial
+from ferrum_jax.batch.journal.store import Store
+from ferrum_jax.request import CompletionOutput
+
+OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
+_TODO, _IS_OK, _IS_FAILED = range(3)
+_STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED}
+_FLUSH_BYTES = 4 << 20  # more than this is not kept back
+_MOST_NAMED = 5
+
+
+class _Place(NamedTuple):
+    """Where a record's payload lies."""
+
+    segment: int
+    offset: int
+    length: int
+    epoch: int
+
+
+class _Record(NamedTuple):
+    """What the books take from a record whose payload lies at `offset` in its segment."""
+
+    kind: bytes
+    index: int
+    epoch: int
+    offset: int
+    length: int
+
+
+class Journal:
+    """The records of a job, for one worker that adds to them. Two threads may use it."""
+
+    def __init__(self, store: Store, rows: Rows, worker: str) -> None:
+        self._store, self._rows, self._worker = store, rows, worker
+        self._segments: list[str] = []
+        self._known: set[str] = set()
+        self._state = np.zeros(len(rows), np.uint8)
+        self._counts = np.zeros(3, np.int64)  # rows by state
+        self._segment = np.zeros(len(rows), np.uint32)
+        self._offset = np.zeros(len(rows), np.uint32)
+        self._length = np.zeros(len(rows), np.uint32)
+        self._epoch = np.zeros(len(rows), np.uint16)
+        self._partials: dict[int, _Place] = {}
+        self.num_crashes: dict[int, int] = {}  # by row
+        self.num_torn = 0  # segments whose tail was dropped
+        self.busy_s = 0.0  # in append and flush, of both threads; those of the other one cost the loop less
+        self._pending, self._pending_records = bytearray(), list[_Record]()
+        self._num_written = 0
+        self._books, self._writing = threading.Lock(), threading.Lock()
+
+    # -- what is known -----------------------------------------------------------------------------------
+
+    @property
+    def num_ok(self) -> int:
+        """Rows whose line is durable and holds an answer."""
+        return int(self._counts[_IS_OK])
+
+    @property
+    def num_failed(self) -> int:
+        return int(self._counts[_IS_FAILED])
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_ok + self.num_failed == len(self._rows.order)
+
+    def unfinished(self, indices: np.ndarray) -> np.ndarray:
+        return indices[self._state[indices] == _TODO]
+
+    def partial(self, index: int) -> tuple[CompletionOutput, ...]:
+        """The choices of a row in progress as they were journaled last; none if there is nothing to go on from."""
+        place = self._partials.get(index)
+        if place is None:
+            return ()
+        content = self._store.read(self._segments[place.segment], place.offset, place.length)
+        if content is None:
+            raise OSError(f"{self._segments[place.segment]} of the journal has vanished; start the job again")
+        return decode_partial(content)
+
+    def refresh(self) -> None:
+        """Reads the segments that are new. Raises ValueError if they hold rows that the input does not."""
+        strange: list[str] = []
+        for name in sorted(self._store.names("segments")):
+            path = f"segments/{name}"
+            if path not in self._known and not name.startswith(f"{self._worker}."):  # its own are booked by `flush`
+                content = self._store.read(path)
+                if content is None:
+                    raise OSError(f"{path} of the journal vanished while it was read; start the job again")
+                with self._books:
+                    self._book(path, content, strange)
+        if strange:
+            named = ", ".join(strange[:_MOST_NAMED]) + (", ..." if len(strange) > _MOST_NAMED else "")
+            raise ValueError(
+                f"the journal has rows that are not in the input, or whose content was another: {named} "
+                f"({len(strange)} in all); give the input that the job was begun with, give changed rows another "
+                "custom_id, or name another output"
+            )
+
+    def lines(self) -> Iterator[tuple[str, list[int], np.ndarray, np.ndarray]]:
+        """Each segment that has lines which count: its name, the rows, the lines' offsets and their lengths."""
+        finished = np.flatnonzero(self._state != _TODO)
+        by_segment = finished[np.argsort(self._segment[finished], kind="stable")]
+        bounds = np.flatnonzero(np.diff(self._segment[by_segment])) + 1
+        for part in np.split(by_segment, bounds) if len(by_segment) else ():
+            yield self._segments[self._segment[part[0]]], part.tolist(), self._offset[part], self._length[part]
+
+    def failed(self) -> Iterator[dict]:
+        """The lines of rows that failed while they ran, in the order of the input."""
+        for index in np.flatnonzero(self._state == _IS_FAILED).tolist():
+            name, start, length = self._segments[self._segment[index]], self._offset[index], self._length[index]
+            content = self._store.read(name, int(start), int(length))
+            if content is None:
+                raise OSError(f"{name} of the journal has vanished; start the job again")
+            yield json.loads(content)
+
+    def lengths(self) -> np.ndarray:
+        """[rows] of each row's output line in bytes, 0 where it has none."""
+        return np.where(self._state != _TODO, self._length, 0).astype(np.int64)
+
+    # -- what is added -----------------------------------------------------------------------------------
+
+    def append(self, kind: bytes, index: int, payload: bytes, epoch: int) -> None:
+        """Adds a record; it is durable after the next flush. payload: without newline."""
+        started_s = time.perf_counter()
+        content = b"%s %d %s %s" % (kind, epoch, self._rows.digest(index).encode(), payload)
+        record = b"%08x %s\n" % (zlib.crc32(content), content)
+        with self._books:
+            self._pending += record
+            end = len(self._pending)
+            self._pending_records.append(_Record(kind, index, epoch, end - 1 - len(payload), len(payload)))
+            is_full = end > _FLUSH_BYTES
+            self.busy_s += time.perf_counter() - started_s
+        if is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added as one segment, durable when this returns. If it raises, the next flush writes it."""
+        with self._writing:
+            with self._books:
+                content, records = bytes(self._pending), self._pending_records
+                self._pending, self._pending_records = bytearray(), []
+            if not records:
+                return
+            started_s = time.perf_counter()
+            try:
+                name = self._write(content)
+            except BaseException:  # a signal too: the job flushes once more before it ends
+                self._put_back(content, records)
+                raise
+            with self._books:
+                self._book_records(name, records)
+                self.busy_s += time.perf_counter() - started_s
+
+    def _write(self, content: bytes) -> str:
+        """The name of a new segment. Each try has its own, because one that was interrupted may have made its file."""
+        name = f"segments/{self._worker}.{self._num_written:06d}"
+        self._num_written += 1
+        # no other worker has this name: if it is there, a client repeated a write whose answer was lost
+        if not self._store.create(name, content) and self._store.read(name) != content:
+            raise OSError(f"{name} of the journal is there already; start the job again")
+        return name
+
+    def _put_back(self, content: bytes, records: list[_Record]) -> None:
+        """Makes what was not written pending again, before what was added meanwhile."""
+        with self._books:
+            later = [record._replace(offset=record.offset + len(content)) for record in self._pending_records]
+            self._pending, self._pending_records = bytearray(content) + self._pending, records + later
+
+    def _book(self, path: str, content: bytes, strange: list[str]) -> None:
+        records, start = list[_Record](), 0
+        while start < len(content):
+            end = content.find(b"\n", start)
+            record = content[start:end]
+            if end < 0 or not _is_whole(record):
+                self.num_torn += 1
+                break
+            _, kind, epoch, digest, payload = record.split(b" ", 4)
+            index = self._rows.find(digest.decode())
+            if index is None:
+                strange.append(_name(payload))
+            else:
+                records.append(_Record(kind, index, int(epoch), end - len(payload), len(payload)))
+            start = end + 1
+        self._book_records(path, records)
+
+    def _book_records(self, path: str, records: list[_Record]) -> None:
+        """Books the records of one segment: its lines at once, for they are most of them."""
+        self._segments.append(path)
+        self._known.add(path)
+        segment = len(self._segments) - 1
+        lines: dict[int, _Record] = {}
+        for record in records:
+            kind, index, epoch, offset, length = record
+            if kind in _STATE_OF:
+                if index not in lines or epoch > lines[index].epoch:
+                    lines[index] = record
+            elif kind == CRASH:
+                self.num_crashes[index] = self.num_crashes.get(index, 0) + 1
+            else:
+                known = self._partials.get(index)
+                if not self._state[index] and (known is None or epoch >= known.epoch):
+                    self._partials[index] = _Place(segment, offset, length, epoch)
+        if lines:
+            self._book_lines(segment, list(lines.values()))
+
+    def _book_lines(self, segment: int, lines: list[_Record]) -> None:
+        """Books lines of different rows; of a row that has one already the later epoch's counts."""
+        indices = np.array([line.index for line in lines])
+        epochs = np.array([line.epoch for line in lines], self._epoch.dtype)
+        counts = (self._state[indices] == _TODO) | (epochs > self._epoch[indices])
+        indices, lines = indices[counts], [line for line, count in zip(lines, counts.tolist(), strict=True) if count]
+        before = np.bincount(self._state[indices], minlength=len(self._counts))
+        self._segment[indices], self._epoch[indices] = segment, epochs[counts]
+        self._offset[indices] = [line.offset for line in lines]
+        self._length[indices] = [line.length + 1 for line in lines]
+        self._state[indices] = [_STATE_OF[line.kind] for line in lines]
+        self._counts += np.bincount(self._state[indices], minlength=len(self._counts)) - before
+        for index in indices.tolist() if self._partials else ():
+            self._partials.pop(index, None)
+
+
+def _is_whole(record: bytes) -> bool:
+    checksum, _, content = record.partition(b" ")
+    return checksum == b"%08x" % zlib.crc32(content)
+
+
+def _name(payload: bytes) -> str:
+    """The custom_id of a record's line, or that it has none."""
+    found = json.loads(payload) if payload.startswith(b"{") else {}
+    return repr(found["custom_id"]) if "custom_id" in found else "a row in progress"

@@ -1,0 +1,73 @@
+"""The keeper: the thread that makes a worker's journal durable and says that the worker lives; and a run's options."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.store import Store, open_store
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a run may choose without changing an answer.
+
+    max_errors: the job stops once more rows than this have failed; None never stops for it. flush_s: between two
+    segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
+    silent before others take it for dead. poll_s: between two looks at what other workers have left. new_run: begin
+    anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
+    page_path: path or URL of an HTML report. open_store: the store of a folder.
+    """
+
+    max_errors: int | None = None
+    flush_s: float = 2.0
+    partials_s: float = 60.0
+    expiry_s: float = 60.0
+    poll_s: float = 1.0
+    new_run: bool = False
+    strict_bits: bool = False
+    page_path: str | os.PathLike[str] | None = None
+    open_store: Callable[[str], Store] = open_store
+
+    def is_exceeded_by(self, num_failed: int) -> bool:
+        """Whether `num_failed` rows are more than `max_errors`."""
+        return self.max_errors is not None and num_failed > self.max_errors
+
+
+class Keeper:
+    """A thread that flushes the journal and beats the heart; a context manager. What it raises, `check` raises."""
+
+    def __init__(self, journal: Journal, leases: Leases, options: JobOptions) -> None:
+        self.journal, self.leases, self.options = journal, leases, options
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        beat_s = self.options.expiry_s / 4
+        beaten_s = time.monotonic()
+        try:
+            while not self._ended.wait(min(self.options.flush_s, beat_s)):
+                if time.monotonic() - beaten_s >= beat_s:
+                    self.leases.beat()
+                    beaten_s = time.monotonic()
+                self.journal.flush()
+        except Exception as error:  # the loop raises it
+            self._error = error

@@ -1,0 +1,155 @@
+"""Leases: which worker does which part of a job. Many workers share a folder, and no process coordinates them.
+
+A lease is a file `leases/LAYOUT/PART.EPOCH` that names its worker. Creating is exclusive, so one worker has it; the
+part is taken over by creating the next epoch, once its worker is dead. A worker is dead when it says so at its end,
+when its process is gone (seen on the same machine), or when its heartbeat has stood still for `expiry_s` of the
+observer's own time. Clocks of machines are never compared and no time of day is read, so a clock may jump. A worker
+that is taken for dead gets a tombstone. If it still lives, it finds it at its next heartbeat and must stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ferrum_jax.batch.journal.store import Store
+
+
+class LeaseLost(OSError):
+    """Another worker took this one for dead."""
+
+
+class Leases:
+    """The leases of one worker. layout: names how the job's rows are laid out; another layout has other leases."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        layout: str,
+        *,
+        expiry_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._worker, self._folder = store, worker, f"leases/{layout}"
+        self._expiry_s, self._clock = expiry_s, clock
+        self._num_beats = 0
+        self._seen: dict[str, tuple[bytes, float]] = {}  # other workers' last heartbeat, and when it was first seen
+        self._dead: set[str] = set()
+        self._owners: dict[str, str] = {}  # by lease; the owner of a lease never changes
+        self.beat()
+
+    def beat(self) -> None:
+        """Says that this worker lives. Raises LeaseLost if another took it for dead."""
+        if self._store.size(f"workers/{self._worker}.dead") is not None:
+            raise LeaseLost(
+                f"this worker was silent for {self._expiry_s:.0f} s and another took over its rows; start it again"
+            )
+        self._num_beats += 1
+        content = json.dumps({**_process(), "beats": self._num_beats}).encode()
+        self._store.replace(f"workers/{self._worker}.beat", content)
+
+    def leave(self) -> None:
+        """Gives all leases back."""
+        self._store.create(f"workers/{self._worker}.dead", b"")
+
+    def acquire(self, part: str) -> int | None:
+        """The epoch under which this worker has the part from now on; None while a living worker has it."""
+        newest = max(self._epochs(part), default=0)
+        if newest:
+            owner = self._owner(f"{part}.{newest}")
+            if owner == self._worker:
+                return newest
+            if self._lives(owner):
+                return None
+        # a lease need not survive a loss of power, because its worker does not either
+        created = self._store.create(f"{self._folder}/{part}.{newest + 1}", self._worker.encode(), lasts=False)
+        return newest + 1 if created else None
+
+    def _epochs(self, part: str) -> list[int]:
+        split = (name.rpartition(".") for name in self._names())
+        return [int(epoch) for found, _, epoch in split if found == part]
+
+    def _names(self) -> list[str]:
+        return self._store.names(self._folder)
+
+    def _owner(self, name: str) -> str:
+        if name not in self._owners:
+            content = self._store.read(f"{self._folder}/{name}")
+            if content is None:
+                raise OSError(f"the lease {name} has vanished from the journal; start the job again")
+            self._owners[name] = content.decode()
+        return self._owners[name]
+
+    def _lives(self, worker: str) -> bool:
+        if worker in self._dead:
+            return False
+        if self._store.size(f"workers/{worker}.dead") is None:
+            beat = self._store.read(f"workers/{worker}.beat")
+            if beat is not None and not _is_gone(beat) and not self._is_still(worker, beat):
+                return True
+            self._store.create(f"workers/{worker}.dead", self._worker.encode())
+        self._dead.add(worker)
+        return False
+
+    def _is_still(self, worker: str, beat: bytes) -> bool:
+        now = self._clock()
+        last, since = self._seen.get(worker, (b"", now))
+        if beat != last:
+            self._seen[worker] = beat, now
+            return False
+        return now - since > self._expiry_s
+
+
+def require_nobody(
+    store: Store, *, expiry_s: float, poll_s: float, clock: Callable[[], float] = time.monotonic
+) -> list[str]:
+    """The workers of a job, once none of them lives any more; each has its tombstone. Waits up to `expiry_s`.
+
+    Raises ValueError for one whose heartbeat moves meanwhile.
+    """
+    started_s, seen = clock(), dict[str, bytes]()
+    names = [name.removesuffix(".beat") for name in store.names("workers") if name.endswith(".beat")]
+    while silent := [name for name in names if store.size(f"workers/{name}.dead") is None]:
+        for name in silent:
+            beat = store.read(f"workers/{name}.beat")
+            if beat is None or _is_gone(beat) or clock() - started_s > expiry_s:
+                store.create(f"workers/{name}.dead", b"")
+            elif seen.setdefault(name, beat) != beat:
+                raise ValueError(f"worker {name} is at work on this job; stop it before the job is begun anew")
+            else:
+                time.sleep(poll_s)
+    return names
+
+
+def _process() -> dict[str, object]:
+    """This process: its number, its start, and the place in which numbers are unique, "" where the system hides it."""
+    return {"place": _PLACE, "pid": os.getpid(), "started": _start_of(os.getpid())}
+
+
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str | None:
+    """When a process of this place began, in ticks since boot; None if no such process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _is_gone(beat: bytes) -> bool:
+    """Whether a heartbeat comes from a process of this place that has ended."""
+    found = json.loads(beat)
+    return bool(_PLACE) and found["place"] == _PLACE and _start_of(found["pid"]) != found["started"]
+
+
+_PLACE = _place()

@@ -1,0 +1,37 @@
+"""The merge: all lines of a finished job, from its segments into one file in the order of the input.
+
+Each segment is read once, from front to back; the place of every line follows from the lengths of those before it.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import numpy as np
+
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.responses import failed_line
+from ferrum_jax.batch.journal.store import Store
+
+
+def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> None:
+    """Writes one line for each row. Raises OSError if a segment is not there."""
+    lengths = journal.lengths()
+    for index, bad in rows.bad_rows():
+        lengths[index] = len(failed_line(bad))
+    starts = np.cumsum(lengths) - lengths
+    for index, bad in rows.bad_rows():
+        _write(output, int(starts[index]), failed_line(bad))
+    for name, indices, offsets, sizes in journal.lines():
+        content = store.read(name)
+        if content is None:
+            raise OSError(f"{name} of the journal has vanished; start the job again")
+        for index, offset, size in zip(indices, offsets.tolist(), sizes.tolist(), strict=True):
+            _write(output, int(starts[index]), content[offset : offset + size])
+
+
+def _write(output: BinaryIO, start: int, line: bytes) -> None:
+    if output.tell() != start:
+        output.seek(start)
+    output.write(line)

@@ -1,0 +1,88 @@
+"""What a run of a job looked like over time, and the report: all that depends on the run, and so is in no line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.batch.report.display import Tally
+
+FIELDS = ("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste")
+_MOST_SAMPLES = 400
+
+
+class Recorder:
+    """Samples of a run, at an interval that doubles whenever there are too many."""
+
+    def __init__(self, tally: Tally, interval_s: float = 0.5) -> None:
+        self._tally, self._interval_s = tally, interval_s
+        self._sampled_s = -interval_s
+        self.samples: list[list[float]] = []
+
+    def sample(self, stats: Callable[[], Mapping[str, Any]]) -> None:
+        """Takes one if it is time; puts pool use and padding waste into the tally."""
+        tally, now_s = self._tally, self._tally.wall_s
+        if now_s - self._sampled_s < self._interval_s:
+            return
+        self._sampled_s = now_s
+        found = stats()
+        tally.pool_use = found["live"] / max(found["num_blocks"], 1)
+        tally.padding_waste = padding_waste(found)
+        counts = (tally.num_prompt_tokens, tally.num_hit_tokens, tally.num_output_tokens)
+        shares = (round(tally.pool_use, 4), round(tally.padding_waste, 4))
+        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares])
+        if len(self.samples) > _MOST_SAMPLES:
+            del self.samples[::2]
+            self._interval_s *= 2
+
+    def run(self, worker: str, ended: str, stats: Mapping[str, Any], *, journal_s: float) -> dict[str, Any]:
+        """The record of the run so far. ended: why, or that it goes on. journal_s: of the run's time, at most."""
+        tally = self._tally
+        tally.padding_waste = padding_waste(stats)
+        return {
+            "worker": worker,
+            "at": int(time.time()),
+            "ended": ended,
+            "wall_s": round(tally.wall_s, 3),
+            "journal_s": round(journal_s, 3),
+            "rows": tally.num_own,
+            "prompt_tokens": tally.num_prompt_tokens,
+            "cached_tokens": tally.num_hit_tokens,
+            "output_tokens": tally.num_output_tokens,
+            "engine": dict(stats),
+            "samples": {"fields": FIELDS, "values": self.samples},
+        }
+
+
+def padding_waste(*stats: Mapping[str, Any]) -> float:
+    """The share of token slots that were padding, of engines together; 0 to 1."""
+    slots = sum(found["padded_tokens"] for found in stats)
+    return 1 - sum(found["computed_tokens"] for found in stats) / slots if slots else 0.0
+
+
+def report(
+    output: str, created: int, tally: Tally, runs: Sequence[Mapping[str, Any]], *, num_invalid: int, **more: object
+) -> dict[str, Any]:
+    """report.json: rows of the job, tokens of all runs whose record is known, and each run.
+
+    num_invalid: rows that no run could take. `unrecorded` are rows of runs that were killed before they left a record,
+    so that invalid, unrecorded and the runs' own rows are together those that are ok or failed.
+    """
+    ordered = sorted(runs, key=lambda run: (run["at"], run["worker"]))
+    totals = {
+        name: sum(run[name] for run in ordered)
+        for name in ("prompt_tokens", "cached_tokens", "output_tokens", "wall_s")
+    }
+    rows = {"all": tally.num_rows, "ok": tally.num_ok, "failed": tally.num_failed, "invalid": num_invalid}
+    rows["unrecorded"] = max(tally.num_done - num_invalid - sum(run["rows"] for run in ordered), 0)
+    waste = round(padding_waste(*(run["engine"] for run in ordered)), 4)
+    return {
+        "output": output,
+        "created": created,
+        "rows": rows,
+        **totals,
+        "padding_waste": waste,
+        **more,
+        "runs": ordered,
+    }

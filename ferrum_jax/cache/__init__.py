@@ -1,1 +1,0 @@
-"""Device memory that outlives a step: the pools, and how large they may be."""

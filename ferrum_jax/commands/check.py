@@ -1,0 +1,82 @@
+"""`ferrum-jax check`: says what this machine has and reaches, and whether its kernels are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.paths import require_folder_of
+
+EXIT_WRONG = 1
+
+
+def add(commands: Any) -> None:
+    check = new_command(
+        commands,
+        "check",
+        _run,
+        "say what this machine has and reaches, and whether its kernels are right; engines follow what it finds",
+        "",
+    )
+    check.add_argument("--full", action="store_true", help="all cases, prompts, KV dtypes and meshes; no limit of time")
+    check.add_argument(
+        "--tune",
+        action="store_true",
+        help="also time tiles of the model's decode attention on a TPU; keep the best",
+    )
+    check.add_argument("--mesh", default="tp=1", metavar="MESH", help="of --tune: devices by axis (default tp=1)")
+    check.add_argument("--model", metavar="DIR", help="what the engine is checked with (default: the demo model)")
+    check.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder for check.json and check.html, without paths, prompts or names of machines (default: this one)",
+    )
+    check.add_argument(
+        "--compilation-cache-dir",
+        type=lambda text: text or None,
+        default=EngineConfig().compilation_cache_dir,
+        metavar="DIR",
+        help="where executables are kept, and beside them what is found of the kernels; '' keeps none",
+    )
+    check.add_argument("--fault", help=argparse.SUPPRESS)  # for tests: one of startup/faults.py
+    check.add_argument("--silence", type=float, help=argparse.SUPPRESS)  # seconds, for tests
+    check.set_defaults(runs_here=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ferrum_jax.device_check.check_page import page
+    from ferrum_jax.device_check.run_check import CheckOptions, check_device
+    from ferrum_jax.progress import plain_console, status
+
+    for name in ("check.json", "check.html", "check.txt"):
+        require_folder_of(args.output / name, "report")
+        if (args.output / name).is_dir():
+            raise ValueError(f"{args.output / name}, where the report belongs, is a folder; name another place")
+    options = CheckOptions(
+        full=args.full,
+        tune=args.tune,
+        mesh=args.mesh,
+        model=args.model,
+        compilation_cache_dir=args.compilation_cache_dir,
+        fault=args.fault,
+        **({} if args.silence is None else {"silence_s": args.silence}),
+    )
+    with status(plain_console(stderr=True), "checking this machine") as update:
+        report = check_device(options, update)
+    report.show(plain_console())  # before it is written, as a disk that is full loses minutes of work
+    (args.output / "check.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    (args.output / "check.html").write_text(page(report))
+    words = args.output / "check.txt"
+    words.unlink(missing_ok=True)
+    if report.words:
+        words.write_text("\n\n".join(report.words))
+    print(f"{args.output / 'check.json'} and check.html hold this, for a bug report")
+    if report.words:
+        print(f"{words} holds the tracebacks; it has paths of this machine")
+    return 0 if report.is_right else EXIT_WRONG

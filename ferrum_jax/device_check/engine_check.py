@@ -1,0 +1,151 @@
+"""The engine on this device: greedy tokens by "xla" and by the kernels, on one device and on the widest mesh.
+
+Runs in a child process. Tokens are to be equal; where they first differ, the log-probabilities of both say how near.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.device_check.op_problems import kernel_of
+from ferrum_jax.device_check.rates import target_of
+from ferrum_jax.llm import LLM
+from ferrum_jax.processes.child import Send, first_line
+from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.startup.faults import open_devices
+
+_NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
+_MAX_TOKENS = 32
+_CONFIG = EngineConfig(
+    implementation="xla", check="off", ready="all", max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512
+)
+_ON_CPU = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 256}  # which compiles few steps
+_AGAIN = "{}, from the cache"
+
+
+Outputs = list[RequestOutput]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOrder:
+    """model: a folder. prompts: token ids of each. fault: of startup/faults.py, for tests."""
+
+    model: str
+    prompts: tuple[tuple[int, ...], ...]
+    full: bool
+    compilation_cache_dir: str | None
+    fault: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineRun:
+    """One engine. beside: the run that it is compared with, None for the first of its kind."""
+
+    name: str
+    config: EngineConfig
+    beside: str | None
+
+
+def check_engine(order: EngineOrder, send: Send) -> None:
+    """Sends for each run {"begins": name}, {"ready": ..} for each part of its start, and then its line, {"run",
+    "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
+    devices = open_devices(order.fault)
+    kernel = kernel_of("paged_attention", target_of(devices[0]), devices[0].platform)
+    kernel = None if devices[0].platform == "cpu" else kernel
+    small = _ON_CPU if devices[0].platform == "cpu" else {}
+    base = dataclasses.replace(_CONFIG, compilation_cache_dir=order.compilation_cache_dir, **small)
+    found: dict[str, Outputs] = {}
+    for run in runs(base, kernel, len(devices), full=order.full):
+        send({"begins": run.name})
+        line: dict[str, Any] = {"run": run.name, "beside": run.beside, "of": len(order.prompts), "difference": None}
+        try:
+            found[run.name], again, seconds, near = _generate(order, run.config, send)
+        except Exception as error:  # of the start or of a step: the next run may do
+            problem = f"{type(error).__name__}: {first_line(str(error))}"
+            send(line | {"equal": 0, "problem": problem, "words": traceback.format_exc()})
+            continue
+        tokens = sum(len(output.token_ids) for output in found[run.name])
+        line |= {"tokens_per_s": tokens / seconds, "equal": len(order.prompts), "problem": None}
+        if run.beside in found:
+            line |= compare(found[run.name], found[run.beside], near)
+        send(line)
+        if run.beside is None:
+            cached = {"run": _AGAIN.format(run.name), "beside": run.name, "of": len(order.prompts)}
+            send(cached | compare(again, found[run.name], near))
+
+
+def runs(base: EngineConfig, kernel: str | None, num_devices: int, *, full: bool) -> Iterator[EngineRun]:
+    """The engines that are compared. kernel: of this platform, None where it has none that runs."""
+    widest = max((n for n in (1, 2, 4, 8) if n <= num_devices), default=1)
+    meshes = [f"tp={n}" for n in (2, 4, 8) if n <= num_devices] if full else [f"tp={widest}"] * (widest > 1)
+    yield EngineRun(name="xla", config=base, beside=None)
+    names = {"xla": "xla"} if kernel is None else {"xla": "xla", kernel: kernel}
+    if kernel is not None:
+        yield EngineRun(name=kernel, config=dataclasses.replace(base, implementation=kernel), beside="xla")
+    for mesh in meshes:
+        for name in names:
+            config = dataclasses.replace(base, implementation=name, mesh=mesh)
+            yield EngineRun(name=f"{name}, {mesh}", config=config, beside="xla")
+    if full:
+        config = dataclasses.replace(base, enable_prefix_caching=False, implementation=kernel or "xla")
+        yield EngineRun(name=f"{kernel or 'xla'}, no cache", config=config, beside=kernel or "xla")
+    for kv_dtype in ("int8", "fp8_e4m3") if full else ():
+        plain = f"xla, {kv_dtype}"
+        yield EngineRun(name=plain, config=dataclasses.replace(base, kv_dtype=kv_dtype), beside=None)
+        if kernel is not None:
+            config = dataclasses.replace(base, kv_dtype=kv_dtype, implementation=kernel)
+            yield EngineRun(name=f"{kernel}, {kv_dtype}", config=config, beside=plain)
+
+
+def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[Outputs, Outputs, float, float]:
+    """Outputs, those of a second time, which finds its prompts cached, the seconds that the first took, and how near
+    log-probabilities of a tie are in this dtype."""
+    llm = LLM(order.model, config, on_progress=lambda what, done, total: send({"ready": f"{what} {done} of {total}"}))
+    most = llm.max_model_len - _MAX_TOKENS
+    prompts = [list(prompt)[:most] for prompt in order.prompts]
+    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, progress=False)
+    seconds = time.perf_counter() - started
+    again = llm.generate(prompts, params, progress=False)
+    return outputs, again, seconds, _NEAR[llm.loaded.layout.dtype.name]
+
+
+def compare(found: Sequence[RequestOutput], expected: Sequence[RequestOutput], near: float) -> dict[str, Any]:
+    """How many outputs have equal tokens, the first difference, and a problem where it is no tie."""
+    equal, first, problem = 0, None, None
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        place = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), None)
+        if place is None:
+            equal += 1
+            continue
+        here = _difference(number, place, one, other)
+        first = first or here
+        if problem is None and not here["gap"] <= near:
+            problem = (
+                f"prompt {number}, token {place}: {here['tokens'][0]} where {here['tokens'][1]} is expected, "
+                f"{here['gap']:.3g} apart in log-probability"
+            )
+    return {"equal": equal, "difference": first, "problem": problem}
+
+
+def _difference(number: int, place: int, one: RequestOutput, other: RequestOutput) -> dict[str, Any]:
+    """Both tokens with the log-probabilities that each run gives them; gap: the larger of what either sees between."""
+    tokens = (one.token_ids[place], other.token_ids[place])
+    seen = [
+        [_logprob(output, place, token) for token in tokens] for output in (one, other)
+    ]  # infinitely far where it is not among the best two
+    gaps = [abs(a - b) for a, b in seen]
+    return {"prompt": number, "token": place, "tokens": list(tokens), "logprobs": seen, "gap": max(gaps)}
+
+
+def _logprob(output: RequestOutput, place: int, token: int) -> float:
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None, "they were asked for"
+    found = logprobs[place].get(token)
+    return -1e9 if found is None else float(found.logprob)

@@ -1,0 +1,305 @@
+"""The ops that a check runs, each as problems: a named case, what computes it, its oracle and what it asks for.
+
+The cases are those of `pallas_kernels/*/cases.py`. Off a chip few tiny ones run, the TPU's kernels interpreted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.causal_conv import cases as conv_cases
+from pallas_kernels.causal_conv import causal_conv
+from pallas_kernels.causal_conv import oracle as conv_oracle
+from pallas_kernels.fast_compile import FAST_COMPILE
+from pallas_kernels.gated_delta import cases as delta_cases
+from pallas_kernels.gated_delta import gated_delta
+from pallas_kernels.gated_delta import oracle as delta_oracle
+from pallas_kernels.grouped_matmul import cases as expert_cases
+from pallas_kernels.grouped_matmul import expert_mlp
+from pallas_kernels.grouped_matmul import oracle as expert_oracle
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_write import cases as write_cases
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write import oracle as write_oracle
+from pallas_kernels.kv_write.runs import find_runs
+from pallas_kernels.paged_attention import TpuConfig, run_case
+from pallas_kernels.paged_attention import cases as attention_cases
+from pallas_kernels.paged_attention.support import refusals
+from pallas_kernels.paged_attention.work import Work
+from pallas_kernels.target import Target
+from pallas_kernels.tolerance import tolerance_of
+
+OPS = ("paged_attention", "kv_write", "grouped_matmul", "gated_delta", "causal_conv")
+_EXACT = {"rtol": 0.0, "atol": 0.0}
+_INTERPRETED_AS = "tpu:v5e"
+# Off a chip: of each op the cases that show most in least time. On a chip these tiny ones before the real sizes.
+_FEW = {
+    "paged_attention": ("decode_gqa", "mixed_int8_h64_window"),
+    "kv_write": ("decode", "int8"),
+    "grouped_matmul": ("uneven", "bfloat16"),
+    "gated_delta": ("mixed",),
+    "causal_conv": ("mixed",),
+}
+_TINY_ON_CHIP = (
+    *("decode_gqa", "decode_mqa_padding", "decode_mha_h64", "decode_h96_window_sinks", "decode_h256_scale"),
+    *("decode_int8", "decode_fp8_e4m3_window", "mixed_gqa", "mixed_mha_h64", "mixed_h192_soft_cap", "mixed_int8"),
+    *("mixed_fp8_e4m3", "encoder"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A case of an op.
+
+    shape: its class, as verdicts name it. implementations: "xla" first. begin: of an implementation, what starts a call
+    and returns its result. take: from a result, as an array, what the oracle gives. axes: names of a result's axes.
+    num_bytes, flops: None where the case is too small for a time to say anything.
+    """
+
+    op: str
+    name: str
+    dtype: str
+    shape: str
+    tolerance: Mapping[str, float]
+    implementations: tuple[str, ...]
+    begin: Callable[[str], Callable[[], Any]]
+    oracle: Callable[[], np.ndarray]
+    take: Callable[[np.ndarray], np.ndarray]
+    real: Callable[[Any, str], np.ndarray]  # of an implementation's result, what real tokens have
+    axes: tuple[str, ...] = ()
+    num_bytes: int | None = None
+    flops: int | None = None
+
+
+def problems(op: str, target: Target | None, platform: str, *, full: bool) -> Iterator[Problem]:
+    """The problems of an op on a platform. target: of the chip; None on the CPU."""
+    make = {
+        "paged_attention": _attention,
+        "kv_write": _kv_write,
+        "grouped_matmul": _experts,
+        "gated_delta": _delta,
+        "causal_conv": _conv,
+    }[op]
+    yield from make(target, platform, full)
+
+
+def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
+    """The kernel that an op has beside "xla"; on the CPU the TPU's, which is interpreted."""
+    if op not in ("paged_attention", "kv_write"):
+        return None
+    if platform == "cpu" or (target is not None and target.runs_tpu_kernels):
+        return "mosaic_tpu"
+    return "mosaic_gpu" if op == "paged_attention" and target is not None and target.num_cores is not None else None
+
+
+def options_of(platform: str) -> Any:
+    """What a program asks of the CPU's compiler: to be there soon."""
+    return FAST_COMPILE if platform == "cpu" else None
+
+
+def _attention(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    kernel = kernel_of("paged_attention", target, platform)
+    known = target or Target.named(_INTERPRETED_AS)
+    few = _FEW["paged_attention"] if platform == "cpu" else _TINY_ON_CHIP
+    tiny = [case for case in attention_cases.TINY_CASES if full or case.name in few]
+    real = () if platform == "cpu" else attention_cases.REAL_CASES
+    for case in (*tiny[: 2 if platform != "cpu" else None], *real, *(tiny[2:] if platform != "cpu" else ())):
+        refused = kernel is None or bool(
+            refusals(kernel, target=known, head_dim=case.head_dim, block_size=case.block_size, kv_dtype=case.kv_dtype)
+        )
+        refused = refused or (kernel == "mosaic_gpu" and case.dtype != "bfloat16")
+        names = ("xla",) if refused or kernel is None else ("xla", kernel)
+        yield _attention_problem(case, names, known, platform)
+
+
+def _attention_problem(case: attention_cases.Case, names: tuple[str, ...], target: Target, platform: str) -> Problem:
+    tokens, num_real = run_case.judged_tokens(case), sum(count for _, count in case.rows)
+    work = None if case.tiny else Work.of(case, names[-1])
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        arguments = run_case.make_inputs(case, implementation)
+        config, interpret = run_case.choose_config(case, implementation, target, arguments.pool), False
+        if isinstance(config, TpuConfig) and platform == "cpu":
+            config, interpret = run_case.smallest_tiles(config, case.block_size), interpreter()
+        return run_case.make_attend(
+            case, arguments, config, implementation, interpret=interpret, compiler_options=options_of(platform)
+        )
+
+    return Problem(
+        op="paged_attention",
+        name=case.name,
+        dtype=f"{case.dtype}/{case.kv_dtype}",
+        shape=case.shape_class,
+        tolerance=tolerance_of(case.dtype, platform),
+        implementations=names,
+        begin=begin,
+        oracle=lambda: run_case.expected(case, run_case.make_inputs(case, "xla"), tokens),
+        take=lambda result: result[tokens],
+        real=lambda result, _: np.asarray(result)[:num_real],
+        axes=("token", "head", "lane"),
+        num_bytes=None if work is None else work.kv_bytes,
+        flops=None if work is None else work.flops,
+    )
+
+
+def interpreter() -> Any:
+    """How the TPU's kernels are interpreted, with NaN in memory that nothing wrote."""
+    from jax.experimental.pallas import tpu as pltpu  # Pallas, which no chip's check waits for twice
+
+    return pltpu.InterpretParams(uninitialized_memory="nan")
+
+
+def _kv_write(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    kernel = kernel_of("kv_write", target, platform)
+    known = target or Target.named(_INTERPRETED_AS)
+    tiny = [c for c in write_cases.TINY_CASES if full or platform != "cpu" or c.name in _FEW["kv_write"]]
+    for case in (*tiny, *(() if platform == "cpu" else write_cases.REAL_CASES)):
+        has_fp8 = known.has_fp8 or not case.kv_dtype.startswith("fp8")
+        yield _write_problem(case, ("xla", kernel) if kernel and has_fp8 else ("xla",), platform)
+
+
+def _write_problem(case: write_cases.Case, names: tuple[str, ...], platform: str) -> Problem:
+    @functools.cache
+    def logical() -> Any:
+        return write_cases.make_arguments(case)
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        pool, k, v, block_ids, offsets = write_cases.make_arguments(case, implementation=implementation)
+
+        def write(pool: KVPool, k: Any, v: Any, block_ids: Any, offsets: Any) -> KVPool:
+            if implementation == "mosaic_tpu" and platform == "cpu":
+                from pallas_kernels.kv_write import mosaic_tpu
+
+                return mosaic_tpu.kv_write(pool, k, v, find_runs(block_ids, offsets), interpret=interpreter())
+            return kv_write(pool, k, v, block_ids, offsets, implementation=implementation)
+
+        run = jax.jit(write, donate_argnums=0, compiler_options=options_of(platform))
+
+        def call() -> KVPool:
+            nonlocal pool
+            pool = run(pool, k, v, block_ids, offsets)
+            return pool  # until the next call, which takes it
+
+        return call
+
+    def real(result: KVPool, implementation: str) -> np.ndarray:  # [P - 1, C, 2K, H], without the null block
+        values = np.asarray(result.values)[1:].view(result.dtype)
+        values = values.reshape(*values.shape[:2], 2 * case.num_kv_heads, -1)[..., : case.head_dim]
+        scales = None if result.scales is None else np.asarray(result.scales)[1:]
+        return write_oracle.decode(values, scales)
+
+    def oracle() -> np.ndarray:
+        pool, k, v, block_ids, offsets = logical()
+        places = list(zip(block_ids.tolist(), offsets.tolist(), strict=True))[: case.num_real]
+        values, scales = write_oracle.write(*write_oracle.arrays(pool), np.asarray(k), np.asarray(v), places)
+        return write_oracle.decode(values[1:], None if scales is None else scales[1:])
+
+    token_bytes = 2 * case.num_kv_heads * case.head_dim * jnp.dtype(case.dtype).itemsize
+    return Problem(
+        op="kv_write",
+        name=case.name,
+        dtype=f"{case.dtype}/{case.kv_dtype}",
+        shape=f"K={case.num_kv_heads} H={case.head_dim} C={case.block_size}",
+        tolerance=_EXACT if platform == "cpu" else {"rtol": 1e-6, "atol": 0.0},  # a chip may divide otherwise
+        implementations=names,
+        begin=begin,
+        oracle=oracle,
+        take=lambda result: result,
+        real=real,
+        axes=("block", "token", "vector", "lane"),
+        num_bytes=None if case.tiny else 2 * case.num_real * token_bytes,
+        flops=None if case.tiny else 0,
+    )
+
+
+def _experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    for case in _chosen(expert_cases.CASES, "grouped_matmul", platform, full):
+        arguments = functools.partial(expert_cases.make_arguments, case)
+
+        def oracle(arguments: Any = arguments) -> np.ndarray:
+            *tokens, experts = arguments()
+            x, ids, weights, gate, up, down = map(np.asarray, (*tokens, experts.gate, experts.up, experts.down))
+            return expert_oracle.expert_mlp(x, ids, weights, gate, up, down)
+
+        run = functools.partial(expert_mlp, tile=case.tile)
+        shape = f"E={case.num_experts} X={case.num_experts_per_token} D={case.width} F={case.hidden}"
+        yield _plain("grouped_matmul", case.name, case.dtype, shape, run, arguments, oracle, slice(None), platform)
+
+
+def _delta(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    for case in _chosen(delta_cases.CASES, "gated_delta", platform, full):
+        arguments = functools.partial(delta_cases.make_arguments, case)
+
+        def oracle(arguments: Any = arguments) -> np.ndarray:
+            *given, rows = arguments()
+            arrays: Any = [*map(np.asarray, given), rows]
+            return delta_oracle.gated_delta(*arrays)[0]
+
+        run, real = functools.partial(_first_of, gated_delta, tile=case.tile), _real(case)
+        shape = f"K={case.num_key_heads} N={case.num_value_heads} A={case.key_dim} B={case.value_dim}"
+        yield _plain("gated_delta", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
+
+
+def _conv(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    for case in _chosen(conv_cases.CASES, "causal_conv", platform, full):
+        arguments = functools.partial(conv_cases.make_arguments, case)
+
+        def oracle(arguments: Any = arguments) -> np.ndarray:
+            *given, rows = arguments()
+            arrays: Any = [*map(np.asarray, given), rows]
+            return conv_oracle.causal_conv(*arrays)[0]
+
+        run, real = functools.partial(_first_of, causal_conv), _real(case)
+        shape = f"I={case.width} taps={case.taps}"
+        yield _plain("causal_conv", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
+
+
+def _chosen(cases: Any, op: str, platform: str, full: bool) -> list[Any]:
+    return [case for case in cases if full or platform != "cpu" or case.name in _FEW[op]]
+
+
+def _first_of(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return run(*arguments, **options)[0]
+
+
+def _real(case: Any) -> slice:
+    return slice(sum(count for _, count in case.rows))
+
+
+def _plain(
+    op: str,
+    name: str,
+    dtype: str,
+    shape: str,
+    run: Callable[..., Any],
+    arguments: Callable[[], tuple[Any, ...]],
+    oracle: Callable[[], np.ndarray],
+    real: slice,
+    platform: str,
+) -> Problem:
+    """A problem of an op that has "xla" alone. real: the tokens that are no padding."""
+
+    def begin(_: str) -> Callable[[], Any]:
+        compiled, given = jax.jit(run, compiler_options=options_of(platform)), arguments()
+        return lambda: compiled(*given)
+
+    return Problem(
+        op=op,
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        tolerance=tolerance_of(dtype, platform),
+        implementations=("xla",),
+        begin=begin,
+        oracle=lambda: oracle()[real],
+        take=lambda result: result,
+        real=lambda result, _: np.asarray(result)[real],
+        axes=("token",),
+    )

@@ -1,0 +1,41 @@
+"""Times of calls on a device: the first one, which compiles, apart from the steady ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_CALLS = 8  # of one sample, one after the other
+_LONG_S = 0.2  # of one call: fewer samples will do
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of one call. first_s: of the first, with its compile."""
+
+    first_s: float
+    median_s: float
+    p90_s: float
+
+
+def measure(call: Callable[[], Any], *, samples: int = 20) -> Timing:
+    """Times calls, each sample of which is started whole before its last result is waited for."""
+    started = time.perf_counter()
+    jax.block_until_ready(call())
+    first = time.perf_counter() - started
+    started = time.perf_counter()
+    jax.block_until_ready(call())
+    if time.perf_counter() - started > _LONG_S:
+        samples = 4
+    found = []
+    for _ in range(samples):
+        started = time.perf_counter()
+        results = [call() for _ in range(_CALLS)]
+        jax.block_until_ready(results[-1])
+        found.append((time.perf_counter() - started) / _CALLS)
+    return Timing(first_s=first, median_s=statistics.median(found), p90_s=statistics.quantiles(found, n=10)[-1])

@@ -1,0 +1,232 @@
+"""Embeddings: what a text becomes before a model sees it, and what its vector becomes after.
+
+A checkpoint may say how its vectors are made (`checkpoints/sentence.py`); a call may say otherwise. `Embedder`
+settles that into `EmbeddingParams` and refuses what the model cannot do, before anything runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from checkpoints.sentence import SentenceLayout
+from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
+from ferrum_jax.request import EmbeddingOutput, SamplingParams
+from ferrum_jax.text.tokenizer import Tokenizer
+
+Key = TypeVar("Key")
+
+_SMALLEST_NORM = 1e-12  # a vector shorter than this is not made longer than itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingParams:
+    """How the texts of a call become vectors.
+
+    prefix: what is put before each. max_tokens: longer texts are cut to this; None refuses them.
+    """
+
+    pooling: str
+    normalize: bool
+    prefix: str = ""
+    lower_case: bool = False
+    max_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Text(Generic[Key]):
+    """One text to embed, as the model will see it."""
+
+    key: Key
+    prompt: str | None
+    token_ids: Sequence[int]
+    cache_salt: str = ""
+    media: tuple[MediaSpan, ...] = ()
+
+    def output(self, embedding: np.ndarray, num_cached_tokens: int) -> EmbeddingOutput:
+        return EmbeddingOutput(
+            prompt=self.prompt,
+            prompt_token_ids=tuple(self.token_ids),
+            embedding=embedding,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+
+class Embedder:
+    """One model's way from prompts to token ids and from pooled states to vectors.
+
+    poolings: those that the model can do, the one that a checkpoint without a word takes first. max_tokens: of a text.
+    """
+
+    def __init__(
+        self,
+        layout: SentenceLayout,
+        tokenizer: Tokenizer | None,
+        *,
+        poolings: Sequence[str],
+        vocab_size: int,
+        max_tokens: int,
+    ) -> None:
+        self._layout = layout
+        self._tokenizer = tokenizer
+        self._poolings = tuple(poolings)
+        self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
+
+    def params(
+        self, *, prompt_name: str | None, pooling: str | None, normalize: bool | None, truncate: bool
+    ) -> EmbeddingParams:
+        """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be."""
+        layout = self._layout
+        pooling = pooling or layout.pooling or self._poolings[0]
+        if pooling not in self._poolings:
+            raise ValueError(
+                f"pooling is {pooling!r}; this model's is one of {self._poolings}"
+                + (": of a model that generates the last token's state alone is kept" * (len(self._poolings) == 1))
+            )
+        name = prompt_name or layout.default_prompt
+        if name is not None and name not in layout.prompts:
+            raise ValueError(f"prompt_name is {name!r}; the checkpoint's prompts are {sorted(layout.prompts)}")
+        prefix = "" if name is None else layout.prompts[name]
+        if prefix and not layout.pools_prompt:
+            raise ValueError(f"the checkpoint leaves the prompt {name!r} out of its pooling, which is not supported")
+        return EmbeddingParams(
+            pooling=pooling,
+            normalize=layout.normalize if normalize is None else normalize,
+            prefix=prefix,
+            lower_case=layout.lower_case,
+            max_tokens=self._max_tokens if truncate else None,
+        )
+
+    def text(self, key: Key, prompt: Prompt, params: EmbeddingParams) -> Text[Key]:
+        """A prompt as the model will see it. Raises ValueError for one that it cannot."""
+        parts = take_apart(prompt)
+        content = parts.content
+        if parts.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is for prompts that are completed; leave it out")
+        if isinstance(content, bytes) or not isinstance(content, str | Sequence | np.ndarray):
+            raise ValueError(f"the text is {content!r}; it must be a string or a list of token ids")
+        token_ids = self._encode(content, params) if isinstance(content, str) else self._check_ids(content, params)
+        if not 1 <= len(token_ids) <= self._max_tokens:
+            raise ValueError(
+                f"the text has {len(token_ids)} tokens; it must have 1 to {self._max_tokens}: shorten it, or have "
+                "it cut with truncate=True"
+            )
+        return Text(
+            key=key,
+            prompt=content if isinstance(content, str) else None,
+            token_ids=token_ids,
+            cache_salt=parts.cache_salt,
+            media=parts.media,
+        )
+
+    def _encode(self, text: str, params: EmbeddingParams) -> list[int]:
+        if self._tokenizer is None:
+            raise ValueError("the checkpoint has no tokenizer; give token ids, or LLM(tokenizer=...)")
+        text = params.prefix + text
+        return self._tokenizer.encode(text.lower() if params.lower_case else text, max_tokens=params.max_tokens)
+
+    def _check_ids(self, content: Sequence[object], params: EmbeddingParams) -> list[int]:
+        if len(content) and isinstance(content[0], Mapping):
+            raise ValueError("the text is chat messages; embed their text, or what LLM.render_chat makes of them")
+        if params.prefix:
+            raise ValueError("the text is token ids, before which no prompt can be put; give text, or no prompt_name")
+        ids = []
+        for token in content[: params.max_tokens]:
+            if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < self._vocab_size:
+                raise ValueError(f"the text holds {token!r}; the model's token ids are 0 to {self._vocab_size - 1}")
+            ids.append(int(token))
+        return ids
+
+
+def prompt_ids(encode: Callable[[Prompt, datetime.datetime | None], Sequence[int]], embedder: Embedder) -> PromptIds:
+    """encode: of a prompt that is completed."""
+
+    def token_ids(prompt: Prompt, /, *, embeds: bool = False, now: datetime.datetime | None = None) -> Sequence[int]:
+        if not embeds:
+            return encode(prompt, now)
+        params = embedder.params(prompt_name=None, pooling=None, normalize=None, truncate=False)
+        return embedder.text(None, take_apart(prompt).content, params).token_ids
+
+    return token_ids
+
+
+def finish(vector: np.ndarray, params: EmbeddingParams) -> np.ndarray:
+    """[D] float32: the pooled state, of length 1 where that is asked for."""
+    if not params.normalize:
+        return vector
+    norm = np.linalg.norm(vector.astype(np.float64))
+    return (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
+
+
+Run = Callable[[Iterable[Text[Any]], str], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
+Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
+
+
+def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], params: EmbeddingParams, run: Run) -> Vectors:
+    """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
+
+    run(texts, pooling): (text, its vector, tokens of it that were cached) of each, in any order.
+    """
+    refused: deque[tuple[Key, ValueError]] = deque()
+
+    def texts() -> Iterator[Text[Key]]:
+        for key, prompt in requests:
+            try:
+                yield embedder.text(key, prompt, params)
+            except ValueError as error:
+                refused.append((key, error))
+
+    for text, vector, num_cached in run(texts(), params.pooling):
+        while refused:
+            yield refused.popleft()
+        if isinstance(vector, ValueError):
+            yield text.key, vector
+        else:
+            yield text.key, text.output(finish(vector, params), num_cached)
+    yield from refused
+
+
+def in_order(vectors: Vectors[int], count: int, advance: Callable[[int], None]) -> list[EmbeddingOutput]:
+    """The vectors of texts 0 to count - 1. advance: told how many tokens each has, as it comes.
+
+    Raises ValueError naming the text that is refused; the rest is not computed then.
+    """
+    found: dict[int, EmbeddingOutput] = {}
+    with contextlib.closing(vectors):
+        for index, output in vectors:
+            if isinstance(output, ValueError):
+                raise ValueError(f"prompt {index}: {output}") from output
+            found[index] = output
+            advance(len(output.prompt_token_ids))
+    return [found[index] for index in range(count)]
+
+
+def by_steps(as_completed: Callable[..., Generator[Any, None, None]]) -> Run:
+    """Through the steps of a model that generates: the final hidden state of each text's last token.
+
+    as_completed: of the LLM.
+    """
+
+    def requests(texts: Iterable[Text[Any]], running: dict[int, Text[Any]]) -> Iterator[Any]:
+        for index, text in enumerate(texts):
+            running[index] = text
+            prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
+            yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
+
+    def run(texts: Iterable[Text[Any]], pooling: str) -> Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]:
+        running: dict[int, Text[Any]] = {}
+        with contextlib.closing(as_completed(requests(texts, running), embeds=True)) as outputs:
+            for index, output in outputs:
+                if isinstance(output, ValueError):
+                    yield running.pop(index), output, 0
+                else:
+                    yield running.pop(index), output.embedding, output.num_cached_tokens
+
+    return run

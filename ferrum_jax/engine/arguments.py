@@ -1,0 +1,102 @@
+"""Arguments of the Python API: unknown ones are refused with what there is, and vLLM's names are taken beside ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import ParamSpec, TypeVar
+
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import SamplingParams
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+def checked(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """The method; a keyword that it does not have raises TypeError, which names those that it has."""
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise TypeError(_refusal(method.__qualname__, unknown[0], known))
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _refusal(method: str, name: str, known: list[str]) -> str:
+    meant = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {meant[0]}?)" if meant else ""
+    where = "; what the chat template reads goes into chat_template_kwargs" if "chat_template_kwargs" in known else ""
+    return f"{method} has no argument {name}{hint}; it has {', '.join(known)}{where}"
+
+
+def shown(progress: bool | None, use_tqdm: bool | None) -> bool | None:
+    """Whether a bar is asked for, by either name. Raises ValueError where they differ."""
+    if progress is not None and use_tqdm is not None and progress != use_tqdm:
+        raise ValueError(f"progress is {progress} and use_tqdm, its name in vLLM, is {use_tqdm}; give one of them")
+    return use_tqdm if progress is None else progress
+
+
+def params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    """The parameters of each prompt, of one for all or one each. Raises ValueError for what is neither."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise ValueError(f"sampling_params is {params!r}; it must be SamplingParams, or a list of them")
+    if len(params) != len(prompts):
+        raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
+    return params
+
+
+def with_tools(
+    params: SamplingParams | Sequence[SamplingParams] | None, tools: ToolsAsked | None
+) -> SamplingParams | Sequence[SamplingParams] | None:
+    """The parameters under which these calls must come. Raises ValueError where they ask for another structure."""
+    if tools is None:
+        return params
+    if params is not None and not isinstance(params, SamplingParams):
+        return [with_tools(one, tools) for one in params]  # type: ignore[misc]
+    params = params or SamplingParams()
+    if params.structured_outputs is not None:
+        raise ValueError("tool_choice demands a call, and structured_outputs asks for something else; give one of them")
+    return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(tools=tools))
+
+
+def demanded_tools(tools: object, tool_choice: object, parallel: object) -> ToolsAsked | None:
+    """The calls that `LLM.chat` demands; tools that need not be called may look as the template likes."""
+    if tool_choice in (None, "auto", "none") and parallel is None:
+        return None
+    return tools_asked(tools, tool_choice, parallel)
+
+
+def shown_tools(tools: object) -> tuple[Tool, ...] | None:
+    """The tools that a chat template is given, as far as they are OpenAI's; None without any."""
+    if not tools:
+        return None
+    try:
+        return tools_of(tools)
+    except ValueError:  # of a form of their own: their calls are found, and their arguments have no types
+        return ()
+
+
+def priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:
+    """The priority of each prompt; None is 0 for all. Raises ValueError unless it is a list of one number for each."""
+    if priority is None:
+        return [0] * len(prompts)
+    if isinstance(priority, str) or not isinstance(priority, Sequence) or len(priority) != len(prompts):
+        raise ValueError(f"priority is {priority!r}; it must be a list with one whole number for each prompt")
+    wrong = next((p for p in priority if isinstance(p, bool) or not isinstance(p, int)), None)
+    if wrong is not None:
+        raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")
+    return priority

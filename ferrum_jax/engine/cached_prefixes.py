@@ -1,0 +1,80 @@
+"""What users do with the prefixes that an engine caches: they compute, pin, save, load and forget them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.saved_prefixes import PrefixCache
+from ferrum_jax.engine.shared import SharedEngine
+from ferrum_jax.processes.processes import refuse_several_processes
+from ferrum_jax.prompt import Prompt, take_apart
+from ferrum_jax.runtime.block_copies import BlockCopies
+from ferrum_jax.spec import ModelSpec
+from ferrum_jax.text.prompts import PromptEncoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CachedPrefixes:
+    """The cached prefixes of one engine; `LLM` says what its methods do.
+
+    spec, fingerprint, invariant: what a saved prefix belongs to; see `PrefixCache`.
+    """
+
+    calls: SharedEngine
+    prompts: PromptEncoder
+    copies: BlockCopies
+    spec: ModelSpec
+    fingerprint: bytes
+    invariant: bool
+
+    @property
+    def _engine(self) -> Engine:
+        return self.calls.engine
+
+    def compute(self, prompt: Prompt, generate: Callable[[Prompt], object], *, pin: bool) -> int:
+        """The tokens of the prompt's full blocks, which are cached then. generate: computes a prompt."""
+        if pin:
+            refuse_several_processes("pin=True")
+        self._engine.scheduler.refuse_without_cache()
+        parts = take_apart(prompt)
+        ids = self.prompts.token_ids(prompt)  # once: a chat template may see another time of day later
+        generate({"prompt_token_ids": ids, "cache_salt": parts.cache_salt or None, "media": parts.media})
+        if pin:
+            self._engine.pin_prefix(ids, cache_salt=parts.cache_salt, media=parts.media)
+        block_size = self._engine.scheduler.caches[0].sizes.block_size
+        return len(ids) // block_size * block_size
+
+    def save(self, path: Path, prompts: Sequence[Prompt] | None) -> int:
+        """How many blocks were written to a new folder, of `prompts` or all."""
+        keys = None if prompts is None else [key for prompt in prompts for key in self._keys(prompt)]
+        return self._cache().save(path, keys)
+
+    def load(self, path: Path, *, pin: bool) -> int:
+        """How many blocks of a folder are cached then."""
+        self._engine.scheduler.refuse_without_cache()
+        cache = self._cache()
+        arrays = cache.read(path)
+        keys = self.calls.whole(lambda: cache.put(arrays))
+        if pin:
+            self._engine.scheduler.pin(cache.keys(arrays))
+        return len(keys)
+
+    def _keys(self, prompt: Prompt) -> list[bytes]:
+        parts = take_apart(prompt)
+        ids = self.prompts.token_ids(prompt)
+        return self._engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=True)
+
+    def _cache(self) -> PrefixCache:
+        refuse_several_processes("a saved prefix cache")
+        self.copies.warm_up(tier=False)
+        return PrefixCache(
+            spec=self.spec,
+            fingerprint=self.fingerprint,
+            invariant=self.invariant,
+            caches=self._engine.scheduler.caches,
+            runner=self._engine.runner,
+            copies=self.copies,
+        )

@@ -1,0 +1,141 @@
+"""Constraints: the grammars of an engine's choices, and the masks of the rows that draw under one.
+
+A choice's matcher is fed each token as its step is committed. Between the forward of the next step and its sampling,
+the masks of the rows that draw there are made in threads and written to the pool. So a row waits for its own token
+alone, while the device runs the forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ferrum_jax.engine.submission import Choice
+from ferrum_jax.request import SamplingParams
+from ferrum_jax.structured.grammars import Grammar, Grammars
+from ferrum_jax.structured.matcher import Matcher, fill_all
+from ferrum_jax.structured.message_parser import PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstraintCounts:
+    """What was counted so far."""
+
+    grammars: int = 0
+    grammar_hits: int = 0
+    masks: int = 0
+
+
+class Constraints:
+    """The grammars of one engine; its vocabulary is made when the first of them comes."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, end_ids: frozenset[int], forms: MessageForms
+    ) -> None:
+        """forms: in which the model writes calls and reasoning."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self.forms = forms
+        self._made: Grammars | None = None
+        self._matchers: dict[int, Matcher] = {}  # by request id
+        self._num_masks = 0
+
+    def grammar(self, sampling: SamplingParams) -> Grammar | None:
+        """The grammar that is asked for; its compile has begun. Raises ValueError where there can be none."""
+        asked = sampling.structured_outputs
+        return None if asked is None else self._grammars.get(asked)
+
+    @property
+    def _grammars(self) -> Grammars:
+        if self._made is None:
+            if self._tokenizer is None:
+                raise ValueError("structured_outputs needs a tokenizer; leave it out, or give LLM(tokenizer=...)")
+            vocabulary = Vocabulary(self._tokenizer, vocab_size=self._vocab_size, end_ids=self._end_ids)
+            self._made = Grammars(vocabulary, self.forms.tools)
+        return self._made
+
+    def advance(self, choice: Choice, token: int) -> str | None:
+        """Feeds a choice its next token; why it can go no further, None where it can."""
+        matcher = self._matcher(choice)
+        matcher.advance(token)
+        return matcher.error
+
+    def masks(self, choices: Sequence[Choice]) -> np.ndarray:
+        """[len(choices), words] int32: the tokens that may come next in each.
+
+        Where none may, all do: the choice ends with an error when its token comes.
+        """
+        vocabulary = self._grammars.vocabulary
+        masks = vocabulary.blank_masks(len(choices))
+        matchers = [self._matcher(choice, next_token=True) for choice in choices]
+        fill_all(vocabulary, matchers, masks)
+        for choice, matcher, mask in zip(choices, matchers, masks, strict=True):
+            if matcher.has_begun and matcher.error is None:
+                matcher.error = _narrow(mask, choice)
+            if matcher.error is not None:
+                mask[:] = -1
+        self._num_masks += len(choices)
+        return masks
+
+    def _matcher(self, choice: Choice, *, next_token: bool = False) -> Matcher:
+        """The choice's own; one that begins, or goes on from another process, is fed the tokens that it has."""
+        request = choice.request
+        matcher = self._matchers.get(request.id)
+        if matcher is None:
+            assert choice.submission.grammar is not None
+            before = request.token_ids[request.num_prompt_tokens :]
+            before = before if next_token else before[:-1]
+            after = self._begins_after(choice.submission.prompt_token_ids)
+            matcher = choice.submission.grammar.matcher(before, begins_after=after)
+            self._matchers[request.id] = matcher
+        return matcher
+
+    def _begins_after(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """The tokens after which the grammar begins: those that end the thinking which the prompt has opened."""
+        reasoning, tokenizer = self.forms.reasoning, self._tokenizer
+        if reasoning is None or tokenizer is None:
+            return []
+        end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        is_open = self.forms.is_open_after(end)
+        return tokenizer.encode(reasoning.end, add_special_tokens=False) if is_open else []
+
+    def forget(self, choice: Choice) -> None:
+        """The choice has ended."""
+        self._matchers.pop(choice.request.id, None)
+
+    def counts(self) -> ConstraintCounts:
+        made = self._made
+        if made is None:
+            return ConstraintCounts()
+        return ConstraintCounts(grammars=made.num_compiled, grammar_hits=made.num_hits, masks=self._num_masks)
+
+
+def _narrow(mask: np.ndarray, choice: Choice) -> str | None:
+    """Takes out of a mask what the request itself forbids; an error where that leaves nothing.
+
+    A text that must end ends before min_tokens: its grammar allows no more.
+    """
+    request, sampling = choice.request, choice.submission.sampling
+    never = [token for token, bias in (sampling.logit_bias or {}).items() if bias == -math.inf]
+    _clear(mask, never)
+    if not mask.any():
+        return "logit_bias forbids every token that the grammar allows here"
+    if len(request.token_ids) - request.num_prompt_tokens < sampling.min_tokens:
+        longer = mask.copy()
+        _clear(longer, list(request.stop_ids))
+        if longer.any():
+            mask[:] = longer
+    return None
+
+
+def _clear(mask: np.ndarray, tokens: Sequence[int]) -> None:
+    """Forbids the tokens."""
+    words = mask.view(np.uint32)
+    for token in tokens:
+        words[token // 32] &= ~np.uint32(1 << token % 32)

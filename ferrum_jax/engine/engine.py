@@ -1,0 +1,357 @@
+"""The engine: the loop in which host and device meet.
+
+`add` takes token ids and parameters, `step` plans and dispatches one step and commits the one before it,
+so that the device always has the next step while the host looks at the last. A submission is what the user
+asked for; it has one Request for each of its n choices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ferrum_jax import sampling as device_sampling
+from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
+from ferrum_jax.engine.outputs import choice_delta, logged, request_output
+from ferrum_jax.engine.scoring import Scoring, start_scoring
+from ferrum_jax.engine.submission import Choice, Intake, Submission
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import NO_OPTIONS, Request, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.runtime.runner import InFlight, Runner
+from ferrum_jax.scheduling.in_flight import StepsInFlight
+from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+
+class _Dispatched(NamedTuple):
+    """A step in flight, and the prompt log-probabilities that are computed of its tokens."""
+
+    step: InFlight
+    scoring: Scoring | None
+
+
+class Engine:
+    """Runs submissions to their end. One engine serves one thread."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        scheduler: Scheduler,
+        intake: Intake,
+        constraints: Constraints,
+        request_log: RequestLogWriter | None = None,
+        guard: contextlib.AbstractContextManager[None] | None = None,
+    ) -> None:
+        """request_log: gets a line for each submission that ended. guard: around each step, such as a `WriteGuard`."""
+        self.runner = runner
+        self.scheduler = scheduler
+        self.tokenizer = intake.tokenizer
+        self._intake = intake
+        self._constraints = constraints
+        self._compiling: dict[int, Submission] = {}  # by id: those whose grammar is not ready
+        self._submissions: dict[int, Submission] = {}
+        self._choices: dict[int, Choice] = {}  # by request id
+        self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
+        self._ended: list[Submission] = []  # resumed ones with nothing left to do
+        self._num_prompt_logprobs = 0
+        self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
+        self._request_log = request_log
+        self._guard = guard or contextlib.nullcontext()
+        self._num_calls = 0
+        self._token_limit: int | None = None
+        self._limit_tokens()
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._submissions)
+
+    # -- in ------------------------------------------------------------------------------------------
+
+    def add(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions = NO_OPTIONS
+    ) -> int:
+        """Queues a submission and returns its id.
+
+        Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
+        """
+        submission = self._intake.take(prompt_token_ids, sampling, options)
+        if submission.grammar is None:
+            self._queue(submission)
+        else:
+            self._compiling[submission.id] = submission
+        submission.arrival = self._num_calls
+        self._submissions[submission.id] = submission
+        self._num_prompt_logprobs += submission.prompt_logprobs is not None
+        self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
+        if not submission.num_left:
+            self._ended.append(submission)
+        return submission.id
+
+    def queue_ready(self, submission_id: int) -> None:
+        """Queues a submission whose grammar is ready, or ends it with what is wrong with the grammar.
+
+        An event of the engine like `add`: when a compile ends is no matter of the plan.
+        """
+        submission = self._compiling.pop(submission_id)
+        fault = submission.wait_for_grammar()
+        if fault is None:
+            try:
+                self._queue(submission)
+            except ValueError as error:
+                fault = error
+        if fault is not None:
+            self._fail(submission, str(fault))
+
+    def _fail(self, submission: Submission, why: str) -> None:
+        """Ends a submission that was not queued."""
+        for choice in submission.open_choices:
+            choice.request.finish_reason, choice.request.stop_reason = "error", why
+            del self._choices[choice.request.id]
+        submission.num_left = 0
+        self._ended.append(submission)
+
+    def require_grammar(self, submission_id: int) -> None:
+        """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
+        submission = self._compiling.get(submission_id)
+        fault = submission and submission.wait_for_grammar()
+        if fault is not None:
+            raise fault
+
+    def _queue_all_ready(self) -> None:
+        """Queues what waits for a grammar that is ready, in order; where nothing else is to do, waits for the first."""
+        waiting = list(self._compiling.values())
+        if waiting and len(waiting) == len(self._submissions) and not self._in_flight and not self._ended:
+            waiting[0].wait_for_grammar()
+        for submission in waiting:
+            if submission.grammar is not None and submission.grammar.is_ready:
+                self.queue_ready(submission.id)
+
+    def _queue(self, submission: Submission) -> None:
+        """Every choice, or none and ValueError."""
+        added: list[Choice] = []
+        try:
+            for choice in submission.open_choices:
+                self.scheduler.add(choice.request)
+                added.append(choice)
+        except ValueError:
+            for choice in added:
+                self.scheduler.abort(choice.request.id)
+            raise
+
+    def prompt_keys(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        cache_salt: str = "",
+        media: Sequence[MediaSpan] = (),
+        whole: bool = False,
+    ) -> list[bytes]:
+        """The keys of a prompt's full blocks; with `whole`, also the one under which the prompt's end is kept."""
+        request = _prompt_request(prompt_token_ids, cache_salt, media)
+        cache = self.scheduler.caches[0]  # keys are the same on all shards
+        return [*cache.keys_of(request), *([cache.key_of_whole(request)] if whole else [])]
+
+    def pin_prefix(
+        self, prompt_token_ids: Sequence[int], *, cache_salt: str = "", media: Sequence[MediaSpan] = ()
+    ) -> None:
+        """Keeps what prompts that begin with this one hit of its full blocks. Raises ValueError if it cannot."""
+        self.scheduler.pin_prefix(_prompt_request(prompt_token_ids, cache_salt, media))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all that is cached, pinned or not; False, and nothing changed, while a submission is unfinished."""
+        if self.has_unfinished:
+            return False
+        self.scheduler.reset()
+        return True
+
+    def abort(self, submission_id: int) -> None:
+        """Ends a submission; its output is dropped. Unknown ids (already finished) are ignored."""
+        submission = self._submissions.get(submission_id)
+        if submission is None:
+            return
+        self._compiling.pop(submission_id, None)
+        for choice in submission.choices:
+            if self._choices.pop(choice.request.id, None) is not None:
+                self.scheduler.abort(choice.request.id)
+            self._constraints.forget(choice)
+        self._ended = [ended for ended in self._ended if ended is not submission]
+        self._forget(submission)
+
+    def peek(self, submission_id: int) -> RequestOutput | None:
+        """An unfinished submission as far as its tokens are known; None if it has ended."""
+        submission = self._submissions.get(submission_id)
+        return None if submission is None else request_output(submission, self.tokenizer, finished=False)
+
+    def drain(self) -> None:
+        """Commits what is in flight when nothing is left that could want more."""
+        while self._in_flight:
+            self._commit(self._in_flight.popleft())
+
+    def constraint_counts(self) -> ConstraintCounts:
+        """What was counted of grammars and masks."""
+        return self._constraints.counts()
+
+    def close(self) -> None:
+        """Frees the pools; the engine serves no more. For one whose step was broken off."""
+        self.runner.close()
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Dispatches the next step, commits the one before it. Returns what finished, and what streams moved."""
+        if self.runner.take_parts():
+            self._limit_tokens()
+        self._num_calls += 1
+        with self._guard:
+            return self._step()
+
+    def _limit_tokens(self) -> None:
+        """Plans follow the largest executable that is there, from the next step on; the request log knows when."""
+        limit = self.runner.most_tokens
+        if limit == self._token_limit:
+            return
+        self._token_limit = limit
+        self.scheduler.limit_tokens(limit)
+        if self._request_log is not None:
+            self._request_log.limit(TokenLimit(arrival=self._num_calls, token_limit=limit))
+
+    def _step(self) -> list[RequestOutput]:
+        self._queue_all_ready()
+        outputs: list[RequestOutput] = []
+        for submission in self._ended:
+            last = submission.choices[-1]
+            for choice in submission.choices:
+                self._give(choice, outputs, ended=choice is last)
+        self._ended = []
+        plan = self._schedule()
+        if plan is None:
+            return outputs + self._commit(self._in_flight.advance(None))
+        for shard, slot, request_id in plan.admitted:
+            choice = self._by_slot[shard, slot] = self._choices[request_id]
+            self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
+        if not any(shard.draws_under_masks for shard in plan.shards):
+            step = self.runner.dispatch(plan)
+            return outputs + self._commit(self._in_flight.advance(_Dispatched(step, self._score(plan))))
+
+        def masks_follow() -> None:
+            outputs.extend(self._commit(self._in_flight.advance(None)))
+            self._write_masks(plan)
+
+        step = self.runner.dispatch(plan, masks_follow)
+        self._in_flight.append(_Dispatched(step, self._score(plan)))
+        return outputs
+
+    def _write_masks(self, plan: StepPlan) -> None:
+        """Puts the masks of the plan's rows that draw under a grammar where its other half reads them."""
+        slots, masks = [], []
+        for index, shard in enumerate(plan.shards):
+            own = [slot for slot in shard.mask_ids[shard.samples > 0].tolist() if slot]
+            open_ = [slot for slot in own if self._by_slot[index, slot].request.finish_reason is None]
+            slots.append(open_)
+            masks.append(self._constraints.masks([self._by_slot[index, slot] for slot in open_]))
+        self.runner.write_masks(slots, masks)
+
+    def _schedule(self) -> StepPlan | None:
+        return self.scheduler.schedule()
+
+    def _score(self, plan: StepPlan) -> Scoring | None:
+        """Starts the prompt log-probabilities of a step that was dispatched just now, while slots are its rows'."""
+        if not self._num_prompt_logprobs:
+            return None
+        return start_scoring(self.runner, plan, lambda shard, slot: self._by_slot[shard, slot])
+
+    def _commit(self, dispatched: _Dispatched | None) -> list[RequestOutput]:
+        if dispatched is None:
+            return []
+        step = dispatched.step
+        rows = step.rows()
+        outputs: list[RequestOutput] = []
+        for choice in dispatched.scoring.collect() if dispatched.scoring is not None else ():
+            if choice.request.finish_reason is None:
+                self.scheduler.finish_not_finite(choice.request)
+                self._finish_choice(choice, outputs)
+        for request, row in self.scheduler.commit(step.plan, rows[:, 0]):
+            choice = self._choices[request.id]
+            if request.finish_reason != "error":
+                self._take_row(choice, step, rows, row)
+            if choice.text is not None:
+                self._advance_text(choice)
+            if request.finish_reason is not None:
+                self._finish_choice(choice, outputs)
+            elif choice.submission.options.deltas:
+                outputs.append(choice_delta(choice, self.tokenizer, finished=False))
+            elif choice.submission.options.streams:
+                outputs.append(request_output(choice.submission, self.tokenizer, finished=False))
+        return outputs
+
+    def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
+        """What a row has beside its token; a grammar that goes no further ends the request."""
+        request, submission = choice.request, choice.submission
+        if submission.options.embeds and submission.embedding is None:
+            submission.embedding = step.last_states()[row]
+        if choice.logprobs is not None:
+            choice.logprobs.append(device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0))
+        if request.has_grammar:
+            error = self._constraints.advance(choice, request.token_ids[-1])
+            if error is not None:
+                self.scheduler.finish(request, "error", error)
+
+    def _advance_text(self, choice: Choice) -> None:
+        """Feeds the last token to the text; a stop string in it ends the request."""
+        request, text = choice.request, choice.text
+        assert text is not None
+        stopped = None
+        if request.finish_reason == "error":
+            text.flush()
+            return
+        if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
+            stopped = text.push(request.token_ids[-1])  # an end token has no text unless asked for
+        if request.finish_reason is None:
+            if stopped is not None:
+                self.scheduler.finish(request, "stop", stopped)
+            return
+        stopped = text.flush()
+        if stopped is not None:
+            request.finish_reason, request.stop_reason = "stop", stopped
+
+    def _finish_choice(self, choice: Choice, outputs: list[RequestOutput]) -> None:
+        submission = choice.submission
+        del self._choices[choice.request.id]
+        self._constraints.forget(choice)
+        submission.num_left -= 1
+        self._give(choice, outputs, ended=submission.num_left == 0)
+
+    def _give(self, choice: Choice, outputs: list[RequestOutput], *, ended: bool) -> None:
+        """Adds the output of a choice that has ended. ended: its submission has as well, and is forgotten."""
+        submission, forms = choice.submission, self._constraints.forms
+        if submission.options.deltas:
+            outputs.append(choice_delta(choice, self.tokenizer, finished=ended, forms=forms))
+        elif ended:
+            outputs.append(request_output(submission, self.tokenizer, finished=True, forms=forms))
+        if ended:
+            self._forget(submission)
+
+    def _forget(self, submission: Submission) -> None:
+        """It has ended; the request log gets its line."""
+        del self._submissions[submission.id]
+        self._num_prompt_logprobs -= submission.prompt_logprobs is not None
+        if self._request_log is not None:
+            self._request_log.write(logged(submission))
+
+
+def _prompt_request(prompt_token_ids: Sequence[int], cache_salt: str, media: Sequence[MediaSpan]) -> Request:
+    """A prompt that is looked for and does not run."""
+    return Request(
+        id=0,
+        token_ids=array("i", prompt_token_ids),
+        num_prompt_tokens=len(prompt_token_ids),
+        max_total_tokens=len(prompt_token_ids) + 1,
+        cache_salt=cache_salt.encode(),
+        media=tuple(media),
+    )

@@ -1,0 +1,154 @@
+"""Outputs: a submission's tokens so far, as its user gets them and as a request log records them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ferrum_jax.engine.submission import Choice, Submission
+from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput
+from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
+from ferrum_jax.structured.asked.message import AssistantMessage
+from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+def request_output(
+    submission: Submission, tokenizer: Tokenizer | None, *, finished: bool, forms: MessageForms = NO_FORMS
+) -> RequestOutput:
+    """The output of a submission so far. finished: adds the prompt's log-probabilities, which are complete by then.
+
+    forms: in which the model writes tool calls and reasoning.
+    """
+    tokenizer = tokenizer if submission.sampling.detokenize else None
+    choices = tuple(_completion(choice, tokenizer, forms) for choice in submission.choices)
+    return _output(submission, choices, tokenizer, finished=finished)
+
+
+def choice_delta(
+    choice: Choice, tokenizer: Tokenizer | None, *, finished: bool, forms: MessageForms = NO_FORMS
+) -> RequestOutput:
+    """What is new of one choice since this was last asked; the other choices are not in it.
+
+    finished: it is the last one of its submission that ends, which then has the prompt's log-probabilities.
+    """
+    tokenizer = tokenizer if choice.submission.sampling.detokenize else None
+    found = _completion(choice, tokenizer, forms, after=choice.num_given)
+    choice.num_given += len(found.token_ids)
+    return _output(choice.submission, (found,), tokenizer, finished=finished)
+
+
+def _output(
+    submission: Submission, choices: tuple[CompletionOutput, ...], tokenizer: Tokenizer | None, *, finished: bool
+) -> RequestOutput:
+    entries = submission.prompt_logprobs if finished else None
+    first = submission.choices[0].request
+    num_cached_tokens = min(first.num_cached_tokens, first.num_prompt_tokens)  # a resumed one hits its own too
+    return RequestOutput(
+        request_id=submission.id,
+        prompt=submission.prompt,
+        prompt_token_ids=submission.prompt_token_ids,
+        outputs=choices,
+        num_cached_tokens=num_cached_tokens,
+        num_cached_media=sum(span.end <= num_cached_tokens for span in first.media),
+        prompt_logprobs=None if entries is None else tuple(e and _with_text(e, tokenizer) for e in entries),
+        finished=finished,
+        embedding=submission.embedding,
+    )
+
+
+def _completion(
+    choice: Choice, tokenizer: Tokenizer | None, forms: MessageForms, after: int | None = None
+) -> CompletionOutput:
+    """after: so many tokens have been given before, and what is new is asked for; None asks for everything."""
+    request = choice.request
+    token_ids = tuple(request.token_ids[request.num_prompt_tokens + (after or 0) :])
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = tuple(_with_text(entry, tokenizer) for entry in choice.logprobs[after or 0 :])
+    chosen = [entry[token].logprob for token, entry in zip(token_ids, logprobs or (), strict=False)]
+    return CompletionOutput(
+        index=request.choice,
+        text=_final_text(choice, token_ids, tokenizer) if after is None else _new_text(choice),
+        token_ids=token_ids,
+        cumulative_logprob=math.fsum(chosen) if logprobs is not None else None,
+        logprobs=logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        message=_message(choice, tokenizer, forms),
+    )
+
+
+def _new_text(choice: Choice) -> str:
+    return "" if choice.text is None else choice.text.take()
+
+
+def _message(choice: Choice, tokenizer: Tokenizer | None, forms: MessageForms) -> AssistantMessage | None:
+    """A chat's whole answer taken apart; None while it runs, and of a model whose template shows no forms.
+
+    Marks of calls and of reasoning may be special tokens, so those are read too where no stop string has cut the text.
+    """
+    submission = choice.submission
+    options, prompt = submission.options, submission.prompt_token_ids
+    if tokenizer is None or choice.request.finish_reason is None or not options.is_chat or forms == NO_FORMS:
+        return None
+    token_ids = tuple(choice.request.token_ids[choice.request.num_prompt_tokens :])
+    text = _final_text(choice, token_ids, tokenizer)
+    if not submission.sampling.stop:
+        ended_by_token = choice.request.finish_reason == "stop"
+        shown = token_ids[:-1] if ended_by_token else token_ids
+        text = tokenizer.decode(shown, skip_special_tokens=False, after=prompt)
+    is_open = forms.is_open_after(tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False))
+    skipped = tokenizer.special_texts() if submission.sampling.skip_special_tokens else ()
+    return forms.message(text, tools=options.tools, is_open=is_open, specials=skipped)
+
+
+def _final_text(choice: Choice, token_ids: tuple[int, ...], tokenizer: Tokenizer | None) -> str:
+    """All text of a choice so far, after the prompt's if that is echoed; "" if no text is made."""
+    request, sampling = choice.request, choice.submission.sampling
+    if tokenizer is None or not sampling.detokenize:
+        return ""
+    if choice.ended_text is not None:
+        return choice.ended_text
+    echoed = (choice.submission.prompt or "") if sampling.echo else ""
+    if choice.text is not None:
+        return echoed + choice.text.text
+    ended_by_token = request.finish_reason == "stop" and not sampling.include_stop_str_in_output
+    shown = token_ids[:-1] if ended_by_token else token_ids
+    return echoed + tokenizer.decode(
+        shown, skip_special_tokens=sampling.skip_special_tokens, after=choice.submission.prompt_token_ids
+    )
+
+
+def _with_text(entry: dict[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    if tokenizer is None:
+        return entry
+    return {
+        t: dataclasses.replace(p, decoded_token=tokenizer.decode([t], skip_special_tokens=False))
+        for t, p in entry.items()
+    }
+
+
+def logged(submission: Submission) -> LoggedRequest:
+    """The line of a request log for a submission that has ended."""
+    requests = [choice.request for choice in submission.choices]
+    first, sampling = requests[0], submission.sampling
+    return LoggedRequest(
+        id=submission.id,
+        arrival=submission.arrival,
+        prompt_token_ids=list(submission.prompt_token_ids),
+        max_tokens=first.max_total_tokens - first.num_prompt_tokens,
+        choices=[_logged_choice(request) for request in requests],
+        priority=first.priority,
+        prompt_logprobs=sampling.prompt_logprobs is not None,
+        cache_salt=first.cache_salt.decode(),
+        media=first.media,
+    )
+
+
+def _logged_choice(request: Request) -> LoggedChoice:
+    return LoggedChoice(
+        token_ids=request.token_ids[request.num_prompt_tokens :].tolist(),
+        finish_reason=request.finish_reason or "abort",
+        stop_reason=request.stop_reason,
+    )

@@ -1,0 +1,53 @@
+"""What an engine or an encoder has counted and where its memory goes, as one JSON-ready snapshot."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ferrum_jax.metrics import ReuseMetrics
+from ferrum_jax.pools.budget import Ledger
+
+_NO_REUSE = ReuseMetrics(enabled=False, block_size=0, kv_dtype="none")
+
+
+class StepCounts(Protocol):
+    """What runners of both kinds count."""
+
+    num_steps: int
+    num_tokens: int
+    num_padded_tokens: int
+
+    @property
+    def num_executables(self) -> int: ...
+
+    @property
+    def num_loaded(self) -> int: ...
+
+    @property
+    def num_missing(self) -> int: ...
+
+
+def snapshot(runner: StepCounts, ledger: Ledger, reuse: ReuseMetrics | None) -> dict[str, Any]:
+    """Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
+
+    reuse: None of an encoder, which reuses nothing.
+    """
+    return {
+        **(reuse or _NO_REUSE).snapshot(),
+        "steps": runner.num_steps,
+        "computed_tokens": runner.num_tokens,
+        "padded_tokens": runner.num_padded_tokens,
+        "executables": runner.num_executables,
+        "executables_loaded": runner.num_loaded,
+        "executables_missing": runner.num_missing,
+        "weights_bytes": ledger.weights_bytes,
+        "kv_bytes": ledger.kv_bytes,
+        "kv_repeated_bytes": ledger.repeated_bytes,
+        "kv_padded_bytes": ledger.padded_bytes,
+        "prompts_bytes": ledger.prompts_bytes,
+        "host_cache_bytes": ledger.host_bytes,
+        "states_bytes": ledger.states_bytes,
+        "num_shards": ledger.num_shards,
+        "num_blocks": ledger.num_shards * ledger.num_blocks,
+        "group_blocks": [ledger.num_shards * group.num_blocks for group in ledger.groups],
+    }

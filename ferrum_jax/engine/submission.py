@@ -1,0 +1,278 @@
+"""Submissions: what a user asked for in one call, checked, with one Request for each of its n choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ferrum_jax import sampling as device_sampling
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
+from ferrum_jax.structured.grammars import Grammar
+from ferrum_jax.text.stream import TextStream
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
+class Choice:
+    """One choice of a submission and what has been made of its tokens."""
+
+    request: Request
+    submission: Submission
+    seed: int
+    text: TextStream | None  # only where text is wanted before the end: streams and stop strings
+    logprobs: list[dict[int, Logprob]] | None
+    ended_text: str | None = None  # of one that had ended before it was resumed
+    num_given: int = 0  # of its tokens, where only what is new is given
+
+
+@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
+class Submission:
+    """What a user asked for in one call, complete when no choice is left."""
+
+    id: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    options: RequestOptions
+    choices: list[Choice] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_left: int = 0
+    grammar: Grammar | None = None  # under which its choices draw
+    arrival: int = 0  # calls of `Engine.step` before it
+    embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
+
+    def wait_for_grammar(self) -> ValueError | None:
+        """Why its grammar cannot be used; None where it can, or where there is none. Waits for the compile."""
+        return None if self.grammar is None else self.grammar.fault()
+
+    @property
+    def open_choices(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.request.finish_reason is None]
+
+
+class Intake:
+    """Makes submissions of what is asked, for one model and one engine's limits; refuses what cannot be served."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        end_ids: frozenset[int],
+        max_model_len: int,
+        max_request_tokens: int,
+        seed: int,
+        grammar: Callable[[SamplingParams], Grammar | None],
+    ) -> None:
+        """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
+        seed: the engine's, from which those of requests without one follow. grammar: that a request asks for."""
+        self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self._max_model_len = max_model_len
+        self._max_request_tokens = max_request_tokens
+        self._seed = seed
+        self._grammar = grammar
+        self._ids = itertools.count(1)
+
+    def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
+        """A submission whose choices are not queued yet.
+
+        Raises ValueError for a prompt or parameters that cannot be served.
+        """
+        token_ids = self._check(prompt_token_ids, sampling)
+        spans = _check_media(options.media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
+        submission = Submission(
+            id=next(self._ids),
+            prompt=self._echoed(options.prompt, token_ids, len(prompt_token_ids), sampling),
+            prompt_token_ids=tuple(token_ids),
+            sampling=sampling,
+            options=options,
+            grammar=self._grammar(sampling),
+            prompt_logprobs=None if sampling.prompt_logprobs is None else [None for _ in token_ids],
+        )
+        seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, options.key)
+        for choice in range(sampling.n):
+            made = self._make_choice(submission, token_ids, spans, choice, seed)
+            submission.choices.append(made)
+        if sampling.prompt_logprobs is None:
+            for made, before in zip(submission.choices, options.resume, strict=False):
+                _resume(made, before)
+        submission.num_left = len(submission.open_choices)
+        return submission
+
+    def _make_choice(
+        self, submission: Submission, token_ids: array[int], media: tuple[MediaSpan, ...], choice: int, seed: int
+    ) -> Choice:
+        sampling, options = submission.sampling, submission.options
+        room = self._max_model_len - len(token_ids)
+        request = Request(
+            id=next(self._ids),
+            token_ids=token_ids[:],
+            num_prompt_tokens=len(token_ids),
+            max_total_tokens=len(token_ids) + (room if sampling.max_tokens is None else sampling.max_tokens),
+            min_tokens=0 if submission.grammar else sampling.min_tokens,  # of one with a grammar its masks see to it
+            has_grammar=submission.grammar is not None,
+            stop_ids=self._stop_ids(sampling),
+            end_ids=self._ends(sampling),
+            priority=options.priority,
+            choice=choice,
+            num_choices=sampling.n,
+            # every choice but the first may hit: the prompt's logprobs come from the first one
+            takes_hits=sampling.prompt_logprobs is None or choice > 0,
+            cache_salt=options.cache_salt.encode(),
+            media=media,
+        )
+        needs_text = sampling.detokenize and (options.streams or options.deltas or bool(sampling.stop))
+        return Choice(
+            request=request,
+            submission=submission,
+            seed=seed,
+            text=self._text_stream(submission) if needs_text and self.tokenizer else None,
+            logprobs=None if sampling.logprobs is None else [],
+        )
+
+    def _echoed(
+        self, prompt: str | None, token_ids: array[int], num_given: int, sampling: SamplingParams
+    ) -> str | None:
+        """The prompt's text: as it was given, or where it is echoed and was not, or not all of it runs, its tokens'."""
+        if not sampling.echo or self.tokenizer is None or (prompt is not None and len(token_ids) == num_given):
+            return prompt
+        return self.tokenizer.decode(token_ids, skip_special_tokens=sampling.skip_special_tokens)
+
+    def _check(self, token_ids: Sequence[int], sampling: SamplingParams) -> array[int]:
+        """The prompt as it will run. Raises ValueError with the value and the repair."""
+        most = sampling.most_prompt_tokens(self._max_model_len)
+        if most is not None:
+            token_ids = token_ids[-most:]
+        _check_types(token_ids)
+        named = (
+            ("the prompt", token_ids),
+            ("logit_bias", sampling.logit_bias or ()),
+            ("stop_token_ids", sampling.stop_token_ids),
+        )
+        for what, ids in named:
+            if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                wrong = next(t for t in ids if not 0 <= t < self._vocab_size)
+                raise ValueError(f"{what} holds token id {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
+        total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens)
+        if total > self._max_model_len:
+            raise ValueError(
+                f"the prompt has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}: together {total}, "
+                f"more than max_model_len, {self._max_model_len}; shorten one of them or set truncate_prompt_tokens"
+            )
+        most = self._max_model_len if sampling.max_tokens is None else total
+        if most > self._max_request_tokens:
+            raise ValueError(
+                f"the request may have {most} tokens, and this engine's reach is requests of at most "
+                f"{self._max_request_tokens}; lower max_tokens, or make the engine without a reach"
+            )
+        num_stops = len(self._stop_ids(sampling))
+        if num_stops > device_sampling.STOP_ROOM:
+            raise ValueError(
+                f"the model's end tokens and stop_token_ids are {num_stops} ids together; at most "
+                f"{device_sampling.STOP_ROOM} fit, give fewer stop_token_ids or set ignore_eos"
+            )
+        self._check_text(sampling)
+        return array("i", token_ids)
+
+    def _check_text(self, sampling: SamplingParams) -> None:
+        """Raises ValueError for what needs a tokenizer where there is none, and where no token may be drawn."""
+        if sampling.echo and self.tokenizer is None:
+            raise ValueError("echo is True, and there is no tokenizer; leave it out, or give LLM(tokenizer=...)")
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError(
+                f"stop is {sampling.stop!r}, and there is no tokenizer; use stop_token_ids, or give LLM(tokenizer=...)"
+            )
+        never = {token for token, bias in (sampling.logit_bias or {}).items() if bias == -math.inf}
+        if sampling.min_tokens:
+            never |= self._stop_ids(sampling)
+        if len(never) >= self._vocab_size:
+            raise ValueError(f"logit_bias forbids all {self._vocab_size} tokens of the model; leave one that may come")
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        return self._ends(sampling) | frozenset(sampling.stop_token_ids)
+
+    def _ends(self, sampling: SamplingParams) -> frozenset[int]:
+        return frozenset() if sampling.ignore_eos else self._end_ids
+
+    def _derive_seed(self, token_ids: array[int], key: str) -> int:
+        """64 bits from the engine's seed, the prompt and the key; the same in every process."""
+        state = hashlib.blake2b(digest_size=8)
+        state.update(struct.pack("<Q", self._seed & (2**64 - 1)))
+        state.update(token_ids.tobytes())
+        state.update(key.encode())
+        return int.from_bytes(state.digest(), "little")
+
+    def _text_stream(self, submission: Submission) -> TextStream:
+        sampling = submission.sampling
+        assert self.tokenizer is not None
+        return TextStream(
+            self.tokenizer,
+            stop=tuple(sampling.stop),
+            include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+            skip_special_tokens=sampling.skip_special_tokens,
+            after=submission.prompt_token_ids,
+        )
+
+    def slot_record(self, choice: Choice) -> np.ndarray:
+        """The record of a choice that is about to run, as its row slot holds it."""
+        request, sampling = choice.request, choice.submission.sampling
+        return device_sampling.slot_record(
+            sampling.without_min_tokens() if request.has_grammar else sampling,
+            seed=choice.seed,
+            choice=request.choice,
+            num_prompt_tokens=request.num_prompt_tokens,
+            stop_ids=request.stop_ids,
+            token_ids=request.token_ids,
+            max_model_len=self._max_model_len,
+        )
+
+
+def _resume(choice: Choice, before: CompletionOutput) -> None:
+    """Gives a new choice the tokens that it had; the next one is drawn as if it had never stopped."""
+    request = choice.request
+    request.token_ids.extend(before.token_ids)
+    if choice.logprobs is not None:
+        choice.logprobs.extend(before.logprobs or ())
+    if before.finish_reason is not None:
+        request.finish_reason, request.stop_reason = before.finish_reason, before.stop_reason
+        choice.ended_text = before.text
+        return
+    assert len(request.token_ids) < request.max_total_tokens, "a choice to resume has all its tokens"
+    if choice.text is not None:
+        for token in before.token_ids:
+            choice.text.push(token)
+
+
+def _check_types(token_ids: Sequence[int]) -> None:
+    """Raises ValueError for a prompt that is not token ids."""
+    if not len(token_ids):
+        raise ValueError("the prompt is empty (0 tokens); give at least one token")
+    if set(map(type, token_ids)) != {int}:
+        bad = next((t for t in token_ids if isinstance(t, bool) or not isinstance(t, int | np.integer)), None)
+        if bad is not None:
+            raise ValueError(f"the prompt holds {bad!r}, which is not a token id")
+
+
+def _check_media(media: Sequence[MediaSpan], num_tokens: int, num_cut: int) -> tuple[MediaSpan, ...]:
+    """The spans of a prompt of `num_tokens`, counted after its first `num_cut` are cut off.
+
+    Raises ValueError for a span that does not fit.
+    """
+    for span in media:
+        what = f"the {span.kind} at tokens {span.start} to {span.end - 1}"
+        if span.end > num_tokens:
+            raise ValueError(f"{what} ends beyond the prompt of {num_tokens} tokens")
+        if span.start < num_cut < span.end:
+            raise ValueError(f"truncate_prompt_tokens cuts {what} in two; leave it whole or out")
+    return tuple(dataclasses.replace(span, start=span.start - num_cut) for span in media if span.start >= num_cut)

@@ -1,0 +1,51 @@
+"""The identity of a model that runs: all of it that can change an answer, as values that are compared.
+
+Two runs with equal identities answer a request alike. Their environments (devices, versions, mesh) may differ: these
+decide the last bits of a number, and in invariant mode bits are promised only where they are equal too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelIdentity:
+    """weights: the model's fingerprint, of spec, dtype and a sample of every tensor; None before they are read.
+
+    tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
+    vectors: how states become vectors, as text. adapter: "" is none. environment: what may change, by name.
+    """
+
+    weights: str | None
+    tokenizer: str | None
+    chat_template: str | None
+    end_tokens: tuple[int, ...]
+    vectors: str
+    dtype: str
+    kv_dtype: str
+    max_model_len: int
+    invariant: bool
+    adapter: str = ""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    def values(self) -> dict[str, Any]:
+        """What is compared, by name, as JSON has it; without the weights where they are not known."""
+        found = dataclasses.asdict(self)
+        del found["environment"]
+        if self.weights is None:
+            del found["weights"]
+        return {**found, "end_tokens": list(self.end_tokens)}
+
+
+def digest_of(*parts: object) -> str:
+    """32 hex digits that digest JSON values and bytes."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        content = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
+        state.update(len(content).to_bytes(8, "little") + content)
+    return state.hexdigest()

@@ -1,0 +1,63 @@
+"""A parameter that is kept in a form: its leaves are parameters of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.forms import WeightForm
+from pallas_kernels.quantized_matmul import QuantizedWeight
+
+
+class FormedWeight(nnx.Module):
+    """A weight [.., out, in]; `weight[...]` is what products take, as that of a parameter is. Codes start as zeros."""
+
+    def __init__(self, shape: tuple[int, ...], form: WeightForm) -> None:
+        leaves = {leaf: nnx.Param(jnp.zeros(size, dtype)) for leaf, (size, dtype) in form.leaves(shape).items()}
+        self.codes, self.scales = leaves["codes"], leaves["scales"]
+        self.zeros, self.order = leaves.get("zeros"), leaves.get("order")
+        self.input_scale = leaves.get("input_scale")
+        self.form = form
+
+    def __getitem__(self, index: object) -> QuantizedWeight:
+        assert index is Ellipsis, f"index is {index}; a weight in a form is taken whole, as weight[...]"
+        zeros, order, input_scale = (_array(leaf) for leaf in (self.zeros, self.order, self.input_scale))
+        return QuantizedWeight(
+            codes=self.codes[...],
+            scales=self.scales[...],
+            zeros=zeros,
+            order=order,
+            input_scale=input_scale,
+            kind=self.form.kind,
+            activations=self.form.activations,
+            activation_group=self.form.activation_group,
+        )
+
+
+def _array(leaf: nnx.Param | None) -> jax.Array | None:
+    return None if leaf is None else leaf[...]
+
+
+def put_forms(model: nnx.Module, forms: Iterable[tuple[str, WeightForm]]) -> None:
+    """Gives the named parameters of a model their forms. Raises ValueError for names and shapes that do not fit."""
+    problems = []
+    for name, form in forms:
+        path, _, last = name.rpartition(".")
+        holder = functools.reduce(_step, path.split("."), model)
+        shape = getattr(getattr(holder, last, None), "shape", None)
+        wrong = "the model has no such parameter" if shape is None else form.problem(shape)
+        if shape is None or wrong is not None:
+            problems.append(f"{name}: {wrong}")
+        else:
+            setattr(holder, last, FormedWeight(shape, form))
+    if problems:
+        raise ValueError("forms of weights do not fit the model:\n  " + "\n  ".join(problems))
+
+
+def _step(holder: Any, name: str) -> Any:
+    return holder[int(name)] if name.isdecimal() else getattr(holder, name, None)

@@ -1,0 +1,49 @@
+"""The text part of a model that sees images: served as a text model, under the architecture of the whole.
+
+Its config stands under `text_config`, its tensors have a prefix of their own, and what concerns images alone is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.spec import ModelSpec
+
+_PREFIX = "language_model."
+_INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+
+
+def text_part_from(
+    config: Mapping[str, Any], of_images: Iterable[str], spec_from_text: Callable[[Mapping[str, Any]], ModelSpec]
+) -> ModelSpec:
+    """ModelSpec of the text part. of_images: keys beside `text_config` that concern images alone.
+
+    Raises ValueError naming what is missing or not understood.
+    """
+    reader = ConfigReader(config)
+    for key in of_images:
+        reader.get(key, None)
+    inherited = {key: reader.get(key, None) for key in _INHERITED}
+    known = {key: value for key, value in inherited.items() if value is not None}
+    text = known | reader.require("text_config", like={})
+    reader.finish()
+    if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
+        text["eos_token_id"] = inherited["eos_token_id"]
+    (architecture,) = config["architectures"]
+    return dataclasses.replace(spec_from_text(text), architecture=architecture)
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
+    return tuple(dataclasses.replace(rule, source=_PREFIX + rule.source) for rule in decoder.weight_rules(spec))
+
+
+def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the text part does not need: those of images, and what a Decoder may leave over."""
+    images = ("vision_tower.*", "multi_modal_projector.*")
+    return (*images, *(_PREFIX + pattern for pattern in decoder.harmless_tensors(spec)))

@@ -1,0 +1,35 @@
+"""Padding: the share of an engine's token slots that hold no token, counted by its own scheduler without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrum_jax.config import EngineConfig, EngineSizes
+from ferrum_jax.offline.replay import replay
+from ferrum_jax.plan import StepPlan
+from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.scheduling.request_log import LoggedRequest, Segment
+
+
+def expected_padding(requests: Sequence[LoggedRequest], layout: Layout, config: EngineConfig) -> float:
+    """The share of all token slots that is padding when an engine of this layout runs the requests; 0 to 1."""
+    sizes = EngineSizes(
+        block_size=layout.ledger.block_size,
+        group_blocks=[group.num_blocks for group in layout.ledger.groups],
+        max_num_seqs=config.num_rows,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=layout.max_model_len,
+        windows=[group.window for group in layout.options.spec.kv_groups],
+        num_shards=layout.ledger.num_shards,
+    )
+    plans: list[StepPlan] = []
+    replay([Segment(sizes=sizes, requests=list(requests))], layout.ledger.num_blocks, on_plan=plans.append)
+    return padding_of(plans, layout.ladder)
+
+
+def padding_of(plans: Sequence[StepPlan], ladder: Ladder) -> float:
+    """The share of the steps' token slots, on all shards, that holds no token; 0 to 1."""
+    slots = sum(len(plan.shards) * ladder.bucket_of(plan).num_tokens for plan in plans)
+    real = sum(plan.num_tokens for plan in plans)
+    return 1 - real / slots if slots else 0.0

@@ -1,0 +1,248 @@
+"""What-if: a request log run again through the real scheduler and cache manager, with no model and other pool sizes.
+
+Every request arrives at the step at which it arrived and gets the tokens that it got, so at the size of the
+pool that wrote the request log the counters are those of the engine. At another size, requests wait, are
+preempted and hit as they would there; arrivals do not wait for answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ferrum_jax.plan import ShardPlan, StepPlan
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prefix_cache.keys import extend_keys, root_key
+from ferrum_jax.request import NOT_FINITE, NOT_FINITE_REASON, Request
+from ferrum_jax.scheduling.in_flight import StepsInFlight
+from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+_COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a pool of `num_blocks` makes of a request log.
+
+    refusals: admissions put off. too_large: requests never served.
+
+    resumed_tokens: what preempted rows found of themselves when they came back. They are no hits, for a pool that
+    preempts nobody has none.
+    """
+
+    num_blocks: int
+    steps: int
+    lookups: int
+    hit_tokens: int
+    missed_tokens: int
+    resumed_tokens: int
+    evictions: int
+    refusals: int
+    preemptions: int
+    too_large: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens as a share of all tokens looked up, 0 to 1."""
+        return self.hit_tokens / max(self.hit_tokens + self.missed_tokens, 1)
+
+
+def replay(
+    segments: Sequence[Segment],
+    num_blocks: int,
+    on_step: Callable[[Scheduler], None] = lambda scheduler: None,
+    on_plan: Callable[[StepPlan], None] = lambda plan: None,
+) -> Outcome:
+    """The outcome of all segments, each with empty caches at its start.
+
+    on_step is called after every step, on_plan with each that the device would run.
+    """
+    totals: Counter[str] = Counter()
+    for segment in segments:
+        run = _Replay(segment, num_blocks, on_plan)
+        run.to_the_end(on_step)
+        metrics = run.scheduler.metrics()
+        totals.update({name: getattr(metrics, name) for name in _COUNTERS})
+        totals.update(steps=run.num_steps, too_large=run.num_too_large)
+    return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in (*_COUNTERS, "steps", "too_large")})
+
+
+class _ReplayedChoice(NamedTuple):
+    num_prompt_tokens: int
+    choice: LoggedChoice
+
+
+class _ReplayedStep(NamedTuple):
+    plan: StepPlan
+    tokens: np.ndarray  # [rows] int32
+
+
+class _Replay:
+    """One segment: the engine's loop with recorded tokens in place of a device."""
+
+    def __init__(self, segment: Segment, num_blocks: int, on_plan: Callable[[StepPlan], None]) -> None:
+        sizes = segment.sizes.with_pool(num_blocks)
+        self.scheduler = Scheduler([CacheManager(sizes) for _ in range(sizes.num_shards)])
+        self._on_plan = on_plan
+        self.num_steps = 0
+        self.num_too_large = 0
+        self._arriving = deque(segment.requests)
+        self._limits = deque(segment.limits)
+        self._ids = iter(range(1, 1 << 62))
+        self._choices: dict[int, _ReplayedChoice] = {}  # by id of unfinished requests
+        self._by_slot: dict[tuple[int, int], _ReplayedChoice] = {}  # by shard and slot
+        self._in_flight: StepsInFlight[_ReplayedStep] = StepsInFlight()
+
+    def to_the_end(self, on_step: Callable[[Scheduler], None]) -> None:
+        now = 0
+        while self._arriving or self.scheduler.has_unfinished or self._in_flight:
+            if not self.scheduler.has_unfinished:
+                while self._in_flight:  # what nobody waits for any more
+                    self._commit(*self._in_flight.popleft())
+                if not self._arriving:
+                    break
+                now = max(now, self._arriving[0].arrival)
+            while self._arriving and self._arriving[0].arrival <= now:
+                self._add(self._arriving.popleft())
+            while self._limits and self._limits[0].arrival <= now:
+                self.scheduler.limit_tokens(self._limits.popleft().token_limit)
+            self._step()
+            on_step(self.scheduler)
+            now += 1
+
+    def _add(self, logged: LoggedRequest) -> None:
+        requests = [self._request(logged, index) for index in range(len(logged.choices))]
+        try:
+            for request, choice in zip(requests, logged.choices, strict=True):
+                self.scheduler.add(request)
+                self._choices[request.id] = _ReplayedChoice(len(logged.prompt_token_ids), choice)
+        except ValueError:  # larger than the whole pool
+            self.num_too_large += 1
+
+    def _request(self, logged: LoggedRequest, index: int) -> Request:
+        prompt, choice = logged.prompt_token_ids, logged.choices[index]
+        by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+        return Request(
+            id=next(self._ids),
+            token_ids=array("i", prompt),
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=len(prompt) + logged.max_tokens,
+            min_tokens=len(choice.token_ids) - 1 if by_token else 0,
+            stop_ids=frozenset(choice.token_ids[-1:]) if by_token else frozenset(),
+            priority=logged.priority,
+            choice=index,
+            num_choices=len(logged.choices),
+            takes_hits=index > 0 or not logged.prompt_logprobs,
+            cache_salt=logged.cache_salt.encode(),
+            media=logged.media,
+        )
+
+    def _step(self) -> None:
+        due = self._in_flight.advance(self._dispatch())
+        if due is not None:
+            self._commit(*due)
+
+    def _dispatch(self) -> _ReplayedStep | None:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None
+        self.num_steps += 1
+        self._on_plan(plan)
+        for shard, slot, request_id in plan.admitted:
+            self._by_slot[shard, slot] = self._choices[request_id]
+        tokens = [self._tokens(index, shard) for index, shard in enumerate(plan.shards)]
+        return _ReplayedStep(plan, np.concatenate(tokens))
+
+    def _tokens(self, index: int, shard: ShardPlan) -> np.ndarray:
+        """[rows] int32: the recorded token of each row that samples; 0 for a row that ended before it.
+
+        NOT_FINITE where the recorded row had none for that.
+        """
+        tokens = np.zeros(shard.num_rows, np.int32)
+        positions = (shard.starts + shard.counts).tolist()
+        for row in np.flatnonzero(shard.samples).tolist():
+            num_prompt_tokens, choice = self._by_slot[index, int(shard.slots[row])]
+            drawn = positions[row] - num_prompt_tokens
+            if drawn < len(choice.token_ids):
+                tokens[row] = choice.token_ids[drawn]
+            elif choice.stop_reason == NOT_FINITE_REASON:
+                tokens[row] = NOT_FINITE
+        return tokens
+
+    def _commit(self, plan: StepPlan, tokens: np.ndarray) -> None:
+        for request, _ in self.scheduler.commit(plan, tokens):
+            choice = self._choices[request.id].choice
+            num_drawn = len(request.token_ids) - request.num_prompt_tokens
+            is_open = request.finish_reason is None and choice.stop_reason != NOT_FINITE_REASON  # ends by itself
+            if is_open and num_drawn >= len(choice.token_ids):
+                self.scheduler.finish(request, choice.finish_reason, choice.stop_reason)
+            if request.finish_reason is not None:
+                del self._choices[request.id]
+
+
+def reuse_distances(segments: Sequence[Segment]) -> Counter[int | None]:
+    """For each block that a prompt looks up, how many other blocks were used since it was used last; None: never.
+
+    A pool that evicts by least recent use and holds more blocks than the distance would have it.
+    """
+    distances: Counter[int | None] = Counter()
+    for segment in segments:
+        uses = list(_uses(segment))
+        since = _NewestUses(len(uses))
+        last: dict[bytes, int] = {}
+        for time, (key, is_lookup) in enumerate(uses):
+            before = last.get(key)
+            if is_lookup:
+                distances[None if before is None else since.count(before)] += 1
+            since.replace(before, time)
+            last[key] = time
+    return distances
+
+
+def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
+    """The keys of all full blocks in the order of their use, and whether each is one that a prompt looks up."""
+    size = segment.sizes.block_size
+    for request in segment.requests:
+        root = root_key(fingerprint=b"", kv_dtype="", block_size=size, salt=request.cache_salt.encode())
+        for choice in request.choices:
+            ids = array("i", request.prompt_token_ids + choice.token_ids[:-1])  # the last token is never computed
+            keys: list[bytes] = []
+            extend_keys(keys, root, ids, len(ids) // size, size, request.media)
+            limit = (len(request.prompt_token_ids) - 1) // size
+            yield from ((key, index < limit) for index, key in enumerate(keys))
+
+
+class _NewestUses:
+    """Times at which a key was used last, counted by a Fenwick tree: O(log n) each."""
+
+    def __init__(self, size: int) -> None:
+        self._tree = [0] * (size + 1)
+        self._num_keys = 0
+
+    def count(self, time: int) -> int:
+        """How many keys were used after `time`."""
+        before, index = 0, time + 1
+        while index:
+            before += self._tree[index]
+            index &= index - 1
+        return self._num_keys - before
+
+    def replace(self, before: int | None, time: int) -> None:
+        """A key that was used last at `before` is used at `time`."""
+        self._add(time, 1)
+        if before is None:
+            self._num_keys += 1
+        else:
+            self._add(before, -1)
+
+    def _add(self, time: int, value: int) -> None:
+        index = time + 1
+        while index < len(self._tree):
+            self._tree[index] += value
+            index += index & -index

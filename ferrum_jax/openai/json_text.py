@@ -1,0 +1,72 @@
+"""JSON as it is taken from others: every key once, finite numbers, and nested no deeper than all readers can follow.
+
+JSON is nested at most MOST_NESTED deep: how deep Python itself can follow depends on who calls, and a text must be good
+or bad whoever reads it.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+from typing import Any
+
+MOST_NESTED = 100
+
+
+class JsonError(ValueError):
+    """A text that is not JSON as it is read here."""
+
+
+class NestedTooDeeply(JsonError):
+    """A value whose parts stand in more than MOST_NESTED lists and objects."""
+
+    def __init__(self) -> None:
+        super().__init__(f"nested too deeply; at most {MOST_NESTED} levels are read")
+
+
+def decoded(text: str) -> Any:
+    """The value of JSON. Raises JsonError."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise NestedTooDeeply from error
+    except ValueError as error:
+        raise JsonError(f"not valid JSON: {error}") from error
+    if text.count("[") + text.count("{") > MOST_NESTED:
+        _refuse_deep(value)
+    return value
+
+
+def _refuse_deep(value: object) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_NESTED):
+        parts = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+        level = [part for part in parts if isinstance(part, dict | list)]
+    if level:
+        raise NestedTooDeeply
+
+
+def _constant(name: str) -> float:
+    """Minus infinity, which a logit_bias may be; the other constants that JSON lacks are refused."""
+    if name != "-Infinity":
+        raise ValueError(f"{name} is not a JSON number")
+    return -math.inf
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text} is too large for a number")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        raise ValueError(f"keys given twice: {sorted(key for key, count in counts.items() if count > 1)}")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_number, object_pairs_hook=_object)

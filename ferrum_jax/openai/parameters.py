@@ -1,0 +1,343 @@
+"""The fields of one request's body: which are known, which refused and why, and what they become.
+
+Sampling fields are those of `SamplingParams`; OpenAI's other names are mapped to them. A null is a field
+that was not given, except `max_tokens: null`, which means up to the model's limit (the default for chat).
+Whatever would change the answer and is not supported is refused by name, with what to do instead; all
+functions here raise ValueError with the field, its value and what is allowed. `Rules` say what is known where: a server
+streams, and a job does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from array import array
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from ferrum_jax.prompt import Content, Prompt, take_apart
+from ferrum_jax.request import SamplingParams
+from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
+from ferrum_jax.structured.asked.tools import format_of, tools_asked
+
+_SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+LABELS = frozenset({"model", "user", "metadata"})  # say who asks; by definition without effect on the answer
+_PROMPT_OPTIONS = frozenset({"cache_salt", "add_special_tokens"})
+_CHAT_OPTIONS = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"})
+_TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_KNOWN = _SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "response_format"}
+KNOWN_COMPLETION = _KNOWN | {"prompt"}
+KNOWN_EMBEDDING = LABELS | {"input", "cache_salt"}
+KNOWN_CHAT = _KNOWN | _CHAT_OPTIONS | _TOOL_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
+
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
+_OTHER_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
+
+# field -> (values that ask for nothing, what to do instead)
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "stream": ((False,), "a batch row is answered in one piece; leave it out"),
+    "stream_options": ((), "a batch row is answered in one piece; leave it out"),
+    "suffix": (("",), "infilling is not supported; put all text before the gap into prompt"),
+    "best_of": ((1,), "ask for n choices with logprobs and keep the best"),
+    "tools": (([],), "tools are for messages"),
+    "tool_choice": (("none",), "tools are for messages"),
+    "parallel_tool_calls": ((), "tools are for messages"),
+    "functions": (([],), "give them as tools"),
+    "function_call": (("none",), "give tools with tool_choice"),
+    "modalities": ((["text"],), "only text is generated; leave it out"),
+    "audio": ((), "only text is generated; leave it out"),
+    "prediction": ((), "leave it out"),
+    "reasoning_effort": ((), "ask for it in a message, as the model's own page says"),
+    "service_tier": (("auto", "default"), "leave it out"),
+    "store": ((False,), "nothing is stored but the output file; leave it out"),
+    "priority": ((0,), "put urgent rows into a job of their own"),
+    "chat_template": ((), "change the template in the checkpoint's folder"),
+    "continue_final_message": ((False,), "it goes with messages; give those in place of a prompt"),
+    "chat_template_kwargs": (({},), "it goes with messages; give those in place of a prompt"),
+    "input": ((), "it is for /v1/embeddings; give prompt or messages"),
+    "encoding_format": (("float",), "vectors are lists of numbers; leave it out"),
+    "dimensions": ((), "cut the vector afterwards"),
+}
+
+
+class FieldError(ValueError):
+    """What is wrong with a field; param: its name."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which fields one kind of request may have, and why not others.
+
+    refused: field -> (values that ask for nothing, what to do instead).
+    """
+
+    known: frozenset[str]
+    refused: Mapping[str, tuple[tuple[Any, ...], str]]
+
+    def problems(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """What is wrong, by field, of those that are not known or not supported."""
+        found: dict[str, str] = {}
+        for key in sorted(set(body) - self.known):
+            if body[key] is None:
+                continue
+            if key not in self.refused:
+                meant = get_close_matches(key, self.known, n=1)
+                hint = f" (did you mean {meant[0]}?)" if meant else ""
+                found[key] = f"{key} is not known{hint}; known are {', '.join(sorted(self.known))}"
+                continue
+            harmless, repair = self.refused[key]
+            if not any(body[key] == value and type(body[key]) is type(value) for value in harmless):
+                found[key] = f"{key} = {json.dumps(body[key], ensure_ascii=False)} is not supported: {repair}"
+        return found
+
+    def refuse(self, body: Mapping[str, Any]) -> None:
+        """Raises FieldError for all problems at once; it names the first one's field."""
+        found = self.problems(body)
+        if found:
+            raise FieldError("; ".join(found.values()), next(iter(found)))
+
+
+JOB_COMPLETION = Rules(known=KNOWN_COMPLETION, refused=REFUSED)
+JOB_CHAT = Rules(known=KNOWN_CHAT, refused=REFUSED)
+JOB_EMBEDDING = Rules(known=KNOWN_EMBEDDING, refused=REFUSED)
+
+
+def sampling_values(body: Mapping[str, Any], *, is_chat: bool, rules: Rules | None = None) -> dict[str, Any]:
+    """The fields of SamplingParams that the body gives. Raises ValueError for what is not supported.
+
+    rules: those of a job's row, unless others are given.
+    """
+    (rules or (JOB_CHAT if is_chat else JOB_COMPLETION)).refuse(body)
+    values = {key: body[key] for key in _SAMPLING_FIELDS if body.get(key) is not None}
+    if "max_tokens" in body or is_chat:
+        values["max_tokens"] = _max_tokens(body)
+    if is_chat:
+        logprobs = _chat_logprobs(body)
+        values.pop("logprobs", None)
+        if logprobs is not None:
+            values["logprobs"] = logprobs
+        values.pop("echo", None)  # a chat echoes the message that it continues, which the row has
+    elif values.get("echo") is True:
+        if type(values.get("max_tokens")) is int and values["max_tokens"] == 0:
+            values["max_tokens"] = 1  # every step draws a token; `Row.generates` leaves it out of the answer
+        if "logprobs" in values:
+            values.setdefault("prompt_logprobs", values["logprobs"])
+    structure = _structure({name: body[name] for name in _STRUCTURE if body.get(name) is not None})
+    if structure is not None:
+        values["structured_outputs"] = structure
+    if "logit_bias" in values:
+        values["logit_bias"] = _logit_bias(values["logit_bias"])
+    for field, one in (("stop", str), ("stop_token_ids", int)):
+        if field in values and not (isinstance(values[field], list) or (one is str and isinstance(values[field], str))):
+            raise ValueError(f"{field} is {values[field]!r}; it must be a list")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _structure(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """The structure that a body asks for by one of its names; one object for equal wishes."""
+    if not given:
+        return None
+    try:
+        return _known_structure(compact(given))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{' and '.join(given)} cannot be read as JSON: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _known_structure(text: str) -> StructuredOutputsParams | None:
+    given = json.loads(text)
+    demanded = tools_asked(given.get("tools"), given.get("tool_choice"), given.get("parallel_tool_calls"))
+    formatted = format_of(given["response_format"]) if "response_format" in given else None
+    named = {
+        "structured_outputs": given.get("structured_outputs"),
+        "response_format": formatted,
+        "tool_choice": demanded and {"tools": demanded},
+    }
+    asked = [name for name, value in named.items() if value is not None]
+    if len(asked) > 1:
+        raise ValueError(f"{' and '.join(asked)} both say what the answer looks like; give one of them")
+    if asked == ["structured_outputs"]:
+        return StructuredOutputsParams.from_dict(given["structured_outputs"])
+    return StructuredOutputsParams(**named[asked[0]]) if asked else None
+
+
+def with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a body, and the job's defaults for those that it gives under no name."""
+    given = {key for key, value in body.items() if value is not None or key == "max_tokens"}
+    given |= {field for other, field in _OTHER_NAMES.items() if other in given}
+    return {**body, **{key: value for key, value in defaults.items() if key not in given}}
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    given = {body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int | float)}
+    if len(given) > 1:
+        raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+    found = body.get("max_completion_tokens")
+    return body.get("max_tokens") if found is None else found
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
+    """OpenAI's chat pair (logprobs: bool, top_logprobs: count) as one count; a plain count is taken too."""
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if asked is None or asked is False:
+        if top is not None:
+            raise ValueError(f"top_logprobs is {top!r} without logprobs; set logprobs to true")
+        return None
+    if asked is True:
+        return 0 if top is None else top
+    if top is not None:
+        raise ValueError(f"logprobs is {asked!r} beside top_logprobs; set logprobs to true")
+    return asked
+
+
+def _logit_bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, dict):
+        raise ValueError(f"logit_bias is {bias!r}; it must be an object of token id to bias")
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit():
+            raise ValueError(f"logit_bias has the key {key!r}; keys must be token ids")
+        if int(key) in found:
+            raise ValueError(f"logit_bias has token {int(key)} twice; give it once")
+        found[int(key)] = value
+    return found
+
+
+def prompt_options(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """The fields of a body that belong to its prompt, as a mapping in `ferrum_jax.prompt` has them."""
+    names = _PROMPT_OPTIONS | _CHAT_OPTIONS if is_chat else _PROMPT_OPTIONS
+    found = {name: body[name] for name in names if body.get(name) is not None}
+    if body.get("tool_choice") == "none" or not found.get("tools"):
+        found.pop("tools", None)  # what must not be called is not shown
+    return found
+
+
+def with_options(content: Content, options: Mapping[str, Any]) -> Prompt:
+    """The content together with the options that a body gives for it."""
+    if not options:
+        return content
+    is_text = isinstance(content, str)
+    name = "prompt" if is_text else "messages" if isinstance(content[0], dict) else "prompt_token_ids"
+    prompt = {name: content, **options}
+    take_apart(prompt)
+    return prompt
+
+
+def refuse_unknown_for_embedding(body: Mapping[str, Any]) -> None:
+    JOB_EMBEDDING.refuse(body)
+
+
+def prompts_of(field: str, prompts: object) -> tuple[Content, ...]:
+    """What a row asks about: one prompt or, where it is a list of texts or of lists of token ids, several."""
+    if field == "messages":
+        return (messages_of(field, prompts),)
+    one = token_ids_of if field == "prompt_token_ids" else _prompt_of
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        return tuple(one(f"{field}[{index}]", prompt) for index, prompt in enumerate(prompts))
+    return (one(field, prompts),)
+
+
+def _prompt_of(field: str, prompt: object) -> str | array[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError(f"{field} is empty; give at least one token")
+        return prompt
+    return token_ids_of(field, prompt)
+
+
+def token_ids_of(field: str, token_ids: object) -> array[int]:
+    if not isinstance(token_ids, list):
+        kind = "a list of token ids" if field.startswith("prompt_token_ids") else "a string or a list of token ids"
+        raise ValueError(f"{field} is {token_ids!r}; it must be {kind}")
+    if not token_ids:
+        raise ValueError(f"{field} is empty; give at least one token")
+    packed = packed_ids(token_ids)
+    if packed is None:
+        wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**31)
+        raise ValueError(f"{field} holds {wrong!r}; token ids are whole numbers, 0 or more and less than 2**31")
+    return packed
+
+
+def packed_ids(token_ids: object) -> array[int] | None:
+    """The ids as int32; None for an empty list, or for anything but a list of token ids."""
+    if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int} or min(token_ids) < 0:
+        return None
+    try:
+        return array("i", token_ids)
+    except OverflowError:  # an id is too large for int32
+        return None
+
+
+def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{field} is {messages!r}; it must be a list with at least one message")
+    return [_message(f"{field}[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _message(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise ValueError(f"{name} is {message!r}; it must be an object with role and content")
+    unknown = sorted(key for key in message if key not in _MESSAGE_FIELDS and message[key] is not None)
+    if unknown:
+        known = ", ".join(_MESSAGE_FIELDS)
+        raise ValueError(f"{name} has {unknown}; only {known} are supported, put the rest into content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{name}.role is {role!r}; it must be a string such as 'user'")
+    more: dict[str, Any] = {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
+    if message.get("tool_calls"):
+        more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
+        content = "" if content is None else content
+    if isinstance(content, list):
+        content = "".join(_text_part(name, part) for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"{name}.content is {content!r}; it must be a string or a list of text parts")
+    return {"role": role, "content": content, **more}
+
+
+def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, with their arguments as objects, as templates read them."""
+    if not isinstance(calls, list):
+        raise ValueError(f"{name} is {calls!r}; it must be a list of calls")
+    found = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{name}[{index}] is {call!r}; it must have a function with name and arguments")
+        arguments = function.get("arguments") or "{}"
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError as error:
+            raise ValueError(f"{name}[{index}].function.arguments is no JSON: {error}") from error
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _text_part(name: str, part: object) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise ValueError(f"{name}.content has a part {kind!r}; only text parts are supported")
+
+
+def model_of(body: Mapping[str, Any]) -> str | None:
+    """The name of the model that a row asks for; None where it asks for none."""
+    model = body.get("model")
+    if model is not None and (not isinstance(model, str) or not model):
+        raise ValueError(f"model is {model!r}; it must be the name of a model, or be left out")
+    return model
+
+
+def flag(body: Mapping[str, Any], key: str) -> bool | None:
+    """None where it is not given."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}; it must be true or false")
+    return value

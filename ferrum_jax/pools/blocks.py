@@ -1,0 +1,68 @@
+"""Blocks out of the pools and back: what host memory and files hold.
+
+Outside of the pools a block has one form, whatever implementation, mesh or packing the pools have: per layer
+values [C, 2K, H] in the KV dtype, K and V of head k at 2k and 2k + 1, and for int8 float32 scales [2K, C].
+Copies run as executables (`runtime/block_copies.py`), for a view of a pool on the host would stop its donation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.kv_pool import KVPool, as_bits, from_bits
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerBlocks:
+    """Blocks of one layer; K counts the model's KV heads."""
+
+    values: jax.Array  # [n, C, 2K, H]
+    scales: jax.Array | None  # [n, 2K, C] float32, None where values are not int8
+
+
+def gather_blocks(pools: tuple[KVPool, ...], ids: jax.Array, *, head_copies: int) -> tuple[LayerBlocks, ...]:
+    """The blocks `ids` [n] int32 of every layer. head_copies: how often a pool repeats each KV head."""
+    return tuple(_gather(pool, ids, head_copies) for pool in pools)
+
+
+def _gather(pool: KVPool, ids: jax.Array, head_copies: int) -> LayerBlocks:
+    scales = None if pool.scales is None else pool.scales[ids]
+    return outside(pool, from_bits(pool.values[ids], pool), scales, head_copies)
+
+
+def outside(pool: KVPool, values: Any, scales: Any, head_copies: int) -> LayerBlocks:
+    """Blocks in their form outside of a pool like this; values and scales: what it has of them, not as integers.
+
+    They are NumPy's arrays or jax's.
+    """
+    n, C, H = values.shape[0], pool.block_size, pool.head_dim
+    values = values.reshape(n, C, -1, H) if pool.is_packed else values[..., :H]  # of [n, C, K, 2H] or [n, C, 2K, Hp]
+    values = values.reshape(n, C, -1, 2, H)[:, :, ::head_copies].reshape(n, C, -1, H)
+    if scales is not None:
+        scales = scales.reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
+    return LayerBlocks(values=values, scales=scales)
+
+
+def scatter_blocks(
+    pools: tuple[KVPool, ...], ids: jax.Array, blocks: tuple[LayerBlocks, ...], *, head_copies: int
+) -> tuple[KVPool, ...]:
+    """The pools with `blocks` at `ids` [n] int32; pools are to be donated. Id 0 takes any number of them."""
+    return tuple(_scatter(pool, ids, layer, head_copies) for pool, layer in zip(pools, blocks, strict=True))
+
+
+def _scatter(pool: KVPool, ids: jax.Array, blocks: LayerBlocks, head_copies: int) -> KVPool:
+    n, C, H = len(ids), pool.block_size, pool.head_dim
+    values = jnp.repeat(blocks.values.reshape(n, C, -1, 2, H), head_copies, axis=2)
+    values = values.reshape(n, C, *pool.values.shape[2:]) if pool.is_packed else values.reshape(n, C, -1, H)
+    lanes = pool.values.shape[3] - values.shape[3]
+    values = as_bits(jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))), pool)
+    scales = pool.scales
+    if scales is not None and blocks.scales is not None:
+        repeated = jnp.repeat(blocks.scales.reshape(n, -1, 2, C), head_copies, axis=1)
+        scales = scales.at[ids].set(repeated.reshape(n, -1, C))
+    return dataclasses.replace(pool, values=pool.values.at[ids].set(values), scales=scales)

@@ -1,0 +1,118 @@
+"""Blocks as flat buffers: what goes between the pools and the host tier.
+
+On a device a block is one flat array of what its pools have of it in all layers of a cache group, bit for bit, and
+where values are int8 one of scales. It is of the heads that this device has, whichever other devices have them too. So
+no device sends another anything, a block comes and goes in one or two transfers, and its memory is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from ferrum_jax.pools.blocks import LayerBlocks, outside
+from ferrum_jax.sharding import TENSOR, apart, formats, on_mesh, partitions
+from pallas_kernels.kv_pool import KVPool
+
+Buffers = tuple[jax.Array, ...]  # one block: values, then scales where there are any, each flat
+Pools = tuple[KVPool, ...]  # of the layers of a cache group
+
+
+def to_buffers(pools: Pools, ids: jax.Array) -> tuple[Buffers, ...]:
+    """The buffers of each of the blocks `ids` [n] int32 of one device.
+
+    Each by slices: a gather of them all that is stacked and taken apart takes XLA:CPU five times as long.
+    """
+
+    def block(id: jax.Array) -> Buffers:
+        return tuple(
+            jnp.concatenate([jax.lax.dynamic_index_in_dim(array, id, keepdims=False) for array in kind]).reshape(-1)
+            for kind in _kinds(pools)
+        )
+
+    return tuple(block(ids[i]) for i in range(len(ids)))
+
+
+def from_buffers(pools: Pools, ids: jax.Array, blocks: tuple[Buffers, ...]) -> Pools:
+    """The pools of one device, to be donated, with blocks at `ids` [n] int32."""
+    arrays, tree = jax.tree.flatten(pools)
+    for i, block in enumerate(blocks):
+        parts = [
+            buffer.reshape(len(pools), *kind[0].shape[1:]) for buffer, kind in zip(block, _kinds(pools), strict=True)
+        ]
+        layers = [part[layer] for layer in range(len(pools)) for part in parts]
+        arrays = [
+            jax.lax.dynamic_update_index_in_dim(array, layer, ids[i], 0)
+            for array, layer in zip(arrays, layers, strict=True)
+        ]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _kinds(pools: Pools) -> Iterator[tuple[Any, ...]]:
+    """The values of all layers, then the scales of all layers where there are any."""
+    return zip(*map(jax.tree.leaves, pools), strict=True)
+
+
+def trace_to_buffers(pools: Pools, count: int, mesh: Mesh) -> jax.stages.Traced:
+    """`to_buffers` on a mesh, ready to be lowered: every data shard has `count` ids of its own."""
+    arguments, buffers = _arguments(pools, count, mesh)
+    function = to_buffers
+    if mesh.size > 1:
+        function = jax.shard_map(
+            function, mesh=mesh, in_specs=partitions(arguments), out_specs=partitions(buffers), check_vma=False
+        )
+    return jax.jit(function, out_shardings=formats(buffers)).trace(*arguments)
+
+
+def trace_from_buffers(pools: Pools, count: int, mesh: Mesh) -> jax.stages.Traced:
+    """`from_buffers` on a mesh, ready to be lowered: ids that a data shard has no block for are its null one."""
+    before, buffers = _arguments(pools, count, mesh)
+    arguments, function = (*before, buffers), from_buffers
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(function, donate_argnums=(0,), out_shardings=formats(pools)).trace(*arguments)
+
+
+def _arguments(pools: Pools, count: int, mesh: Mesh) -> tuple[tuple[Any, Any], Any]:
+    """The shapes of (pools, ids), and of the buffers of `count` blocks."""
+    return (pools, on_mesh(mesh, (count,), jnp.int32, "words")), (buffer_shapes(pools, mesh),) * count
+
+
+def buffer_shapes(pools: Pools, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes of one block's buffers on a mesh, those of every device one after the other."""
+    return tuple(
+        apart(mesh, sum(array.size // array.shape[0] for array in kind) // mesh.shape[TENSOR], kind[0].dtype)
+        for kind in _kinds(pools)
+    )
+
+
+def host_block_bytes(pools: Pools) -> int:
+    """Bytes of one block of such pools, on all devices of a data shard."""
+    return sum(array.size // array.shape[0] * array.dtype.itemsize for array in jax.tree.leaves(pools))
+
+
+def blocks_of(pools: Pools, blocks: Sequence[Sequence[Sequence[Any]]], head_copies: int) -> tuple[LayerBlocks, ...]:
+    """NumPy arrays of blocks; every buffer is given as those of the devices of "tp", in their order.
+
+    pools: the shapes on the whole mesh. head_copies: how often they repeat each KV head.
+    """
+    kinds = [
+        np.stack([_joined(block[kind], array.shape[1:], len(pools)) for block in blocks], axis=1)
+        for kind, array in enumerate(jax.tree.leaves(pools[0]))
+    ]  # [L, n, ...]
+    values, scales = kinds[0], kinds[1] if len(kinds) > 1 else [None] * len(pools)
+    values = values.view(pools[0].dtype)  # the bits are those of floats where the pool keeps integers
+    return tuple(outside(pool, values[i], scales[i], head_copies) for i, pool in enumerate(pools))
+
+
+def _joined(parts: Sequence[Any], shape: tuple[int, ...], num_layers: int) -> np.ndarray:
+    """What several devices have of a block, [layers, *shape]: heads are the axis before the last."""
+    *outer, heads, last = shape
+    each = [np.asarray(part).reshape(num_layers, *outer, heads // len(parts), last) for part in parts]
+    return np.concatenate(each, axis=-2)

@@ -1,0 +1,180 @@
+"""The pools: every device array that is donated to a step and comes back from it.
+
+`kv` is one KVPool per layer, in the form that the implementation reads; a recurrent layer has its states instead, a
+tree of arrays [states, ...]. `slots` is one int32 record per row slot:
+sampling parameters, then the row's token ids. `prompts` keeps the final hidden state of the last token of each
+cached prompt. `masks` says which tokens a row may draw; id 0 allows all, and each other is its row slot's. Id 0 of
+each is null. `hidden` is no pool of ids: the final hidden states of the step's tokens, from its
+forward to what samples. Nobody may hold a view of a pool across a step: donation would silently turn
+into a copy of the whole pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ferrum_jax.ints import round_up
+from ferrum_jax.pools import untouched
+from ferrum_jax.sharding import StateArray, formats, local_shape, on_mesh, partitions, row_major
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
+from pallas_kernels.target import Target
+
+FreshPools = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pools:
+    """All pools of an engine; on the device, or their shapes for compiling."""
+
+    kv: tuple[Any, ...]  # per layer
+    slots: Any  # [S, W + max_model_len] int32
+    prompts: Any  # [Q, D], in the dtype of activations
+    masks: Any  # [S, ceil(V / 32)] int32, bits of the tokens that a row may draw
+    hidden: Any  # [most tokens of a step, D], likewise
+
+    def flat_kv(self) -> tuple[Any, ...]:
+        """The arrays of `kv`, as they cross into an executable; its tree puts them together again."""
+        return tuple(jax.tree.leaves(self.kv))
+
+
+def kv_shapes(
+    spec: ModelSpec, *, num_blocks: Sequence[int], block_size: int, kv_dtype: jnp.dtype, implementation: str
+) -> dict[int, KVPool]:
+    """The shapes of the pool of each layer that has blocks, by layer; num_blocks: per group, with the null block."""
+    pools: dict[int, KVPool] = {}
+    for group, count in zip(spec.kv_groups, num_blocks, strict=True):
+        attention = spec.attention_of(group.layers[0])
+        pool = pool_shape(
+            num_blocks=count,
+            block_size=block_size,
+            num_kv_heads=attention.num_key_value_heads,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+            implementation=implementation,
+        )
+        pools |= dict.fromkeys(group.layers, pool)
+    return pools
+
+
+def block_bytes(
+    spec: ModelSpec, *, block_size: int, kv_dtype: jnp.dtype, implementation: str, target: Target
+) -> list[int]:
+    """Per cache group, bytes of one block in all of its layers as the target keeps it, scales and padding included."""
+    ones = [1] * len(spec.kv_groups)
+    block = kv_shapes(spec, num_blocks=ones, block_size=block_size, kv_dtype=kv_dtype, implementation=implementation)
+    kept = {
+        layer: sum(_kept_bytes(array.shape, array.dtype.itemsize, target) for array in jax.tree.leaves(pool))
+        for layer, pool in block.items()
+    }
+    return [sum(kept[layer] for layer in group.layers) for group in spec.kv_groups]
+
+
+def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
+    """Bytes of an array that lies row by row.
+
+    A TPU keeps its last two axes in tiles of 128 lanes and 8 rows; of 2 or 4 rows where there are no more, but of no
+    fewer than fill a word of 32 bits.
+    """
+    *outer, rows, lanes = shape
+    if target.platform == "tpu":
+        fewest = max(rows, 4 // itemsize)
+        rows = fewest if fewest in (1, 2, 4) else round_up(rows, 8)
+        lanes = round_up(lanes, 128)
+    return math.prod(outer) * rows * lanes * itemsize
+
+
+def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
+    """The pools of a whole mesh where each device has `local`: heads over "tp", blocks and slots over "dp"."""
+    return Pools(
+        kv=tuple(_blocks_on_mesh(layer, mesh) for layer in local.kv),
+        slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
+        prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
+        masks=on_mesh(mesh, local.masks.shape, local.masks.dtype, "slots", None),
+        hidden=on_mesh(mesh, local.hidden.shape, local.hidden.dtype, "tokens", None),
+    )
+
+
+def _blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
+    axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
+    return jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), layer)
+
+
+def with_states(pools: Pools, spec: ModelSpec, state: Any, num_states: int, mesh: Mesh) -> Pools:
+    """The pools of layers with blocks, and among them those of recurrent layers.
+
+    state: a tree of `StateArray`, of one row and layer. num_states: slots of a shard, the null one included.
+    """
+    states = jax.tree.map(lambda array: _states_on_mesh(array, num_states, mesh), state)
+    blocks = iter(pools.kv)
+    kv = tuple(states if layer in spec.state_layers else next(blocks) for layer in range(spec.num_hidden_layers))
+    return dataclasses.replace(pools, kv=kv)
+
+
+def _states_on_mesh(array: StateArray, num_states: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    local = (num_states, *local_shape(mesh, array.shape, *array.axes))
+    return row_major(on_mesh(mesh, local, array.dtype, "slots", *array.axes))
+
+
+def trace_fresh(shapes: Pools) -> jax.stages.Traced:
+    """fill -> (arrays of kv, slots, prompts, masks, hidden), fresh, each made where it lies, ready to be lowered.
+
+    fill: float32. Tests fill KV, states and prompts with NaN, to prove that nothing reads what it does not own.
+    """
+    others = (shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
+    placed = (formats(shapes.flat_kv()), *(other.sharding for other in others))
+    fresh = _untouched(shapes) if are_untouched(shapes) else functools.partial(_fresh, shapes)
+    return jax.jit(fresh, out_shardings=placed).trace(jax.ShapeDtypeStruct((), jnp.float32))
+
+
+def are_untouched(shapes: Pools) -> bool:
+    """Whether fresh pools take no memory before they are written. Their executable cannot be kept as a file then."""
+    return next(iter(shapes.slots.sharding.device_set)).platform == "cpu"
+
+
+def _fresh(shapes: Pools, fill: jax.Array) -> FreshPools:
+    kv = [_fresh_layer(layer, fill) for layer in shapes.kv]
+    prompts, hidden = (jnp.full(like.shape, fill, like.dtype) for like in (shapes.prompts, shapes.hidden))
+    slots, masks = jnp.zeros(shapes.slots.shape, jnp.int32), jnp.full(shapes.masks.shape, -1, jnp.int32)
+    return tuple(jax.tree.leaves(kv)), slots, prompts, masks, hidden
+
+
+def _untouched(shapes: Pools) -> Callable[[jax.Array], Any]:
+    """As `_fresh`, on the CPU; each device makes its own part."""
+    arrays = (shapes.flat_kv(), shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
+    local = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), arrays)
+    slots, prompts, masks, hidden = map(_one, (shapes.slots, shapes.prompts, shapes.masks, shapes.hidden))
+    ones = Pools(kv=jax.tree.map(_one, shapes.kv), slots=slots, prompts=prompts, masks=masks, hidden=hidden)
+
+    def fresh(fill: jax.Array) -> Any:
+        return untouched.full(local, jax.tree.map(jnp.ravel, _fresh(ones, fill)))
+
+    if len(shapes.slots.sharding.device_set) == 1:
+        return fresh
+    mesh, specs = shapes.slots.sharding.mesh, partitions(arrays)
+    return jax.shard_map(fresh, mesh=mesh, in_specs=jax.sharding.PartitionSpec(), out_specs=specs, check_vma=False)
+
+
+def _one(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1,) * len(array.shape), array.dtype)
+
+
+def pools_of(shapes: Pools, arrays: FreshPools) -> Pools:
+    """The pools whose arrays these are, in the order of `trace_fresh`."""
+    kv, slots, prompts, masks, hidden = arrays
+    tree = jax.tree.structure(shapes.kv)
+    return Pools(kv=jax.tree.unflatten(tree, kv), slots=slots, prompts=prompts, masks=masks, hidden=hidden)
+
+
+def _fresh_layer(layer: Any, fill: jax.Array) -> Any:
+    if isinstance(layer, KVPool):
+        return make_pool(layer, fill=fill)
+    return jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype), layer)

@@ -1,0 +1,189 @@
+"""Programs: all that an engine calls, by what it is for, and as executables.
+
+Bucket      the forward of a step
+RowBucket   what samples the rows of one
+a name      what stands beside steps: prompt log-probabilities, the write of a row slot, copies, fresh pools
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
+from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.pools.copies import trace_copies
+from ferrum_jax.pools.pools import are_untouched, trace_fresh
+from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
+from ferrum_jax.runtime.compile import Program, make_all
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks
+from ferrum_jax.runtime.step import trace_forward, trace_write_slot
+from ferrum_jax.sharding import describe
+
+Part = Bucket | RowBucket | str
+FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
+OTHERS = ("score", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
+# For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
+_FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executables:
+    """The executable of each part of an engine, those of steps by bucket."""
+
+    forwards: Prepared[Bucket]
+    samples: Prepared[RowBucket]
+    others: Prepared[str]
+    wanted: Counter[Part] = dataclasses.field(default_factory=Counter)  # what missing parts would have saved steps
+
+    @property
+    def score(self) -> Executable:
+        return self.others["score"]
+
+    @property
+    def write_slot(self) -> Executable:
+        return self.others["write_slot"]
+
+    @property
+    def write_masks(self) -> Executable:
+        return self.others["write_masks"]
+
+    @property
+    def copy_blocks(self) -> Executable:
+        return self.others["copy_blocks"]
+
+    @property
+    def fresh_pools(self) -> Executable:
+        return self.others["fresh_pools"]
+
+    @property
+    def _all(self) -> tuple[Prepared[Any], ...]:
+        return self.others, self.samples, self.forwards
+
+    @property
+    def num_loaded(self) -> int:
+        return sum(prepared.num_loaded for prepared in self._all)
+
+    def missing(self, ladder: Ladder) -> frozenset[Bucket | RowBucket]:
+        """The buckets of a ladder that have no executable yet."""
+        return frozenset((*ladder.buckets, *ladder.row_buckets)) - self.forwards.keys() - self.samples.keys()
+
+    def put(self, part: Bucket | RowBucket, executable: DeferredExecutable) -> None:
+        """Adds a part that was missing; the next steps may take it."""
+        if isinstance(part, Bucket):
+            self.forwards.put(part, executable)
+        else:
+            self.samples.put(part, executable)
+
+    def load(self) -> None:
+        """Loads every executable that is not loaded yet."""
+        for prepared in self._all:
+            list(prepared.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all))
+
+
+def programs_of(layout: Layout) -> dict[Part, Program]:
+    """The program of each part of an engine: forwards and what samples, the smallest first, then the others."""
+    pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
+    text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
+    whole = f"{describe((layout.targets, pools.kv, pools.slots, pools.hidden))} {text}"
+    of_rows = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden)  # blocks may be of any number
+    rows = f"{describe(of_rows)} {text}"
+
+    def program(what: str, shapes: str, trace: Callable[[], jax.stages.Traced], effort: int = 1) -> Program:
+        return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
+
+    def forward(bucket: Bucket) -> Program:
+        trace = functools.partial(trace_forward, layout.graph, layout.targets, pools, bucket, options, mesh)
+        effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
+        part = program(f"forward {bucket}", whole, trace, effort)
+        return dataclasses.replace(part, kernels=_kernels_of(layout))
+
+    def sample(bucket: RowBucket) -> Program:
+        trace = functools.partial(trace_sample, head, pools, bucket.num_rows, options, mesh)
+        return program(str(bucket), rows, trace, _SAMPLE_EFFORT)
+
+    traces: dict[str, Callable[[], jax.stages.Traced]] = {
+        "write_slot": lambda: trace_write_slot(pools, mesh),
+        "write_masks": lambda: trace_write_masks(pools, mesh),
+        "copy_blocks": lambda: trace_copies(pools, options.spec.cache_groups, mesh),
+        "fresh_pools": lambda: trace_fresh(pools),
+    }
+    kept = f"{describe((pools.kv, pools.slots, pools.prompts, pools.masks, pools.hidden))} {dict(mesh.shape)}"
+    parts: dict[Part, Program] = {
+        **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
+        **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
+        "score": program("score", rows, lambda: trace_score(head, pools, options, mesh), _SAMPLE_EFFORT // 2),
+        **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},
+    }
+    fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
+    return parts | {"fresh_pools": fresh}
+
+
+def _kernels_of(layout: Layout) -> str:
+    """What a step's kernels are specialised to on a device, in words; "" where it has none."""
+    options, model = layout.options, layout.model
+    if options.implementation == "xla":
+        return ""
+    return (
+        f"attention {options.implementation!r} of {model.heads} heads, {model.kv_heads} of KV, of "
+        f"{options.spec.attention.head_dim} {layout.dtype.name} values and {layout.kv_dtype} KV in blocks of "
+        f"{options.block_size} tokens"
+    )
+
+
+def largest_first(parts: Iterable[Part], layout: Layout) -> list[Part]:
+    """Parts in the order in which they are compiled: one that takes long, alone at the end, would leave cores idle."""
+    sizes = [part for part in parts if not isinstance(part, str)]
+    tried = [part for part in layout.ladder.largest_parts if part in sizes]
+    return [*tried, *(part for part in reversed(sizes) if part not in tried), *OTHERS]
+
+
+def compile_all(
+    layout: Layout,
+    *,
+    executable_cache: ExecutableCache | None,
+    first: ExecutableStore | None = None,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+    abandoned: threading.Event | None = None,
+) -> Executables:
+    """The executable of every part; see `make_all`.
+
+    first: with a store, only those that it has, and those without which some request could not be served.
+    """
+    programs = programs_of(layout)
+    if first is not None:
+        needed = {*layout.ladder.first_parts(FIRST_TOKENS), *OTHERS}
+        programs = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
+    made = make_all(
+        {part: programs[part] for part in largest_first(programs, layout)},
+        (part for part in in_order_of_use(layout) if part in programs),
+        executable_cache=executable_cache,
+        on_done=on_done,
+        abandoned=abandoned,
+    )
+    return Executables(
+        forwards=Prepared({bucket: made[bucket] for bucket in layout.ladder.buckets if bucket in made}),
+        samples=Prepared({bucket: made[bucket] for bucket in layout.ladder.row_buckets if bucket in made}),
+        others=Prepared({name: made[name] for name in OTHERS}),
+    )
+
+
+def in_order_of_use(layout: Layout) -> Iterator[Part]:
+    """All parts in order of first use: pools, then a prompt before its decodes, small before large."""
+    yield from ("fresh_pools", "write_slot")
+    buckets: Sequence[Bucket] = layout.ladder.buckets
+    mixed, decode = ([bucket for bucket in buckets if bucket.decode_only == kind] for kind in (False, True))
+    for parts in itertools.zip_longest(mixed, layout.ladder.row_buckets, decode):
+        yield from (part for part in parts if part is not None)
+    yield from ("copy_blocks", "write_masks", "score")

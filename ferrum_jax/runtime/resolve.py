@@ -1,0 +1,112 @@
+"""Resolve: what a config leaves open, decided for a model and a device, or every reason why it cannot run there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.models import registry
+from ferrum_jax.sharding import refusals as mesh_refusals
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.paged_attention.support import default_implementation
+from pallas_kernels.paged_attention.support import refusals as kernel_refusals
+from pallas_kernels.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A config with nothing left open but sizes. spec: fitted to max_model_len. shape: of the mesh. target: a device
+    of it."""
+
+    spec: ModelSpec
+    config: EngineConfig
+    mesh: Mesh
+    shape: MeshShape
+    target: Target
+    dtype: jnp.dtype
+    kv_dtype: str
+    implementation: str
+    max_model_len: int
+
+    def one_block(self, local: ModelSpec, block_size: int) -> KVPool:
+        """The shapes of a layer's pool of one block on one device; local: the spec with the heads of that."""
+        return pool_shape(
+            num_blocks=1,
+            block_size=block_size,
+            num_kv_heads=local.attention.num_key_value_heads,
+            head_dim=local.attention.head_dim,
+            dtype=KV_DTYPES[self.kv_dtype],
+            implementation=self.implementation,
+        )
+
+
+def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
+    """Raises ValueError with every reason why the engine cannot run here."""
+    target = Target.of_device(mesh.devices.flat[0])
+    config = config.on(target.platform)
+    dtype = resolve_dtype(config, target.platform, "float32" if spec.dtype == "float32" else "bfloat16")
+    max_model_len = config.max_model_len or spec.max_position_embeddings
+    resolved = Resolved(
+        spec=registry.quantised_spec(spec, config.weights).fitted(max_model_len),
+        config=config,
+        mesh=mesh,
+        shape=dataclasses.replace(config.mesh_shape, **mesh.shape),
+        target=target,
+        dtype=dtype,
+        kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
+        implementation=config.implementation or default_implementation(target),
+        max_model_len=max_model_len,
+    )
+    reasons = _refusals(resolved)
+    if reasons:
+        raise ValueError("; ".join(reasons))
+    return resolved
+
+
+def resolve_dtype(config: EngineConfig, platform: str, on_accelerators: str) -> jnp.dtype:
+    """The dtype that a config names, else float32 on the CPU and `on_accelerators` elsewhere."""
+    automatic = "float32" if platform == "cpu" else on_accelerators
+    return jnp.dtype(automatic if config.dtype == "auto" else config.dtype)
+
+
+def shared_refusals(
+    config: EngineConfig, platform: str, dtype: jnp.dtype, max_model_len: int, max_position_embeddings: int
+) -> list[str]:
+    """What engines and encoders refuse alike: lengths beyond the model's, and invariance where it does not hold."""
+    reasons = []
+    if max_model_len > max_position_embeddings:
+        reasons.append(
+            f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
+            f"{max_position_embeddings}"
+        )
+    on_cpu = platform == "cpu"
+    if config.invariant and not (on_cpu and dtype == jnp.float32):
+        reasons.append(
+            "invariant=True holds on the CPU in float32 only; "
+            f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
+        )
+    return reasons
+
+
+def _refusals(resolved: Resolved) -> list[str]:
+    spec, config, target = resolved.spec, resolved.config, resolved.target
+    kernels = kernel_refusals(
+        resolved.implementation,
+        target=target,
+        head_dim=spec.attention.head_dim,
+        block_size=config.block_size,
+        kv_dtype=resolved.kv_dtype,
+    )
+    if config.attention_tiles is not None and resolved.implementation != "mosaic_tpu":
+        kernels.append(
+            f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "
+            f"{resolved.implementation!r}"
+        )
+    shared = shared_refusals(
+        config, target.platform, resolved.dtype, resolved.max_model_len, spec.max_position_embeddings
+    )
+    return [*mesh_refusals(spec, resolved.shape), *kernels, *shared]

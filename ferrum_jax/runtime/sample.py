@@ -1,0 +1,223 @@
+"""The other half of a step: hidden states to logits, and what is made of these. The only place that has logits.
+
+`sample`, one executable for each row bucket: (head, slots, prompts, masks, hidden, packed input) to (slots, prompts,
+rows, last). It draws a token for each row and writes it where the next forward reads it. `rows` [R, words] are int32
+words as `sampling.unpack` reads them. `last` [R, D] is the final hidden state of each row's last token; it stays on the
+device unless an embedding is asked for.
+`score`, one executable: (head, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
+head: the weights that logits are made of, and no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from ferrum_jax import sampling
+from ferrum_jax.models.registry import bind
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.runtime import invariance
+from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
+from ferrum_jax.runtime.step import StepOptions, compiler_options
+from ferrum_jax.sharding import DATA, crosses_processes, on_mesh, partition, partitions
+
+MASKS_AT_ONCE = 32  # that one call writes
+SCORE_TILE = 64  # prompt tokens whose logits exist at once
+assert SCORE_TILE == invariance.FEWEST_ROWS, "invariant tiles of rows and of prompt tokens have one shape"
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+SampleResult = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+_sample = jax.jit(sampling.sample)  # traced once for all row buckets that have a tile of one shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """What makes logits of hidden states: the structure of a model, of whose weights only those named are there."""
+
+    graph: nnx.GraphDef
+    weights: Shapes  # all of the model
+    names: tuple[str, ...]
+    options: StepOptions
+
+    @classmethod
+    def of(cls, graph: nnx.GraphDef, weights: Shapes, hidden: jax.ShapeDtypeStruct, options: StepOptions) -> Head:
+        """The head of a model, which is the weights that its logits read. hidden: the shape of `Pools.hidden`."""
+
+        def logits(values: tuple[jax.Array, ...], states: jax.Array) -> jax.Array:
+            return bind(graph, dict(zip(weights, values, strict=True))).logits(states)
+
+        whole = tuple(jax.ShapeDtypeStruct(weight.shape, weight.dtype) for weight in weights.values())
+        one = jax.ShapeDtypeStruct((1, hidden.shape[1]), hidden.dtype)
+        traced = jax.make_jaxpr(logits)(whole, one).jaxpr
+        read = {id(variable) for equation in traced.eqns for variable in equation.invars}
+        names = tuple(name for name, variable in zip(weights, traced.invars, strict=False) if id(variable) in read)
+        return cls(graph=graph, weights=weights, names=names, options=options)
+
+    @property
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(self.weights[name] for name in self.names)
+
+    def pick(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Those of the model's arrays, in the order of its weights, that the head reads."""
+        named = dict(zip(self.weights, arrays, strict=True))
+        return tuple(named[name] for name in self.names)
+
+    def by_row(self, head: tuple[jax.Array, ...]) -> sampling.ByRow:
+        """Logits, which come in stretches of the vocabulary, are exchanged so that each device has some rows whole.
+
+        So a device samples its rows as if it were alone, and the logits cross the wire once, each to one device.
+        """
+        shapes: dict[str, Any] = dict(self.weights)  # what is read is replaced
+        model = bind(self.graph, shapes | dict(zip(self.names, head, strict=True)))
+        shards, vocabulary = self.options.shards, self.options.spec.vocab_size
+
+        def by_row(hidden: jax.Array, compute: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
+            n = hidden.shape[0]
+            padded = [_pad_rows(a, -n % shards.size) for a in (hidden, *rows)]
+            some = shards.exchange(model.logits(padded[0]))[:, :vocabulary]  # [n / tp, V]
+            return shards.gather(compute(some, *map(shards.own, padded[1:])))[:n]
+
+        return by_row
+
+
+def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
+    """What samples the rows of a row bucket; slots and prompts are to be donated."""
+
+    def sample(
+        weights: tuple[jax.Array, ...],
+        slots: jax.Array,
+        prompts: jax.Array,
+        masks: jax.Array,
+        hidden: jax.Array,
+        blob: jax.Array,
+    ) -> SampleResult:
+        inputs = unpack_sample(blob, num_rows)
+        last = _last_states(hidden, prompts, inputs)
+        rows = _sample_rows(head.by_row(weights), last, slots, masks, inputs, options)
+        tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
+        slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
+        return slots, _keep_states(prompts, last, rows, inputs), rows, last
+
+    return sample
+
+
+def make_score(head: Head) -> Callable[..., tuple[jax.Array]]:
+    """The log-probabilities of a tile of prompt tokens: [SCORE_TILE, words]; padding is of the first token."""
+
+    def score(weights: tuple[jax.Array, ...], hidden: jax.Array, blob: jax.Array) -> tuple[jax.Array]:
+        inputs = unpack_score(blob, SCORE_TILE)
+
+        def result(logits: jax.Array, following: jax.Array) -> jax.Array:
+            marked = sampling.finite_or_marked(logits, following)
+            return sampling.row_results(lambda: logits, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
+
+        return (head.by_row(weights)(hidden[inputs.places], result, inputs.following),)
+
+    return score
+
+
+def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
+    """What samples the rows of a row bucket on a mesh, ready to be lowered. Slots and prompts are donated."""
+    sample: Callable[..., Any] = make_sample(head, num_rows, options)
+    blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
+    arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
+    if mesh.size > 1:
+        sample, found = _results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
+        specs = partitions(arguments)
+        sample = jax.shard_map(sample, mesh=mesh, in_specs=specs, out_specs=(*specs[1:3], *found), check_vma=False)
+    jitted = jax.jit(sample, donate_argnums=(1, 2), compiler_options=compiler_options(options))
+    return jitted.trace(*arguments)
+
+
+def trace_score(head: Head, pools: Pools, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
+    """The log-probabilities of a tile of prompt tokens of each data shard on a mesh, ready to be lowered."""
+    score: Callable[..., Any] = make_score(head)
+    blob = on_mesh(mesh, (score_words(SCORE_TILE),), jnp.int32, "words")
+    arguments = (head.shapes, pools.hidden, blob)
+    if mesh.size > 1:
+        score, found = _results_on(mesh, score, num_pools=0, axes=("tokens",))
+        score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)
+    return jax.jit(score, compiler_options=compiler_options(options)).trace(*arguments)
+
+
+def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
+    """The write of masks of each data shard, to be lowered; the pool is donated."""
+    rows = on_mesh(mesh, (MASKS_AT_ONCE, pools.masks.shape[1]), jnp.int32, "slots", None)
+    arguments = (pools.masks, on_mesh(mesh, (MASKS_AT_ONCE,), jnp.int32, "slots"), rows)
+    write: Callable[..., Any] = sampling.write_masks
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+
+
+def _results_on(
+    mesh: Mesh, half: Callable[..., tuple[jax.Array, ...]], *, num_pools: int, axes: tuple[str, ...]
+) -> tuple[Callable[..., tuple[jax.Array, ...]], tuple[PartitionSpec, ...]]:
+    """The half of a step, and how its results behind the pools lie, whose first axes are named.
+
+    Where data shards are of several processes every device has all results: a process reads those of its own alone.
+    """
+    if not crosses_processes(mesh):
+        return half, tuple(partition(axis, None) for axis in axes)
+
+    def gathered(*arguments: Any) -> tuple[jax.Array, ...]:
+        results = half(*arguments)
+        found = (jax.lax.all_gather(x, DATA, axis=0, tiled=True) for x in results[num_pools:])
+        return *results[:num_pools], *found
+
+    return gathered, (PartitionSpec(),) * len(axes)
+
+
+def _pad_rows(a: jax.Array, count: int) -> jax.Array:
+    return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
+
+
+def _last_states(hidden: jax.Array, prompts: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """[R, D], from [T, D] and [Q, D]: the state of each row's last token, of this step or kept from an equal prompt."""
+    return jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], hidden[inputs.places])
+
+
+def _keep_states(prompts: jax.Array, last: jax.Array, rows: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """The prompt slots with the states of the rows that have a target.
+
+    XLA writes in place only what is written after every read, and it orders by data alone: so the slot depends on
+    `rows`, which were drawn from what was read. No token is below NOT_FINITE, -1.
+    """
+    after_rows = jnp.minimum(jnp.min(rows[:, 0]) + 1, 0)
+    targets = jnp.where(inputs.target_slots > 0, inputs.target_slots + after_rows, len(prompts))
+    return prompts.at[targets].set(last, mode="drop")
+
+
+def _sample_rows(
+    by_row: sampling.ByRow,
+    states: jax.Array,
+    slots: jax.Array,
+    masks: jax.Array,
+    inputs: SampleInputs,
+    options: StepOptions,
+) -> jax.Array:
+    """[R, words] of states [R, D]: all rows at once; in invariant mode by tiles of one shape, of rows that exist."""
+    active = inputs.samples > 0
+
+    def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+        return _sample(logits, slots, *rows, masks).result
+
+    if not options.invariant:
+        return by_row(states, draw, inputs.slots, inputs.positions, active, inputs.mask_ids)
+    R, tile = len(active), invariance.FEWEST_ROWS
+    padded = -R % tile  # the last tile must not reach back into rows already done
+    whole = [_pad_rows(a, padded) for a in (states, inputs.slots, inputs.positions, active, inputs.mask_ids)]
+
+    def one_tile(i: jax.Array, rows: jax.Array) -> jax.Array:
+        part = [jax.lax.dynamic_slice_in_dim(a, i * tile, tile) for a in whole]
+        return jax.lax.dynamic_update_slice_in_dim(rows, by_row(part[0], draw, *part[1:]), i * tile, 0)
+
+    words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
+    return jax.lax.fori_loop(0, -(-inputs.num_rows // tile), one_tile, words)[:R]

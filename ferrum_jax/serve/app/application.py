@@ -1,0 +1,110 @@
+"""The routes of a server and who may ask them; errors in OpenAI's form, and every request's id in a header."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ferrum_jax.serve.app import model_routes, page_routes, text_routes, vector_routes
+from ferrum_jax.serve.http.api_keys import OPEN, find_key
+from ferrum_jax.serve.http.exchange import ClientLeft, id_of
+from ferrum_jax.serve.http.http_errors import HttpError, http_error
+from ferrum_jax.serve.http.service import Service, counted
+from ferrum_jax.serve.http.settings import ServerSettings
+
+Handler = Callable[[Request], Awaitable[Response]]
+_OPEN, _KEYS, _ADMIN = "open", "keys", "admin"  # who may ask
+_LEFT = 499  # as nginx logs a client that closed its connection
+_log = logging.getLogger("ferrum_jax.serve")
+
+_ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
+    ("POST", "/v1/completions", text_routes.completions, _KEYS),
+    ("POST", "/v1/chat/completions", text_routes.chat_completions, _KEYS),
+    ("POST", "/v1/embeddings", vector_routes.embeddings, _KEYS),
+    ("GET", "/v1/models", model_routes.models, _KEYS),
+    ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS),
+    ("POST", "/tokenize", model_routes.tokenize, _KEYS),
+    ("POST", "/detokenize", model_routes.detokenize, _KEYS),
+    ("GET", "/version", model_routes.version, _KEYS),
+    ("GET", "/health", model_routes.health, _OPEN),
+    ("GET", "/ready", model_routes.ready, _OPEN),
+    ("GET", "/metrics", model_routes.metrics, _ADMIN),
+    ("GET", "/", page_routes.page, _ADMIN),
+    ("GET", "/page/events", page_routes.events, _ADMIN),
+)
+
+
+def application(settings: ServerSettings, lifespan: Any) -> Starlette:
+    """The routes. lifespan: puts a `Service` into the application's state."""
+    middleware = []
+    if settings.cors_origins:
+        origins = list(settings.cors_origins)
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    return Starlette(
+        routes=[Route(path, _guarded(handler, who), methods=[method]) for method, path, handler, who in _ROUTES],
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _unrouted, Exception: _failed},
+    )
+
+
+def _guarded(handler: Handler, who: str) -> Handler:
+    """The handler for those who may ask, with errors in OpenAI's form and the request's id in the header."""
+
+    async def guarded(request: Request) -> Response:
+        service: Service = request.app.state.service
+        request_id = id_of(request.scope)
+        try:
+            _identify(request, service.settings, who)
+            with counted(service) if who == _KEYS else contextlib.nullcontext():
+                response = await handler(request)
+        except ClientLeft:
+            response = Response(status_code=_LEFT, headers={"Connection": "close"})
+        except Exception as error:
+            known = http_error(error)
+            if known is None:
+                _log.exception("request %s failed", request_id)
+                known = HttpError(500, "the server failed; its log says how", code="internal_error")
+            response = JSONResponse(known.body, known.status, headers=known.headers)
+        response.headers["X-Request-Id"] = request_id
+        service.metrics.answered(request.scope["route"].path, response.status_code)
+        return response
+
+    return guarded
+
+
+def _identify(request: Request, settings: ServerSettings, who: str) -> None:
+    """Puts the key into the scope. Raises HttpError for one that is missing or unknown."""
+    if who == _OPEN or not (settings.keys or settings.admin_keys):
+        return
+    keys = settings.admin_keys if who == _ADMIN else settings.keys
+    if not keys and who == _KEYS:
+        return
+    found = find_key(keys, request.headers.get("authorization"), basic=who == _ADMIN)
+    if found is None:
+        message = "the header Authorization has no key that may ask this; give it as 'Bearer KEY'"
+        headers = {"WWW-Authenticate": "Bearer" if who == _KEYS else 'Basic realm="key as password"'}
+        raise HttpError(401, message, code="invalid_api_key", headers=headers)
+    request.scope["state"]["key"] = found if who == _KEYS else OPEN
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    """A path or a method that is not here."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = f"there is no {what}" if error.status_code == 404 else f"{what}: {error.detail}"
+    return JSONResponse(HttpError(error.status_code, message).body, error.status_code, headers=error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return JSONResponse(HttpError(500, "the server failed; its log says how", code="internal_error").body, 500)

@@ -1,0 +1,125 @@
+"""The HTTP process of `ferrum-jax serve`: uvicorn, texts and JSON. No jax is here, and no signal ends it.
+
+It is started before the model loads, so that /health and /ready answer at once, and ends when it is told to, when all
+that runs has ended after "drain", or when the engine's process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ferrum_jax.serve.app.application import application
+from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
+from ferrum_jax.serve.http.service import Service
+from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
+from ferrum_jax.text.chat import ChatTemplate
+from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.tokenizer import Tokenizer
+
+_CLOSED_S = 0.2  # between two looks at what still runs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HttpOrder:
+    """What the process is started with. link, listener: file descriptors that it inherits."""
+
+    settings: ServerSettings
+    link: int
+    listener: int
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+
+
+class HttpProcess:
+    """One server over a link."""
+
+    def __init__(self, order: HttpOrder) -> None:
+        self._order = order
+        self._link = PipeLink(self._lose)
+        self.service = Service(EngineClient(self._link), order.settings)
+        self.service.client.on_order = self._obey
+        self._server = uvicorn_server(
+            application(order.settings, self._lifespan),
+            root_path=order.root_path,
+            ssl_keyfile=order.ssl_keyfile,
+            ssl_certfile=order.ssl_certfile,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self) -> None:
+        """Serves until the end."""
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._link.open(socket.socket(fileno=self._order.link))
+        listener = socket.socket(fileno=self._order.listener)
+        await self._server.serve(sockets=[listener])
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Any) -> AsyncIterator[None]:
+        app.state.service = self.service
+        self._begin(self._open())
+        yield
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self) -> None:
+        """Reads tokenizer and chat template once the engine says where they are."""
+        service = self.service
+        await service.client.ready.wait()
+        try:
+            service.open(await asyncio.to_thread(read_texts, service.client.facts["texts"]))
+        except Exception:
+            logging.exception("the model's texts cannot be read")
+            os._exit(1)  # which the engine's process sees
+
+    def _obey(self, order: str) -> None:
+        self.service.drains = True
+        if order == "stop":
+            self._server.should_exit = True
+        else:
+            self._begin(self._drain())
+
+    async def _drain(self) -> None:
+        while self.service.num_open:
+            await asyncio.sleep(_CLOSED_S)
+        self._server.should_exit = True
+
+    def _lose(self) -> None:
+        """The engine's process is gone: nothing can be answered any more."""
+        self.service.client.lose("the engine's process has ended")
+        self._server.should_exit = True
+
+
+def read_texts(folder: str | None) -> PromptEncoder:
+    """Tokenizer and chat template of a folder, or of a tokenizer.json."""
+    if folder is None:
+        return PromptEncoder(tokenizer=None, chat=None)
+    return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)))
+
+
+def main() -> None:
+    """The process: the order is on its standard input."""
+    order = pickle.loads(sys.stdin.buffer.read())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.raiseExceptions = False  # a disk that is full for logs ends no answer
+    HttpProcess(order).run()
+    os._exit(0)

@@ -1,0 +1,124 @@
+"""What a server says of its model and itself: models, tokens of texts, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferrum_jax.openai.parameters import FieldError, messages_of, token_ids_of
+from ferrum_jax.serve.http.exchange import Exchange
+from ferrum_jax.serve.http.http_errors import HttpError
+from ferrum_jax.serve.http.service import Service
+from ferrum_jax.serve.link.engine_client import RequestRefused
+from ferrum_jax.text.tokenizer import Tokenizer
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TEXT_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"})
+_TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token_strs"}
+
+
+async def models(request: Request) -> Response:
+    exchange = Exchange(request)
+    service = exchange.service
+    return exchange.json({"object": "list", "data": [_model(service, name) for name in service.settings.listed]})
+
+
+async def model(request: Request) -> Response:
+    exchange = Exchange(request)
+    name = request.path_params["name"]
+    exchange.model(name)
+    return exchange.json(_model(exchange.service, name))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "ferrum_jax",
+        "root": service.settings.names[0],
+        "parent": None,
+        "max_model_len": service.client.facts.get("max_model_len"),
+    }
+
+
+async def health(request: Request) -> Response:
+    """200 unless the engine is gone or hangs."""
+    exchange = Exchange(request)
+    why = exchange.service.sick()
+    if why is not None:
+        raise HttpError(503, why, code="unhealthy")
+    return exchange.json({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """200 while requests are taken: neither before the model is there nor once the server ends."""
+    exchange = Exchange(request)
+    exchange.service.require_ready()
+    why = exchange.service.sick()
+    if why is not None:
+        raise HttpError(503, why, code="unhealthy")
+    return exchange.json({"status": "ready"})
+
+
+async def version(request: Request) -> Response:
+    exchange = Exchange(request)
+    return exchange.json({"version": exchange.service.settings.version})
+
+
+async def metrics(request: Request) -> Response:
+    service = Exchange(request).service
+    text = service.metrics.text(service.gate.num_waiting, service.gate.num_waiting_tokens)
+    return Response(text, headers={"content-type": _METRICS_TYPE})
+
+
+async def tokenize(request: Request) -> Response:
+    """vLLM's /tokenize: token ids of a text or of messages."""
+    exchange = Exchange(request)
+    body = await exchange.body()
+    unknown = sorted(set(body) - _TEXT_FIELDS)
+    if unknown:
+        raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
+    exchange.model(body.get("model"))
+    prompt = {name: body[name] for name in _TEXT_FIELDS - {"model", "return_token_strs"} if body.get(name) is not None}
+    if "messages" in prompt:
+        prompt["messages"] = _messages(prompt["messages"])
+    elif not isinstance(prompt.get("prompt"), str):
+        raise FieldError(f"prompt is {body.get('prompt')!r}; it must be a text, or messages a list of them", "prompt")
+    (ids,) = await exchange.service.encode([prompt])
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": exchange.service.client.facts["max_model_len"]}
+    answer["tokens"] = list(ids)
+    if body.get("return_token_strs"):
+        answer["token_strs"] = [_tokenizer(exchange.service).token(token_id) for token_id in ids]
+    return exchange.json(answer)
+
+
+def _messages(given: object) -> list[dict[str, str]]:
+    try:
+        return messages_of("messages", given)
+    except ValueError as error:
+        raise FieldError(str(error), "messages") from error
+
+
+async def detokenize(request: Request) -> Response:
+    """vLLM's /detokenize: the text of token ids."""
+    exchange = Exchange(request)
+    body = await exchange.body()
+    unknown = sorted(set(body) - {"model", "tokens"})
+    if unknown:
+        raise FieldError(f"{unknown[0]} is not known; known are model, tokens", unknown[0])
+    exchange.model(body.get("model"))
+    try:
+        ids = token_ids_of("tokens", body.get("tokens"))
+    except ValueError as error:
+        raise FieldError(str(error), "tokens") from error
+    return exchange.json({"prompt": _tokenizer(exchange.service).decode(ids, skip_special_tokens=False)})
+
+
+def _tokenizer(service: Service) -> Tokenizer:
+    tokenizer = service.prompts.tokenizer
+    if tokenizer is None:
+        raise RequestRefused("the model has no tokenizer; give and take token ids")
+    return tokenizer

@@ -1,0 +1,140 @@
+"""/v1/completions and /v1/chat/completions: a body in, an answer or a stream of events out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferrum_jax.request import CompletionOutput
+from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm, usage_of
+from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.exchange import Exchange
+from ferrum_jax.serve.http.http_body import AskedText, asked_text
+from ferrum_jax.serve.http.service import Service, TextRequest
+
+
+async def completions(request: Request) -> Response:
+    return await _answer(Exchange(request), is_chat=False)
+
+
+async def chat_completions(request: Request) -> Response:
+    return await _answer(Exchange(request), is_chat=True)
+
+
+async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
+    service = exchange.service
+    asked = asked_text(await exchange.body(), service.settings.limits, is_chat=is_chat)
+    model = exchange.model(asked.model)
+    fingerprint = service.client.facts["fingerprint"]
+    form = AnswerForm(asked, request_id=exchange.id, model=model, fingerprint=f"fp_{fingerprint}")
+    requests = await service.enter(asked, exchange.key, exchange.id)
+    headers = warning_headers(asked.warnings)
+    if not asked.streams:
+        answer = await exchange.unless_left(_whole(service, form, requests), asked.timeout_s)
+        return exchange.json(answer, headers)
+    chunks = TextChunks(service, asked, form, requests)
+    try:
+        first = await exchange.unless_left(chunks.first(), asked.timeout_s)
+    except BaseException:
+        await chunks.close()
+        raise
+    return EventStream(chunks, first, exchange, headers, timeout_s=asked.timeout_s)
+
+
+def warning_headers(warnings: Sequence[str]) -> Mapping[str, str]:
+    """What was ignored, as RFC 7234's header has it."""
+    return {"Warning": ", ".join(f'199 - "{each}"' for each in warnings)} if warnings else {}
+
+
+async def _whole(service: Service, form: AnswerForm, requests: Sequence[TextRequest]) -> dict[str, Any]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.whole(request)) for request in requests]
+        return form.whole([task.result() for task in tasks])
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    finally:
+        service.leave(requests)
+
+
+class TextChunks:
+    """The events of one answer. Closing it ends what runs for it."""
+
+    def __init__(self, service: Service, asked: AskedText, form: AnswerForm, requests: Sequence[TextRequest]) -> None:
+        self._service, self._asked, self._form, self._requests = service, asked, form, requests
+        self._chunks = self._all()
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def first(self) -> bytes:
+        """The first event. Raises what refuses the request, before a status is sent."""
+        return await anext(self._chunks)
+
+    def when_slow(self, cut: Callable[[], None]) -> None:
+        """Has `cut` called when the reader of the events is too slow."""
+        for request in self._requests:
+            request.on_slow = cut
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._chunks
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await self._chunks.aclose()
+        self._service.leave(self._requests)
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        asked, form = self._asked, self._form
+        opened: set[int] = set()
+        async for place, new in self._outputs():
+            index = place * asked.params.n + new.index
+            opening = b""
+            if index not in opened:
+                opened.add(index)
+                opening = form.opening(index, (self._requests[place].prompt or "") if asked.echo else "")
+            chunk = opening + form.chunk(index, new, self._usage() if asked.usage_in_every_chunk else None)
+            if chunk:
+                yield chunk
+        if asked.includes_usage:
+            yield form.usage_chunk(self._usage())
+        yield DONE
+
+    async def _outputs(self) -> AsyncIterator[tuple[int, CompletionOutput]]:
+        """What is new, with the place of its prompt."""
+        if len(self._requests) == 1:
+            async for new in self._service.outputs(self._requests[0]):
+                yield 0, new
+            return
+        found: asyncio.Queue[tuple[int, CompletionOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+
+        async def read(place: int) -> None:
+            try:
+                async for new in self._service.outputs(self._requests[place]):
+                    await found.put((place, new))
+                await found.put(None)
+            except Exception as error:
+                await found.put(error)
+
+        self._readers = [asyncio.create_task(read(place)) for place in range(len(self._requests))]
+        left = len(self._readers)
+        while left:
+            item = await found.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+
+    def _usage(self) -> dict[str, Any]:
+        requests = self._requests
+        generated = sum(len(choice.token_ids) for request in requests for choice in request.choices)
+        return usage_of(
+            sum(len(request.prompt_token_ids) for request in requests),
+            generated if self._asked.generates else 0,
+            sum(request.num_cached_tokens for request in requests),
+        )

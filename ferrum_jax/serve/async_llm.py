@@ -1,0 +1,199 @@
+"""AsyncLLM: an LLM for tasks of asyncio, of one event loop or many.
+
+The engine runs on a thread of its own (`engine_thread.py`). Each request has a mailbox that holds its latest output and
+no more, since every output has all text so far: a task that reads slowly skips some, and never holds up the engine. A
+task that is cancelled, or leaves its loop over the outputs, ends its rows before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.embeddings.embedder import finish
+from ferrum_jax.llm import LLM
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
+
+_EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class Refused(RuntimeError):
+    """Nothing new is taken: the engine drains or is closed."""
+
+
+class AsyncLLM:
+    """An LLM whose requests come and go one by one, from any number of tasks and threads.
+
+    model, config, others: as of `LLM`. Opening one blocks; within a running loop, open it in a thread and use `over`.
+    Close it, or use it in `async with`, so that its thread ends.
+    """
+
+    def __init__(self, model: str, config: EngineConfig | None = None, **others: Any) -> None:
+        self._take(LLM(model, config, **others))
+
+    @classmethod
+    def over(cls, llm: LLM) -> AsyncLLM:
+        """One over an open LLM, which then is this one's: nobody else may have requests running on it."""
+        found = cls.__new__(cls)
+        found._take(llm)
+        return found
+
+    def _take(self, llm: LLM) -> None:
+        self.llm = llm
+        self.thread = EngineThread(llm)
+        self._keys = itertools.count()
+        self._open: set[_Mailbox] = set()
+        self._drains = False
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The output as it grows: each has all text so far, and the last one is finished.
+
+        prompt: see `ferrum_jax.prompt`; chat messages too. request_id: for `abort`, and the key of its seed where it
+        has none: equal requests of one id draw equal tokens. priority: lower runs first.
+        Raises ValueError for a request that cannot be served, EngineFailed if a step fails, and Refused after `drain`.
+        """
+        key = f"request-{next(self._keys)}" if request_id is None else request_id
+        options = RequestOptions(key=key, priority=priority, streams=True)
+        token_ids, options = await asyncio.to_thread(self.llm.prepare, prompt, options)
+        mailbox = self._mailbox(request_id)
+        self.thread.add(mailbox.ticket, token_ids, sampling_params or SamplingParams(), options)
+        try:
+            while not mailbox.ended and (output := await mailbox.next()) is not None:
+                yield output
+        finally:
+            self._end(mailbox)
+
+    async def embed(
+        self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False
+    ) -> EmbeddingOutput:
+        """The vector of a text; the rest is as in `LLM.embed`."""
+        llm = self.llm
+        params = llm.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
+        if llm.is_encoder:
+            self._refuse_at_end()
+            call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
+            return (await asyncio.wrap_future(call))[0]
+        text = await asyncio.to_thread(llm.embedder.text, None, prompt, params)
+        options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
+        mailbox = self._mailbox(None)
+        self.thread.add(mailbox.ticket, text.token_ids, _EMBEDS, options)
+        try:
+            output = await mailbox.next()
+        finally:
+            self._end(mailbox)
+        assert output is not None and output.embedding is not None, "a text's output has its vector"
+        return text.output(finish(output.embedding, params), output.num_cached_tokens)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the requests of this id; their loops end with the output that they had. Unknown ones are ignored."""
+        for mailbox in [box for box in list(self._open) if box.request_id == request_id]:
+            self.thread.abort(mailbox.ticket)
+            mailbox.stop()
+
+    async def stats(self) -> dict[str, Any]:
+        """What `LLM.stats` gives, taken between two steps, with the rows that run and the requests that wait."""
+        return await asyncio.wrap_future(self.thread.call(lambda: live_stats(self.llm)))
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Takes nothing new and waits for what runs; whether all of it ended in time. What did not goes on."""
+        self._drains = True
+        until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while self._open:
+            if until is not None and asyncio.get_running_loop().time() >= until:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        """Ends what runs, with EngineFailed, and the thread."""
+        self._drains = True
+        self.thread.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _mailbox(self, request_id: str | None) -> _Mailbox:
+        self._refuse_at_end()
+        mailbox = _Mailbox(asyncio.get_running_loop(), request_id)
+        self._open.add(mailbox)
+        return mailbox
+
+    def _refuse_at_end(self) -> None:
+        if self._drains:
+            raise Refused("the engine drains and takes no new requests; ask another one")
+
+    def _end(self, mailbox: _Mailbox) -> None:
+        self._open.discard(mailbox)
+        if not mailbox.ended:
+            self.thread.abort(mailbox.ticket)
+
+
+class _Mailbox:
+    """The latest output of one request, for one task. ended: the last one was taken, or none will come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str | None) -> None:
+        self.request_id, self.ended = request_id, False
+        self.ticket = Ticket(self._put)
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._latest: Answer | None = None
+        self._filled = asyncio.Event()
+
+    def _put(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
+        """On the engine's thread. The task is woken once for all that comes before it looks."""
+        with self._lock:
+            is_woken, self._latest = self._latest is not None, answers[-1][1]
+        if not is_woken:
+            self._wake()
+
+    def stop(self) -> None:
+        """Nothing more comes."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed, and nobody reads
+            self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def next(self) -> RequestOutput | None:
+        """The next output; None where it was stopped. Raises what the engine raised."""
+        await self._filled.wait()
+        self._filled.clear()
+        with self._lock:
+            latest, self._latest = self._latest, None
+        if self.ended or isinstance(latest, Exception):
+            self.ended = True
+            if isinstance(latest, Exception):
+                raise latest
+            return None
+        assert latest is not None, "a task is woken for an output"
+        self.ended = latest.finished
+        return latest
+
+
+def live_stats(llm: LLM) -> dict[str, Any]:
+    """What `LLM.stats` gives, with `num_running` rows and `num_waiting` requests."""
+    scheduler = None if llm.is_encoder else llm.engine.scheduler
+    return {
+        **llm.stats(),
+        "num_running": 0 if scheduler is None else scheduler.num_running,
+        "num_waiting": 0 if scheduler is None else scheduler.num_waiting,
+        "recent_steps": [] if scheduler is None else list(llm.engine.runner.recent_steps),
+    }

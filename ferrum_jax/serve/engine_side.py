@@ -1,0 +1,203 @@
+"""EngineSide: what of a server runs beside the engine. It takes messages of `wire.py` and sends others back.
+
+Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are; an encoder takes all that
+wait at once, so that texts of several requests share its steps.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ferrum_jax.embeddings.embedder import EmbeddingParams, Text, finish
+from ferrum_jax.llm import LLM
+from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.serve.async_llm import live_stats
+from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
+from ferrum_jax.serve.link.wire import Message, delta_of
+
+_BEAT_S = 0.25
+_EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class EngineSide:
+    """send: takes messages, from any thread, and blocks nobody for long."""
+
+    def __init__(self, llm: LLM, thread: EngineThread, send: Callable[[list[Message]], None]) -> None:
+        self.thread = thread
+        self._llm = llm
+        self._send = send
+        self._ids: dict[Ticket, int] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._texts: dict[Ticket, tuple[Text[Any], EmbeddingParams]] = {}
+        self._waiting: list[int] = []  # texts for an encoder
+        self._stats_asked = False
+        self.opened = threading.Event()  # HTTP takes requests
+        self._closed = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="ferrum-beat", daemon=True)
+
+    def begin(self) -> None:
+        """Says that requests may come."""
+        self._send([["ready", facts_of(self._llm)]])
+        self._beats.start()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._closed.set()
+        if self._beats.is_alive():
+            self._beats.join()
+        for ticket in list(self._ids):
+            self.thread.abort(ticket)
+
+    def take(self, message: Message) -> None:
+        """Does what a message asks for."""
+        kind, *rest = message
+        if kind == "add":
+            self._add(*rest)
+        elif kind == "embed":
+            self._embed(*rest)
+        elif kind == "abort":
+            self._abort(*rest)
+        elif kind == "opened":
+            self.opened.set()
+        else:
+            raise ValueError(f"the message {kind!r} is none that an engine takes")
+
+    def _add(
+        self, request_id: int, token_ids: list[int], params: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        try:
+            sampling = SamplingParams.from_dict(_with_bias(params))
+        except ValueError as error:
+            self._send([["refused", request_id, "invalid", str(error)]])
+            return
+        ticket = self._ticket(request_id)
+        self.thread.add(ticket, token_ids, sampling, RequestOptions(**options, deltas=True))
+
+    def _ticket(self, request_id: int) -> Ticket:
+        ticket = Ticket(self._answer)
+        self._ids[ticket], self._tickets[request_id] = request_id, ticket
+        return ticket
+
+    def _abort(self, request_id: int) -> None:
+        ticket = self._tickets.get(request_id)
+        if ticket is not None:
+            if self._forget(ticket) is not None:
+                self._texts.pop(ticket, None)
+            self.thread.abort(ticket)
+
+    def _forget(self, ticket: Ticket) -> int | None:
+        """The id of a request that has ended; None of one that ended before."""
+        request_id = self._ids.pop(ticket, None)
+        self._tickets.pop(-1 if request_id is None else request_id, None)
+        return request_id
+
+    def _answer(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
+        """On the engine's thread: what one step gave."""
+        deltas: list[Any] = []
+        messages: list[Message] = [["deltas", deltas]]
+        for ticket, answer in answers:
+            if isinstance(answer, RequestOutput) and not answer.finished:
+                request_id = self._ids.get(ticket)
+            else:
+                request_id = self._forget(ticket)
+            if request_id is None:
+                continue
+            if isinstance(answer, Exception):
+                self._texts.pop(ticket, None)
+                kind = "invalid" if isinstance(answer, ValueError) else "failed"
+                messages.append(["refused", request_id, kind, str(answer)])
+            elif answer.embedding is not None:
+                text, params = self._texts.pop(ticket)
+                vector = finish(answer.embedding, params)
+                messages.append(_vector(request_id, vector, len(text.token_ids), answer.num_cached_tokens))
+            else:
+                deltas.append(delta_of(request_id, answer))
+        self._send(messages if deltas else messages[1:])
+
+    # -- vectors ---------------------------------------------------------------------------------------
+
+    def _embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> None:
+        embedder = self._llm.embedder
+        try:
+            how = {name: options.get(name) for name in ("pooling", "normalize", "prompt_name")}
+            params = embedder.params(**how, truncate=bool(options.get("truncate")))  # type: ignore[arg-type]
+            salt = options.get("cache_salt")
+            content: Any = prompt if not salt else {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": salt}
+            text = embedder.text(request_id, content, params)
+        except ValueError as error:
+            self._send([["refused", request_id, "invalid", str(error)]])
+            return
+        ticket = self._ticket(request_id)
+        self._texts[ticket] = text, params
+        if self._llm.is_encoder:
+            self._waiting.append(request_id)
+            self.thread.call(self._encode)
+            return
+        options = RequestOptions(cache_salt=text.cache_salt, embeds=True, deltas=True)  # type: ignore[assignment]
+        self.thread.add(ticket, text.token_ids, _EMBEDS, options)  # type: ignore[arg-type]
+
+    def _encode(self) -> None:
+        """On the engine's thread: all texts that wait, those of a pooling together."""
+        waiting, self._waiting = self._waiting, []
+        found = [(ticket, *self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))]
+        for pooling in {params.pooling for _, _, params in found}:
+            chosen = {each.key: (ticket, each, params) for ticket, each, params in found if params.pooling == pooling}
+            try:
+                for text, vector in self._llm.encode([each for _, each, _ in chosen.values()], pooling):
+                    ticket, _, params = chosen.pop(text.key)
+                    if (request_id := self._forget(ticket)) is not None:
+                        self._send([_vector(request_id, finish(vector, params), len(text.token_ids), 0)])
+            except Exception as error:
+                for ticket, _, _ in chosen.values():
+                    self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
+
+    # -- how it goes -----------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_S):
+            thread = self.thread
+            dead = None if thread.failed is None else str(thread.failed)
+            facts = {"silence_s": thread.silence_s, "num_open": thread.num_open, "dead": dead}
+            self._send([["beat", facts | {"num_steps": thread.num_steps}]])
+            if not self._stats_asked:
+                self._stats_asked = True
+                thread.call(self._tell_stats)
+
+    def _tell_stats(self) -> None:
+        self._stats_asked = False
+        with contextlib.suppress(OSError):
+            self._send([["stats", live_stats(self._llm)]])
+
+
+_CONTENT = ("prompt_token_ids", "prompt")
+
+
+def _with_bias(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON has no keys but texts."""
+    bias = params.get("logit_bias")
+    return params if bias is None else {**params, "logit_bias": {int(token): each for token, each in bias.items()}}
+
+
+def _vector(request_id: int, vector: np.ndarray, num_tokens: int, num_cached: int) -> Message:
+    content = base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+    return ["vector", request_id, content, num_tokens, num_cached]
+
+
+def facts_of(llm: LLM) -> dict[str, Any]:
+    """What HTTP has to know of a model."""
+    return {
+        "architecture": llm.spec.architecture,
+        "max_model_len": llm.max_model_len,
+        "num_rows": 0 if llm.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
+        "generates": llm.generates,
+        "vocab_size": llm.spec.vocab_size,
+        "fingerprint": (llm.identity.weights or "")[:16],
+        "startup_s": llm.startup_s,
+        "texts": None if llm.texts is None else str(llm.texts),
+    }

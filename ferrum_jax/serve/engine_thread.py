@@ -1,0 +1,237 @@
+"""EngineThread: an LLM on a thread of its own. Commands go in by a queue, outputs come out by calls of sinks.
+
+    add(ticket, ..)  abort(ticket)  call(function)      from any thread, at once
+    sink([(ticket, output or error), ..])               on this thread, at most once a step for each sink
+
+A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
+is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
+MOST_FAILURES in a row, with no step between them that went well, the thread ends and takes nothing more.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ferrum_jax.engine.shared import Inbox
+from ferrum_jax.llm import LLM
+from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
+
+MOST_FAILURES = 3
+Answer = RequestOutput | Exception
+
+
+class EngineFailed(RuntimeError):
+    """A step failed, and with it the requests that ran. is_final: the engine has ended."""
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+class Ticket:
+    """One request at an engine thread. sink: takes what becomes of it, with others' of the same sink."""
+
+    __slots__ = ("sink", "submission")
+
+    def __init__(self, sink: Callable[[Sequence[tuple[Any, Answer]]], None]) -> None:
+        self.sink = sink
+        self.submission: int | None = None  # while it runs
+
+
+class _NewRequest(NamedTuple):
+    ticket: Ticket
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    options: RequestOptions
+
+
+class _Leaving(NamedTuple):
+    ticket: Ticket
+
+
+class _Errand(NamedTuple):
+    function: Callable[[], Any]
+    future: concurrent.futures.Future[Any]
+
+
+class EngineThread:
+    """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.num_steps, self.last_step = 0, time.monotonic()
+        self._llm = llm
+        self._commands: queue.SimpleQueue[_NewRequest | _Leaving | _Errand | None] = queue.SimpleQueue()
+        self._inbox: Inbox = deque()
+        self._tickets: dict[int, Ticket] = {}
+        self._failures = 0
+        self._failed: EngineFailed | None = None
+        self._thread = threading.Thread(target=self._run, name="ferrum-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were added and have not ended."""
+        return len(self._tickets)
+
+    @property
+    def failed(self) -> EngineFailed | None:
+        """Why the thread has ended, if it has by itself."""
+        return self._failed
+
+    @property
+    def silence_s(self) -> float:
+        """For how long requests have waited for a step to end; 0 while none run."""
+        return time.monotonic() - self.last_step if self._tickets else 0.0
+
+    # -- from any thread -------------------------------------------------------------------------------
+
+    def add(self, ticket: Ticket, token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> None:
+        """Has the request run; what is wrong with it goes to its sink as a ValueError."""
+        self._commands.put(_NewRequest(ticket, token_ids, sampling, options))
+
+    def abort(self, ticket: Ticket) -> None:
+        """Ends the request before the next step; its sink hears nothing more of it."""
+        self._commands.put(_Leaving(ticket))
+
+    def call(self, function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+        """The result of a function of the LLM, called between two steps."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._commands.put(_Errand(function, future))
+        return future
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Ends what runs, and the thread."""
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+
+    # -- on the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._goes_on():
+            pass
+
+    def _goes_on(self) -> bool:
+        """One turn. What fails outside of the engine, as a sink might, is final: others must not wait for ever."""
+        try:
+            if not self._take_commands():
+                return False
+            if self._tickets:
+                self._step()
+        except Exception as error:
+            self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
+            self._failed.__cause__ = error
+            if not self._llm.is_encoder:
+                self._llm.calls.drop()
+            self._end(self._failed)
+        return True
+
+    def _take_commands(self) -> bool:
+        """Does all that is asked so far, and waits for something where nothing runs; False when it is to end."""
+        commands = [] if self._tickets else [self._commands.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                commands.append(self._commands.get_nowait())
+        if not self._tickets:
+            self.last_step = time.monotonic()
+        for command in commands:
+            if command is None:
+                self._end(EngineFailed("the engine was closed", is_final=True))
+                return False
+            self._do(command)
+        return True
+
+    def _do(self, command: _NewRequest | _Leaving | _Errand) -> None:
+        if isinstance(command, _NewRequest):
+            self._begin(command)
+        elif isinstance(command, _Leaving):
+            self._guarded(lambda: self._drop(command.ticket))
+        elif command.future.set_running_or_notify_cancel():
+            try:
+                command.future.set_result(command.function())
+            except Exception as error:  # it is the caller's
+                command.future.set_exception(error)
+
+    def _begin(self, command: _NewRequest) -> None:
+        ticket = command.ticket
+        if self._failed is not None:
+            ticket.sink([(ticket, self._failed)])
+            return
+        try:
+            submission = self._llm.calls.add(self._inbox, command.token_ids, command.sampling, command.options)
+        except ValueError as error:
+            ticket.sink([(ticket, error)])
+            return
+        except Exception as error:
+            ticket.sink([(ticket, EngineFailed(_words(error)))])
+            self._fail(error)
+            return
+        ticket.submission = submission
+        self._tickets[submission] = ticket
+
+    def _drop(self, ticket: Ticket) -> None:
+        if ticket.submission in self._tickets:
+            self._llm.calls.abort(ticket.submission)
+            self._tickets.pop(ticket.submission, None)
+            self._rest()
+
+    def _step(self) -> None:
+        if not self._inbox:  # a call that stepped the engine may have filled it
+            if not self._guarded(self._llm.calls.step):
+                return
+            self.num_steps += 1
+            self.last_step, self._failures = time.monotonic(), 0
+        answers: dict[Any, list[tuple[Ticket, Answer]]] = {}
+        while self._inbox:
+            output = self._inbox.popleft()
+            ticket = self._tickets[output.request_id]
+            if output.finished:
+                del self._tickets[output.request_id]
+            answers.setdefault(ticket.sink, []).append((ticket, output))
+        for sink, found in answers.items():
+            sink(found)
+        self._guarded(self._rest)
+
+    def _rest(self) -> None:
+        """Takes the last step's results off the device where nothing runs any more."""
+        if not self._tickets:
+            self._llm.calls.end(self._inbox)
+
+    def _guarded(self, call: Callable[[], None]) -> bool:
+        """Whether a call into the engine went well."""
+        try:
+            call()
+        except Exception as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """What ran has ended with the engine that ran it."""
+        self._failures += 1
+        failed = EngineFailed(f"the engine failed in a step: {_words(error)}")
+        failed.__cause__ = error
+        if self._failures >= MOST_FAILURES:
+            failed.is_final, self._failed = True, failed
+        self._llm.calls.drop()
+        self._end(failed)
+
+    def _end(self, failed: EngineFailed) -> None:
+        """Every request ends with this error, and the engine holds nothing of them."""
+        tickets, self._tickets = list(self._tickets.values()), {}
+        self._inbox.clear()
+        if tickets:
+            self._llm.calls.end(self._inbox)
+        for ticket in tickets:
+            with contextlib.suppress(Exception):  # a sink that fails keeps no other from hearing it
+                ticket.sink([(ticket, failed)])
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,124 @@
+"""Exchange: one HTTP request: its id, its key, its body, and whether who asked is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
+from ferrum_jax.serve.http.http_body import read_body
+from ferrum_jax.serve.http.http_errors import HttpError
+from ferrum_jax.serve.http.service import Service
+
+Result = TypeVar("Result")
+_ID = re.compile(r"[\w.:-]{1,128}")
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_dumps = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+class ClientLeft(Exception):
+    """Who asked has gone; nobody reads an answer."""
+
+
+def id_of(scope: Mapping[str, Any]) -> str:
+    """The request's id: the header X-Request-Id where it gives a usable one, else a fresh one; kept in the scope."""
+    state = scope["state"]
+    if "request_id" not in state:
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        text = given.decode("latin-1")
+        state["request_id"] = text if _ID.fullmatch(text) else uuid.uuid4().hex
+    return state["request_id"]
+
+
+class Exchange:
+    """id: that answers and their headers carry. key: who asks."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.service: Service = request.app.state.service
+        self.id = id_of(request.scope)
+        self.key: ApiKey = request.scope["state"].get("key", OPEN)
+
+    async def body(self) -> dict[str, Any]:
+        """The object of the body. Raises HttpError for one that is too large or too slow, and FieldError."""
+        self.service.require_ready()
+        settings = self.service.settings
+        try:
+            async with asyncio.timeout(settings.body_s):
+                return read_body(await self._content(settings.max_body_bytes))
+        except TimeoutError as error:
+            message = f"the body did not come within {settings.body_s:g} s"
+            raise HttpError(408, message, code="body_timeout", headers=_CLOSE) from error
+        except ClientDisconnect as error:
+            raise ClientLeft from error
+
+    async def _content(self, most: int) -> bytes:
+        announced = self.request.headers.get("content-length", "")
+        kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HttpError(415, f"Content-Type is {kind!r}; it must be application/json", headers=_CLOSE)
+        found, length = [], 0
+        if announced.isdecimal() and len(announced) < 19 and int(announced) > most:
+            length = int(announced)
+        else:
+            async for part in self.request.stream():
+                found.append(part)
+                length += len(part)
+                if length > most:
+                    break
+        if length > most:
+            message = f"the body has more than {most:,} bytes, the most that this server takes"
+            raise HttpError(413, message, code="body_too_large", headers=_CLOSE)
+        return b"".join(found)
+
+    def model(self, name: str | None) -> str:
+        """The name that the answer carries. Raises HttpError for a model that is not here."""
+        names = self.service.settings.names
+        if name is not None and name not in names:
+            message = f"model is {name!r}, and this server has {', '.join(map(repr, names))}"
+            raise HttpError(404, message, param="model", code="model_not_found")
+        return names[0]
+
+    async def unless_left(self, answer: Awaitable[Result], timeout_s: float | None) -> Result:
+        """The answer. Raises ClientLeft, and cancels it, if who asked leaves before; TimeoutError at its deadline."""
+        task = asyncio.ensure_future(answer)
+        watch = asyncio.create_task(self._left())
+        deadline = self.service.settings.timeout_s if timeout_s is None else timeout_s
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED, timeout=deadline)
+            if task.done():
+                return task.result()
+            if watch.done():
+                self.service.metrics.left()
+                raise ClientLeft
+            raise TimeoutError
+        finally:
+            watch.cancel()
+            if not task.done():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _left(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+    def json(self, answer: Any, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
+        """An answer in one piece."""
+        try:
+            content = _dumps(answer).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            content = json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+        return Response(content, media_type="application/json", headers=dict(headers))
+
+
+_CLOSE = {"Connection": "close"}

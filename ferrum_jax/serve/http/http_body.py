@@ -1,0 +1,235 @@
+"""Bodies of HTTP requests: what they ask for, in the names of OpenAI and vLLM, checked before anything is queued.
+
+The fields and their meaning are those of a batch job's rows (`ferrum_jax/openai/parameters.py`); a server has some
+more, since it streams, and serves several who ask at once. Every error names its field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ferrum_jax.openai.json_text import JsonError, decoded
+from ferrum_jax.openai.parameters import (
+    KNOWN_CHAT,
+    KNOWN_COMPLETION,
+    KNOWN_EMBEDDING,
+    REFUSED,
+    FieldError,
+    Rules,
+    flag,
+    model_of,
+    prompt_options,
+    prompts_of,
+    sampling_values,
+    with_options,
+)
+from ferrum_jax.prompt import Prompt
+from ferrum_jax.request import SamplingParams
+
+_WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
+_HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | _WITHOUT_EFFECT
+_STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
+_TOOLS = "tool calls are not supported by the server yet; describe the tools in a message"
+_LATER = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        **{name: rule for name, rule in REFUSED.items() if name not in _HERE},
+        "tools": (([],), _TOOLS),
+        "tool_choice": (("none",), _TOOLS),
+        "parallel_tool_calls": ((True, False), _TOOLS),
+        "store": ((False,), "nothing is stored; leave it out"),
+    }
+)
+COMPLETION = Rules(known=KNOWN_COMPLETION | _HERE, refused=_INSTEAD)
+CHAT = Rules(known=(KNOWN_CHAT - _LATER) | _HERE, refused=_INSTEAD)
+_VECTOR_HERE = frozenset({"encoding_format", "priority", "timeout", "pooling", "normalize", "prompt_name", "truncate"})
+EMBEDDING = Rules(
+    known=KNOWN_EMBEDDING | _VECTOR_HERE | _WITHOUT_EFFECT,
+    refused={name: rule for name, rule in _INSTEAD.items() if name not in (*_VECTOR_HERE, "input")},
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BodyLimits:
+    """What one request may ask for at most. ignores_unknown: unknown fields become a warning and no error."""
+
+    max_n: int = 128
+    max_prompts: int = 2048
+    ignores_unknown: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedText:
+    """A completion or a chat's answer. prompts: one or several; params: of each. echoed: what an answer begins with."""
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    is_chat: bool
+    streams: bool
+    includes_usage: bool
+    usage_in_every_chunk: bool
+    returns_token_ids: bool
+    echo: bool
+    echoed: str
+    generates: bool
+    model: str | None
+    priority: int
+    timeout_s: float | None
+    warnings: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedVectors:
+    """Vectors of texts. options: how they are made, and the salt."""
+
+    prompts: tuple[str | list[int], ...]
+    options: Mapping[str, Any]
+    as_base64: bool
+    model: str | None
+    priority: int
+    timeout_s: float | None
+    warnings: tuple[str, ...]
+
+
+def read_body(content: bytes) -> dict[str, Any]:
+    """The object of a body. Raises FieldError, without a field, for what is none."""
+    try:
+        found = decoded(content.decode())
+    except UnicodeDecodeError as error:
+        raise FieldError(f"the body is not UTF-8 at byte {error.start + 1}", None) from error
+    except JsonError as error:
+        raise FieldError(f"the body is {error}", None) from error
+    if not isinstance(found, dict):
+        raise FieldError(f"the body is a JSON {type(found).__name__}; it must be an object", None)
+    return found
+
+
+def asked_text(given: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
+    """What a body asks for. Raises FieldError for the first thing that is wrong."""
+    with_rules = CHAT if is_chat else COMPLETION
+    body, warnings = _known(given, with_rules, limits)
+    try:
+        return _text(body, with_rules, limits, warnings, is_chat=is_chat)
+    except FieldError:
+        raise
+    except ValueError as error:
+        raise FieldError(str(error), param_of(str(error), body)) from error
+
+
+def _text(
+    body: Mapping[str, Any], rules: Rules, limits: BodyLimits, warnings: tuple[str, ...], *, is_chat: bool
+) -> AskedText:
+    params = SamplingParams.from_dict(sampling_values(body, is_chat=is_chat, rules=rules))
+    streams = flag(body, "stream") is True
+    options = _stream_options(body, streams=streams)
+    if streams and params.prompt_logprobs is not None:
+        raise ValueError(
+            "stream is true beside log-probabilities of the prompt, which come with the whole; leave it out"
+        )
+    name = "messages" if is_chat else "prompt"
+    if body.get(name) is None:
+        raise FieldError(f"{name} is missing; the body must have it", name)
+    contents = prompts_of(name, body[name])
+    _check_many(name, len(contents), params.n, limits)
+    of_prompt = prompt_options(body, is_chat=is_chat)
+    echo = flag(body, "echo") is True
+    return AskedText(
+        prompts=tuple(with_options(content, of_prompt) for content in contents),
+        params=params,
+        is_chat=is_chat,
+        streams=streams,
+        includes_usage=options.get("include_usage", False),
+        usage_in_every_chunk=options.get("continuous_usage_stats", False),
+        returns_token_ids=flag(body, "return_token_ids") is True or not params.detokenize,
+        echo=echo,
+        echoed=_continued(contents[0]) if echo and is_chat else "",
+        generates=not (params.echo and body.get("max_tokens") == 0),
+        model=model_of(body),
+        warnings=warnings,
+        **_urgency(body),
+    )
+
+
+def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
+    """What a body of /v1/embeddings asks for. Raises FieldError for the first thing that is wrong."""
+    body, warnings = _known(given, EMBEDDING, limits)
+    form = body.get("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise FieldError(f"encoding_format is {form!r}; it must be 'float' or 'base64'", "encoding_format")
+    if body.get("input") is None:
+        raise FieldError("input is missing; the body must have it", "input")
+    try:
+        contents = prompts_of("input", body["input"])
+        _check_many("input", len(contents), 1, limits)
+        for name in ("normalize", "truncate"):
+            flag(body, name)  # raises for what is neither true nor false
+        return AskedVectors(
+            prompts=tuple(each if isinstance(each, str) else list(each) for each in contents),  # type: ignore[misc]
+            options={name: body[name] for name in ("pooling", "normalize", "prompt_name", "truncate") if name in body}
+            | prompt_options(body, is_chat=False),
+            as_base64=form == "base64",
+            model=model_of(body),
+            warnings=warnings,
+            **_urgency(body),
+        )
+    except ValueError as error:
+        raise FieldError(str(error), param_of(str(error), body)) from error
+
+
+def _known(given: Mapping[str, Any], rules: Rules, limits: BodyLimits) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The body without what is to be ignored, and a warning for each field of that."""
+    if not limits.ignores_unknown:
+        rules.refuse(given)
+        return given, ()
+    problems = rules.problems(given)
+    ignored = tuple(f"{name} was ignored" for name in problems)
+    return {name: value for name, value in given.items() if name not in problems}, ignored
+
+
+def _check_many(name: str, count: int, n: int, limits: BodyLimits) -> None:
+    if count > limits.max_prompts:
+        raise FieldError(f"{name} has {count} prompts; at most {limits.max_prompts} are taken at once", name)
+    if n > limits.max_n:
+        raise FieldError(f"n is {n}; at most {limits.max_n} choices are made of a prompt here", "n")
+    if n * count > limits.max_prompts:
+        raise FieldError(f"n is {n} of {count} prompts; at most {limits.max_prompts} choices are made at once", "n")
+
+
+def _stream_options(body: Mapping[str, Any], *, streams: bool) -> Mapping[str, bool]:
+    options = body.get("stream_options")
+    if options is None:
+        return {}
+    if not streams:
+        raise FieldError("stream_options is given without stream; set stream to true", "stream_options")
+    if not isinstance(options, dict):
+        raise FieldError(f"stream_options is {options!r}; it must be an object", "stream_options")
+    unknown = sorted(set(options) - _STREAM_OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(_STREAM_OPTIONS))
+        raise FieldError(f"stream_options has {unknown}; known are {known}", f"stream_options.{unknown[0]}")
+    return {name: flag(options, name) is True for name in options}
+
+
+def _urgency(body: Mapping[str, Any]) -> dict[str, Any]:
+    priority, timeout = body.get("priority"), body.get("timeout")
+    if priority is not None and (type(priority) is not int or abs(priority) >= 2**31):
+        raise FieldError(f"priority is {priority!r}; it must be a whole number, and lower runs first", "priority")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+        raise FieldError(f"timeout is {timeout!r}; it must be a number of seconds, more than 0", "timeout")
+    return {"priority": priority or 0, "timeout_s": timeout}
+
+
+def _continued(messages: Any) -> str:
+    """What an echo of a chat begins with: the assistant's message that goes on."""
+    return messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+
+
+def param_of(message: str, body: Mapping[str, Any]) -> str | None:
+    """The field that a message begins with, if the body has it; parts such as messages[0].content stay."""
+    found = re.match(r"[A-Za-z_]\w*(?:\[[^\]]*\]|\.\w+)*", message)
+    name = "" if found is None else found[0]
+    return name if re.split(r"[.\[]", name)[0] in body else None

@@ -1,0 +1,62 @@
+"""Errors as OpenAI's clients read them: a status, a message, and the field that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.request import NOT_FINITE_REASON
+from ferrum_jax.serve.http.gate import QueueFull
+from ferrum_jax.serve.link.engine_client import EngineLost, RequestRefused
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
+
+
+class HttpError(Exception):
+    """A request that is answered with an error and nothing else."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, dict(headers)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def http_error(error: Exception) -> HttpError | None:
+    """What an error of a request's way through the server says to who asked; None of a fault of the server's own."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, FieldError):
+        return HttpError(400, str(error), param=error.param)
+    if isinstance(error, RequestRefused) and str(error) == NOT_FINITE_REASON:
+        return HttpError(500, str(error), code="logits_not_finite")  # the request is right
+    if isinstance(error, RequestRefused):
+        return HttpError(400, str(error), code=_code_of(str(error)))
+    if isinstance(error, QueueFull):
+        return HttpError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, EngineLost):
+        return HttpError(500, str(error), code="engine_failed")
+    if isinstance(error, asyncio.TimeoutError):
+        return HttpError(
+            408, "the request's timeout is over; what ran for it has ended", param="timeout", code="timeout"
+        )
+    return None
+
+
+def _code_of(message: str) -> str | None:
+    return "context_length_exceeded" if "max_model_len" in message else None

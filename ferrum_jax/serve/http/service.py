@@ -1,0 +1,280 @@
+"""Service: what all requests of a server share, and how a request gets from token ids to its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.prompt import Prompt, take_apart
+from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.serve.http.api_keys import ApiKey
+from ferrum_jax.serve.http.choice_text import ChoiceText, TokenTexts
+from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
+from ferrum_jax.serve.http.gate import Gate, Waiting
+from ferrum_jax.serve.http.http_body import AskedText, AskedVectors
+from ferrum_jax.serve.http.http_errors import HttpError
+from ferrum_jax.serve.http.server_metrics import ServerMetrics
+from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, RequestRefused
+from ferrum_jax.serve.link.wire import Delta
+from ferrum_jax.text.prompts import PromptEncoder
+
+_EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
+_DEFAULTS = SamplingParams()
+_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class TextRequest:
+    """One prompt of a request, on its way."""
+
+    waiting: Waiting
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    choices: list[ChoiceText]
+    num_cached_tokens: int = 0
+    prompt_logprobs: Any = None
+    last_token: dict[int, float] = dataclasses.field(default_factory=dict)  # when, by choice
+    on_slow: Callable[[], None] = lambda: None
+
+
+class Service:
+    """client: the engine. prompts: set once the engine is ready; before that nothing is answered."""
+
+    def __init__(self, client: EngineClient, settings: ServerSettings) -> None:
+        self.client, self.settings = client, settings
+        self.metrics = ServerMetrics(settings.names[0])
+        self.prompts = PromptEncoder(tokenizer=None, chat=None)
+        self.is_open = self.drains = False
+        self.started = int(time.time())
+        self.num_open = 0  # requests that generate or embed
+        queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
+        self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
+        self._texts = TokenTexts(None)
+        client.on_stats = self._take_stats
+
+    def _take_stats(self, stats: Mapping[str, Any]) -> None:
+        self.metrics.stats = stats
+
+    def open(self, prompts: PromptEncoder) -> None:
+        """The engine is ready, and its `facts` are there."""
+        self.prompts, self._texts = prompts, TokenTexts(prompts.tokenizer)
+        self.gate.num_rows = self.client.facts["num_rows"] or 256
+        self.is_open = True
+        self.client.tell_opened()
+
+    def sick(self) -> str | None:
+        """Why this server does not answer as it should; None while it does."""
+        client, most = self.client, self.settings.watchdog_s
+        if client.lost is not None:
+            return client.lost
+        if not client.ready.is_set():
+            return None
+        silence_s = max(time.monotonic() - client.last_beat, client.beat.get("silence_s", 0.0))
+        return f"no step has ended for {silence_s:.0f} s while requests run" if silence_s > most else None
+
+    def require_ready(self) -> None:
+        if self.drains:
+            raise HttpError(503, "the server ends and takes no new requests", code="draining", headers=_SOON)
+        if self.client.lost is not None:
+            raise HttpError(503, self.client.lost, code="engine_failed")
+        if not self.is_open:
+            raise HttpError(503, "the model is still loading; ask again in a moment", code="starting", headers=_SOON)
+
+    # -- tokens ----------------------------------------------------------------------------------------
+
+    async def encode(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+        """The token ids of each, made in a thread where the texts are long. Raises RequestRefused."""
+        try:
+            if sum(map(_length, prompts)) < _LONG_TEXT:
+                return [self.prompts.token_ids(prompt) for prompt in prompts]
+            return await asyncio.to_thread(lambda: [self.prompts.token_ids(prompt) for prompt in prompts])
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+
+    # -- texts -----------------------------------------------------------------------------------------
+
+    async def enter(self, asked: AskedText, key: ApiKey, request_id: str) -> list[TextRequest]:
+        """The prompts of a request, queued. Raises RequestRefused, and QueueFull with none of them queued."""
+        if not self.client.facts["generates"]:
+            raise RequestRefused("this model generates nothing; ask /v1/embeddings")
+        found = []
+        ids = await self.encode(asked.prompts)
+        for place, (prompt, token_ids) in enumerate(zip(asked.prompts, ids, strict=True)):
+            found.append(self._text_request(asked, prompt, token_ids, key, f"{request_id}-{place}"))
+        self.require_ready()
+        self.gate.enter([request.waiting for request in found])
+        self.metrics.prompt_tokens(sum(len(request.prompt_token_ids) for request in found))
+        return found
+
+    def _text_request(
+        self, asked: AskedText, prompt: Prompt, token_ids: Sequence[int], key: ApiKey, seed_key: str
+    ) -> TextRequest:
+        params, parts = asked.params, take_apart(prompt)
+        kept = self._kept(token_ids, params)
+        most = self.client.facts["max_model_len"] - len(kept)
+        expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
+        entry = QueueEntry(key=key.name, cost=len(kept) + params.n * expected, rows=params.n, priority=asked.priority)
+        options = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
+        sent = wire_params(params)
+
+        def begin() -> Any:
+            return self.client.generate(list(token_ids), sent, options)
+
+        text = parts.content if isinstance(parts.content, str) else None
+        if asked.echo and not asked.is_chat and (text is None or len(kept) != len(token_ids)):
+            text = self._decoded(kept, params)
+        return TextRequest(
+            waiting=Waiting(entry, begin),
+            prompt=text,
+            prompt_token_ids=tuple(kept),
+            choices=[ChoiceText(index, params, kept, self._texts) for index in range(params.n)],
+        )
+
+    def _kept(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The prompt as it will run. Raises RequestRefused where it is too long."""
+        max_model_len = self.client.facts["max_model_len"]
+        most = params.most_prompt_tokens(max_model_len)
+        kept = token_ids if most is None else token_ids[-most:]
+        total = len(kept) + (1 if params.max_tokens is None else params.max_tokens)
+        if total > max_model_len:
+            raise RequestRefused(
+                f"the prompt has {len(kept)} tokens and max_tokens is {params.max_tokens}: together {total}, more than "
+                f"max_model_len, {max_model_len}; shorten one of them or set truncate_prompt_tokens"
+            )
+        return kept
+
+    def _decoded(self, token_ids: Sequence[int], params: SamplingParams) -> str | None:
+        tokenizer = self.prompts.tokenizer
+        return tokenizer and tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+
+    async def outputs(self, request: TextRequest) -> AsyncIterator[CompletionOutput]:
+        """What is new of each choice, until all have ended. Raises RequestRefused where the engine could not go on."""
+        reply = await request.waiting.begun
+        reply.on_slow = lambda: self._cut(request)
+        try:
+            while True:
+                delta = await reply.next()
+                assert isinstance(delta, Delta), "a text is answered by deltas"
+                if delta.finish_reason == "error":
+                    raise RequestRefused(str(delta.stop_reason))
+                yield self._output(request, delta)
+                if delta.is_last:
+                    break
+        finally:
+            self.client.end(reply)
+        self.metrics.whole.observe(time.monotonic() - request.waiting.arrived)
+
+    def _cut(self, request: TextRequest) -> None:
+        self.metrics.was_slow()
+        request.on_slow()
+
+    def _output(self, request: TextRequest, delta: Delta) -> CompletionOutput:
+        self._time(request, delta)
+        request.num_cached_tokens = min(delta.num_cached_tokens, len(request.prompt_token_ids))
+        if delta.prompt_logprobs is not None:
+            entries = delta.prompt_logprobs
+            request.prompt_logprobs = tuple(entry and self._texts.entry(entry) for entry in entries)
+        if delta.finish_reason is not None:
+            self.metrics.ended(delta.finish_reason)
+        return request.choices[delta.choice].push(delta)
+
+    def _time(self, request: TextRequest, delta: Delta) -> None:
+        now, before = time.monotonic(), request.last_token.get(delta.choice)
+        if delta.token_ids:
+            if before is not None:
+                self.metrics.between_tokens(now - before)
+            elif not request.last_token:
+                self.metrics.first_token(now - request.waiting.arrived)
+            request.last_token[delta.choice] = now
+            self.metrics.generated_tokens(len(delta.token_ids))
+
+    async def whole(self, request: TextRequest) -> RequestOutput:
+        """All of it, once it has ended."""
+        async for _ in self.outputs(request):
+            pass
+        return RequestOutput(
+            request_id=0,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=tuple(choice.whole() for choice in request.choices),
+            num_cached_tokens=request.num_cached_tokens,
+            prompt_logprobs=request.prompt_logprobs,
+        )
+
+    def leave(self, requests: Sequence[TextRequest]) -> None:
+        """Nobody waits for them any more."""
+        for request in requests:
+            self._leave(request.waiting)
+
+    def _leave(self, waiting: Waiting) -> None:
+        self.gate.leave(waiting)
+        if waiting.begun.done() and not waiting.begun.cancelled() and waiting.begun.exception() is None:
+            self.client.end(waiting.begun.result())
+
+    # -- vectors ---------------------------------------------------------------------------------------
+
+    async def vectors(self, asked: AskedVectors, key: ApiKey) -> list[EngineVector]:
+        """The vector of each text, in their order."""
+        options = {**asked.options, "cache_salt": salted(key, asked.options.get("cache_salt", ""))}
+
+        def waiting(prompt: str | list[int]) -> Waiting:
+            cost = len(prompt) // (4 if isinstance(prompt, str) else 1) + 1
+            entry = QueueEntry(key=key.name, cost=cost, priority=asked.priority)
+            return Waiting(entry, lambda: self.client.embed(prompt, options))
+
+        entered = [waiting(prompt) for prompt in asked.prompts]
+        self.require_ready()
+        self.gate.enter(entered)
+        try:
+            return [await self._vector(each) for each in entered]
+        finally:
+            for each in entered:
+                self._leave(each)
+
+    async def _vector(self, waiting: Waiting) -> EngineVector:
+        found = await (await waiting.begun).next()
+        assert isinstance(found, EngineVector), "a text to embed is answered by a vector"
+        return found
+
+
+_LONG_TEXT = 20_000  # characters
+_SOON = {"Retry-After": "1"}
+
+
+def _length(prompt: Prompt) -> int:
+    content: Any = take_apart(prompt).content
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(str(each)) for each in content) if len(content) and isinstance(content[0], Mapping) else 0
+
+
+def salted(key: ApiKey, own: str) -> str:
+    """The salt of a prompt's blocks: the key's, and within it the request's own."""
+    return f"{key.salt}\n{own}" if key.salt else own
+
+
+def wire_params(params: SamplingParams) -> dict[str, Any]:
+    """The parameters as the engine gets them: text is made here, unless a stop string needs it there as well."""
+    found = {name: value for name in _FIELDS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
+    found |= {"detokenize": bool(params.stop), "echo": False}
+    if params.structured_outputs is not None:
+        asked = dataclasses.asdict(params.structured_outputs)
+        found["structured_outputs"] = {name: value for name, value in asked.items() if value not in (None, False)}
+    if params.logit_bias is not None:
+        found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    return found
+
+
+@contextlib.contextmanager
+def counted(service: Service) -> Iterator[None]:
+    """A request that generates or embeds is open meanwhile."""
+    service.num_open += 1
+    try:
+        yield
+    finally:
+        service.num_open -= 1

@@ -1,0 +1,65 @@
+"""ServerSettings: every choice a user makes about a server, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from ferrum_jax.serve.http.api_keys import ApiKey
+from ferrum_jax.serve.http.http_body import BodyLimits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a server behaves.
+
+    names: of the model; answers carry the first, and /v1/models lists the first num_listed. version: that /version
+    tells. keys: who may ask; none lets everybody. admin_keys: who may look at
+    metrics and the page where there are keys. max_waiting, max_waiting_tokens: of requests that the engine does not
+    have yet; beyond them new ones are refused. max_body_bytes, max_n, max_prompts: of one request. timeout_s: after
+    which a request without one of its own is given up; None never. watchdog_s: a step that takes longer makes
+    /health fail. body_s: in which a body must have come. cors_origins: pages that may ask, "*" all.
+    ignore_unknown_fields: unknown and unsupported fields of a body become a header `Warning` instead of an error.
+
+    Raises ValueError with the field, its value and what is allowed.
+    """
+
+    names: Sequence[str] = ("model",)
+    num_listed: int | None = None
+    version: str = ""
+    keys: Sequence[ApiKey] = ()
+    admin_keys: Sequence[ApiKey] = ()
+    max_waiting: int = 1024
+    max_waiting_tokens: int = 4_000_000
+    max_body_bytes: int = 32 << 20
+    max_n: int = 128
+    max_prompts: int = 2048
+    timeout_s: float | None = None
+    watchdog_s: float = 30.0
+    body_s: float = 30.0
+    cors_origins: Sequence[str] = ()
+    ignore_unknown_fields: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("max_waiting", "max_waiting_tokens", "max_body_bytes", "max_n", "max_prompts"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field} is {value!r}; it must be a whole number, 1 or more")
+        for field in ("timeout_s", "watchdog_s", "body_s"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise ValueError(f"{field} is {value!r}; it must be a number of seconds, more than 0")
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise ValueError(f"a CORS origin is {origin!r}; it must be '*' or as in 'https://example.org'")
+        if not self.names:
+            raise ValueError("names is empty; a model must have a name")
+
+    @property
+    def listed(self) -> Sequence[str]:
+        return self.names[: self.num_listed]
+
+    @property
+    def limits(self) -> BodyLimits:
+        return BodyLimits(max_n=self.max_n, max_prompts=self.max_prompts, ignores_unknown=self.ignore_unknown_fields)

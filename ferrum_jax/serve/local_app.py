@@ -1,0 +1,48 @@
+"""make_app: a server as a plain ASGI application, for uvicorn, for Ray Serve, for whatever else holds one.
+
+    make_app(AsyncLLM("checkpoints/demo"), ServerSettings(names=("demo",)))
+
+Engine and HTTP are two threads of one process here; `ferrum-jax serve` has them in two processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from starlette.applications import Starlette
+
+from ferrum_jax.serve.app.application import application
+from ferrum_jax.serve.async_llm import AsyncLLM
+from ferrum_jax.serve.engine_side import EngineSide
+from ferrum_jax.serve.http.service import Service
+from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.link.engine_client import EngineClient, LocalLink
+
+
+def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | None = None) -> Starlette:
+    """The application over an `AsyncLLM`, which is the caller's to close; or over a function that opens one.
+
+    A function is called as the application starts, in a thread, and its AsyncLLM is closed as it ends.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        opened = llm if isinstance(llm, AsyncLLM) else await asyncio.to_thread(llm)
+        link = LocalLink(asyncio.get_running_loop())
+        side = EngineSide(opened.llm, opened.thread, link.deliver)
+        service = app.state.service = Service(EngineClient(link), settings or ServerSettings())
+        link.take = side.take
+        side.begin()
+        await service.client.ready.wait()
+        service.open(opened.llm.prompts)
+        try:
+            yield
+        finally:
+            service.drains = True
+            await asyncio.to_thread(side.close)
+            if opened is not llm:
+                await asyncio.to_thread(opened.close)
+
+    return application(settings or ServerSettings(), lifespan)

@@ -1,0 +1,1 @@
+"""Starting: from what a user names to an open engine. Runs once; steps never come here."""

@@ -1,0 +1,121 @@
+"""From `Loaded` to an engine with empty pools and books. Nothing is compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ferrum_jax.config import EngineConfig, EngineSizes
+from ferrum_jax.engine.constraints import Constraints
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.lockstep import make_engine
+from ferrum_jax.engine.submission import Intake
+from ferrum_jax.engine.write_guard import WriteGuard
+from ferrum_jax.pools.budget import choose_num_host_blocks
+from ferrum_jax.pools.pools import pools_of
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.processes.processes import current
+from ferrum_jax.runtime.host_transfers import HostTransfers
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.scheduling.request_log import RequestLogWriter
+from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.startup.load import Loaded
+from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
+from ferrum_jax.text.tokenizer import Tokenizer
+
+
+def build_engine(
+    loaded: Loaded,
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    forms: MessageForms = NO_FORMS,
+    fill: float = 0.0,
+) -> Engine:
+    """A fresh engine: empty pools (filled with `fill`), empty caches. Nothing is compiled.
+
+    forms: in which the model writes tool calls and reasoning.
+
+    config may differ from the layout's in fields that only the host reads, within the compiled limits: fewer
+    blocks, a smaller token budget, caching off.
+    """
+    layout = loaded.layout
+    sizes = _sizes(layout, config)
+    caches = [
+        CacheManager(
+            sizes, fingerprint=loaded.fingerprint, kv_dtype=layout.kv_dtype, enabled=config.enable_prefix_caching
+        )
+        for _ in range(sizes.num_shards)
+    ]
+    runner = Runner(
+        weights=loaded.weights,
+        pools=pools_of(layout.pools, loaded.executables.fresh_pools(np.float32(fill))),
+        executables=loaded.executables,
+        head=layout.head,
+        ladder=layout.ladder,
+        copies=loaded.copies,
+        num_shards=sizes.num_shards,
+        host=None if caches[0].tier is None else HostTransfers(loaded.copies),
+    )
+    constraints = Constraints(tokenizer, vocab_size=layout.options.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
+    return make_engine(
+        current(),
+        runner=runner,
+        scheduler=Scheduler(caches),
+        intake=Intake(
+            tokenizer=tokenizer,
+            vocab_size=layout.options.spec.vocab_size,
+            end_ids=loaded.end_ids,
+            max_model_len=layout.max_model_len,
+            max_request_tokens=layout.max_request_tokens,
+            seed=config.seed,
+            grammar=constraints.grammar,
+        ),
+        constraints=constraints,
+        guard=WriteGuard(caches, runner) if config.check_writes else None,
+        request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
+    )
+
+
+def _sizes(layout: Layout, config: EngineConfig) -> EngineSizes:
+    """The sizes of a data shard: what the config asks for, within the layout's limits."""
+    ledger, groups = layout.ledger, layout.ledger.groups
+    most = config.num_blocks or ledger.num_blocks
+    return EngineSizes(
+        block_size=ledger.block_size,
+        group_blocks=[min(most, group.num_blocks) for group in groups],
+        max_num_seqs=config.num_rows,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=layout.max_model_len,
+        windows=[group.window for group in layout.options.spec.kv_groups],
+        block_bytes=[group.block_bytes for group in groups],
+        num_host_blocks=_num_host_blocks(layout, config),
+        host_block_bytes=_host_block_bytes(layout),
+        max_cached_prompts=min(config.max_cached_prompts, layout.num_prompts - 1),
+        min_cached_prompt_tokens=config.min_cached_prompt_tokens,
+        max_snapshots=_max_snapshots(layout, config),
+        state_bytes=ledger.state_bytes,
+        num_shards=ledger.num_shards,
+    )
+
+
+def _num_host_blocks(layout: Layout, config: EngineConfig) -> int:
+    return choose_num_host_blocks(
+        host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
+        block_bytes=layout.ledger.host_block_bytes,
+        block_size=layout.ledger.block_size,
+        num_shards=layout.ledger.num_shards,
+    )
+
+
+def _host_block_bytes(layout: Layout) -> list[int]:
+    """Bytes that one block takes in host memory, for the layers of each cache group."""
+    num_layers = [len(group.layers) for group in layout.options.spec.kv_groups]
+    return [round(layout.ledger.host_block_bytes * count / sum(num_layers)) for count in num_layers]
+
+
+def _max_snapshots(layout: Layout, config: EngineConfig) -> int | None:
+    """How many snapshots fit beside the null state and the rows' states; None for a model without states."""
+    if not layout.ledger.num_states:
+        return None
+    return min(config.max_state_snapshots, layout.ledger.num_states - 1 - config.num_rows)

@@ -1,0 +1,87 @@
+"""Loading: weights and executables side by side, from a model's source and its layout.
+
+`Loaded` is all that is slow to make; any number of engines are built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.pools.budget import Ledger
+from ferrum_jax.runtime.block_copies import BlockCopies
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.programs import Executables, compile_all
+from ferrum_jax.runtime.weights import copy_weights, read_beside
+from ferrum_jax.startup.model_source import ModelSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Everything that is slow to make: weights on the device and executables. Engines are made from it.
+
+    weights_s, executables_s: what each took, one beside the other.
+    """
+
+    layout: Layout
+    weights: tuple[jax.Array, ...]
+    executables: Executables
+    copies: BlockCopies
+    fingerprint: bytes
+    end_ids: frozenset[int]
+    weights_s: float = 0.0
+    executables_s: float = 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.layout.ledger
+
+
+def load(
+    model: ModelSource,
+    layout: Layout,
+    executable_cache: ExecutableCache | None,
+    on_progress: Callable[[str, int, int], None],
+    on_fingerprint: Callable[[bytes], None] = lambda fingerprint: None,
+    first: ExecutableStore | None = None,
+) -> Loaded:
+    """Compiles every bucket while the weights load, and no more of them once the weights have failed.
+
+    on_fingerprint: called as soon as the weights are known; what it raises ends the compiling too.
+    """
+    started = time.perf_counter()
+
+    def compile(abandoned: threading.Event) -> tuple[Executables, float]:
+        made = compile_all(
+            layout,
+            executable_cache=executable_cache,
+            first=first,
+            on_done=functools.partial(on_progress, "executables"),
+            abandoned=abandoned,
+        )
+        return made, time.perf_counter() - started
+
+    weights, (executables, executables_s) = read_beside(layout, model.read, compile, on_fingerprint)
+    return Loaded(
+        layout=layout,
+        weights=weights.arrays,
+        executables=executables,
+        copies=BlockCopies(layout, executable_cache),
+        fingerprint=weights.fingerprint,
+        end_ids=model.end_ids | frozenset(layout.spec.eos_token_ids),
+        weights_s=weights.read_s,
+        executables_s=executables_s,
+    )
+
+
+def with_weights(loaded: Loaded, arrays: Mapping[str, Any]) -> Loaded:
+    """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
+    weights = copy_weights(loaded.layout, arrays)
+    return dataclasses.replace(loaded, weights=weights.arrays, fingerprint=weights.fingerprint)

@@ -1,0 +1,91 @@
+"""ModelSource: what a model is, and where its weights are read from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from flax import nnx
+
+from checkpoints import Checkpoint, Expansion
+from checkpoints.memory import take
+from ferrum_jax.models import registry
+from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.spec import ModelSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """What a model is and where its weights come from.
+
+    read(targets, expansions): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
+    `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
+    headless: of a decoder's weights without what makes logits. end_ids: tokens that end a text
+    beside those that the spec names.
+    """
+
+    spec: ModelSpec | BertSpec
+    read: Callable[..., dict[str, jax.Array]]
+    folder: Path | None = None
+    headless: bool = False
+    end_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> ModelSource:
+        """Raises ValueError for a config.json that is not understood."""
+        encodes = registry.is_encoder(checkpoint.config)
+        stored = checkpoint.stored_forms
+        weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head, stored=stored)
+
+        def read(
+            targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
+        ) -> dict[str, jax.Array]:
+            return checkpoint.load(
+                rules=weights.rules, harmless=weights.harmless, targets=targets, expansions=expansions
+            )
+
+        spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored)
+        return cls(
+            spec=spec or registry.encoder_spec_of(checkpoint.config),
+            headless=spec is not None
+            and spec.tie_word_embeddings != registry.spec_of(checkpoint.config).tie_word_embeddings,
+            read=read,
+            folder=checkpoint.path,
+            end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
+        )
+
+    @classmethod
+    def of_model(cls, model: nnx.Module) -> ModelSource:
+        """Raises ValueError for a module that is none of our models."""
+        spec = getattr(model, "spec", None)
+        if not isinstance(spec, ModelSpec | BertSpec):
+            raise ValueError(f"the model is a {type(model).__name__}; it must be one of ferrum_jax.models")
+        arrays = registry.parameters_of(model)
+
+        def read(
+            targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
+        ) -> dict[str, jax.Array]:
+            return take(arrays, targets, expansions, cast=True)
+
+        return cls(spec=spec, read=read)
+
+
+def _end_ids(generation_config: Mapping[str, Any], spec: ModelSpec) -> frozenset[int]:
+    """Those of generation_config.json. Raises ValueError for tokens, of config.json too, that the model cannot draw."""
+    try:
+        found = frozenset(ConfigReader(generation_config).token_ids("eos_token_id"))
+    except ValueError as error:
+        raise ValueError(f"generation_config.json: {error}") from error
+    for source, ids in (("config.json", spec.eos_token_ids), ("generation_config.json", found)):
+        beyond = sorted(i for i in ids if i >= spec.vocab_size)
+        if beyond:
+            raise ValueError(
+                f"{source}'s eos_token_id names {beyond}, and the model's token ids are 0 to {spec.vocab_size - 1}: no "
+                "text would end by it; correct it"
+            )
+    return found

@@ -1,0 +1,344 @@
+"""Opening: from what a user names to what an open LLM has.
+
+`Opening` is the order: a model, a config, perhaps a bundle and the reach of the requests to come. `Opened` is what
+came of it: weights and executables of a model that generates, or an encoder, and how texts get to either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from checkpoints import open_checkpoint
+from checkpoints.hub import Show, commit_of
+from checkpoints.sentence import SentenceLayout, read_sentence_layout
+from ferrum_jax.config import MANY_ROWS, EngineConfig, Reach
+from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
+from ferrum_jax.embeddings.encoder import Encoder, load_encoder
+from ferrum_jax.embeddings.encoder_runtime import POOLINGS, EncoderLayout
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.fields import engine_fields, with_fields
+from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for, spec_digest
+from ferrum_jax.executables.environment import Environment
+from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.paths import require_folder_of
+from ferrum_jax.processes.processes import current, refuse_several_processes, require_all_processes, smallest, told
+from ferrum_jax.prompt import PromptIds
+from ferrum_jax.runtime.compile import CompileCounter
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.scheduling.request_log import require_request_log
+from ferrum_jax.sharding import make_mesh
+from ferrum_jax.spec import ModelSpec
+from ferrum_jax.startup.behind import compile_behind, starts_first
+from ferrum_jax.startup.check_attention import Rehearsal
+from ferrum_jax.startup.choose_attention import (
+    AttentionChoice,
+    choose_attention,
+    choose_with_others,
+    for_unfamiliar,
+    recorded_as,
+)
+from ferrum_jax.startup.fit_or_shrink import Start
+from ferrum_jax.startup.load import Loaded
+from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.structured.message_parser import MessageForms
+from ferrum_jax.text.chat import ChatTemplate
+from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+
+Measure = Callable[[PromptIds, int], Reach | None]  # see `LLM`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What an open LLM has beside its engine.
+
+    model: weights and executables. headless: it has no head, so that it embeds and nothing else. identity: of it all.
+    num_compiles: of the opening; `counter` goes on counting. attention: how its implementation was chosen.
+    """
+
+    config: EngineConfig
+    model: Loaded | Encoder
+    identity: ModelIdentity
+    headless: bool
+    prompts: PromptEncoder
+    embedder: Embedder
+    bundled: BundledExecutables | None
+    attention: AttentionChoice
+    counter: CompileCounter
+    num_compiles: int
+    startup_s: float
+
+
+def forms_of(prompts: PromptEncoder) -> MessageForms:
+    """In which forms a checkpoint writes calls and reasoning, as its chat template shows them."""
+    return MessageForms.of_template(None if prompts.chat is None else prompts.chat.source)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What an LLM is opened from; see `LLM` for what each means. rehearsal: for tests, of the check at the start."""
+
+    source: ModelSource
+    config: EngineConfig
+    tokenizer: str | None = None
+    bundle: Bundle | None = None
+    require_bundle: bool = False
+    reach: Measure | None = None
+    on_progress: Show = lambda what, done, total: None
+    on_problem: Callable[[str], None] = lambda text: None
+    on_identity: Callable[[ModelIdentity], None] = lambda identity: None
+    begun_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rehearsal: Rehearsal | None = None
+
+    @classmethod
+    def of_checkpoint(
+        cls,
+        model: str,
+        config: EngineConfig | None,
+        *,
+        revision: str | None,
+        bundle: str | os.PathLike[str] | None,
+        require_bundle: bool,
+        on_progress: Show | None,
+        **others: Any,
+    ) -> Opening:
+        """Raises ValueError for a checkpoint or bundle that is none."""
+        opened = None if bundle is None else Bundle.open(os.fspath(bundle))
+        if require_bundle and opened is None:
+            raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
+        source = ModelSource.of_checkpoint(open_checkpoint(model, revision, on_progress=on_progress))
+        others |= {} if on_progress is None else {"on_progress": on_progress}
+        return cls(
+            source=source, config=config_for(config, opened), bundle=opened, require_bundle=require_bundle, **others
+        )
+
+    def run(self) -> tuple[Opened, Engine | None]:
+        """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
+        started, counter = time.perf_counter(), CompileCounter()
+        source, prompts, sentence = self.source, self._prompts(), self._sentence()
+        identity = functools.partial(self._identity, prompts, sentence)
+
+        def check(layout: Layout | EncoderLayout, fingerprint: bytes | None) -> None:
+            self.on_identity(identity(layout, fingerprint))
+
+        engine, choice = None, AttentionChoice(implementation=None)
+        if isinstance(source.spec, BertSpec):
+            model, bundled = self._encoder(source.spec, sentence, check)
+            config = self.config.with_rows(MANY_ROWS)
+        else:
+            model, engine, bundled, choice = self._engine(source.spec, prompts, sentence, check)
+            config = self.config.on(model.layout.options.target.platform)
+        opened = Opened(
+            config=config,
+            model=model,
+            identity=identity(model.layout, model.fingerprint),
+            headless=source.headless,
+            prompts=prompts,
+            embedder=self._embedder(prompts, sentence, model.layout.max_model_len),
+            bundled=bundled,
+            attention=choice,
+            counter=counter,
+            num_compiles=counter.count,
+            startup_s=time.perf_counter() - started,
+        )
+        return opened, engine
+
+    def _prompts(self) -> PromptEncoder:
+        folder, own = self.source.folder, self.tokenizer
+        tokenizer = None if folder is None else Tokenizer.load(folder)
+        if own is not None:
+            tokenizer = require_tokenizer(Tokenizer.load(own), own)
+        texts = own or folder
+        return PromptEncoder(tokenizer=tokenizer, chat=None if texts is None else ChatTemplate.load(texts))
+
+    def _sentence(self) -> SentenceLayout:
+        folder = self.source.folder
+        return SentenceLayout() if folder is None else read_sentence_layout(folder)
+
+    def _embedder(self, prompts: PromptEncoder, sentence: SentenceLayout, max_model_len: int) -> Embedder:
+        spec = self.source.spec
+        encodes = isinstance(spec, BertSpec)
+        return Embedder(
+            sentence,
+            prompts.tokenizer,
+            poolings=POOLINGS if encodes else ("last",),
+            vocab_size=spec.vocab_size,
+            max_tokens=max_model_len if encodes else max_model_len - 1,
+        )
+
+    def _identity(
+        self,
+        prompts: PromptEncoder,
+        sentence: SentenceLayout,
+        layout: Layout | EncoderLayout,
+        fingerprint: bytes | None,
+    ) -> ModelIdentity:
+        """fingerprint: of the weights, None before they are read."""
+        device = layout.mesh.devices.flat[0]
+        environment = dataclasses.asdict(Environment.of_device(device)) | {"mesh": str(self.config.mesh_shape)}
+        if isinstance(layout, Layout):
+            options = layout.options
+            attention = recorded_as(options.implementation, options.tiles)
+            environment |= {"implementation": attention, "block_size": str(options.block_size)}
+        tokenizer, chat = prompts.tokenizer, prompts.chat
+        return ModelIdentity(
+            weights=None if fingerprint is None else fingerprint.hex(),
+            tokenizer=None if tokenizer is None else tokenizer.digest,
+            chat_template=None if chat is None else chat.digest,
+            end_tokens=tuple(sorted(self.source.end_ids)),
+            vectors=json.dumps(dataclasses.asdict(sentence), sort_keys=True),
+            dtype=layout.dtype.name,
+            kv_dtype=layout.kv_dtype if isinstance(layout, Layout) else layout.dtype.name,
+            max_model_len=layout.max_model_len,
+            invariant=self.config.invariant,
+            environment=environment,
+        )
+
+    def _engine(
+        self,
+        spec: ModelSpec,
+        prompts: PromptEncoder,
+        sentence: SentenceLayout,
+        check: Callable[[Layout, bytes | None], None],
+    ) -> tuple[Loaded, Engine, BundledExecutables | None, AttentionChoice]:
+        if self.config.request_log is not None:
+            require_folder_of(self.config.request_log, "request log")
+            require_request_log(self.config.request_log)
+        before = self._choose_before(spec)
+        mesh = make_mesh(self.config.mesh_shape, jax.devices())
+        require_all_processes(mesh)
+        choice = self._choose(spec, mesh, before)
+        store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
+        config = dataclasses.replace(
+            self.config.on(mesh.devices.flat[0].platform),
+            implementation=choice.implementation,
+            attention_tiles=self._tiles(choice),
+        )
+        first = store if bundled is None and starts_first(config, mesh) else None
+        start = Start(
+            model=self.source,
+            config=config,
+            mesh=mesh,
+            first=first,
+            executable_cache=bundled or store,
+            tokenizer=prompts.tokenizer,
+            forms=forms_of(prompts),
+            on_progress=self.on_progress,
+            check=check,
+        )
+        reach = self._reach(spec, prompts, sentence)
+        loaded, engine = start.run(reach)
+        if first is not None:
+            compile_behind(loaded.layout, loaded.executables, first, config, reach)
+        if loaded.layout.ledger.num_host_blocks:
+            loaded.copies.warm_up(tier=True)
+        if self.config.check_writes:
+            loaded.copies.warm_up(tier=False)
+        if current() is not None:
+            loaded.executables.load()  # one process that loads in the middle of a step would hold up all
+        smallest(0)  # no process steps before all are ready
+        return loaded, engine, bundled, choice
+
+    def _choose_before(self, spec: ModelSpec) -> AttentionChoice | None:
+        """The choice of attention that is made before the devices are opened, which a child may have to do first."""
+        if current() is not None or self.begun_with:
+            return None
+        is_bundled = self.bundle is not None
+        return choose_attention(spec, self.config, is_bundled=is_bundled, rehearsal=self.rehearsal)
+
+    def _choose(self, spec: ModelSpec, mesh: Mesh, before: AttentionChoice | None) -> AttentionChoice:
+        """The choice of attention, the same in all processes; warns where a kernel is set aside."""
+        device, processes = mesh.devices.flat[0], current()
+        choice = AttentionChoice(implementation=self.config.implementation)
+        if before is not None:
+            choice = before.on(device)
+        elif self.config.implementation is None and device.device_kind in self.begun_with:
+            choice = AttentionChoice.recorded(self.begun_with[device.device_kind])
+        elif processes is None:
+            choice = choose_attention(spec, self.config, is_bundled=self.bundle is not None)
+        elif processes.leads:
+            choice = choose_with_others(spec, self.config, mesh, is_bundled=self.bundle is not None)
+        if choice.implementation is None and not choice.why:
+            choice = for_unfamiliar(device)
+        choice = AttentionChoice(**told(dataclasses.asdict(choice)))
+        if choice.is_set_aside:
+            warnings.warn(choice.why, RuntimeWarning, stacklevel=6)
+        return choice
+
+    def _tiles(self, choice: AttentionChoice) -> str | None:
+        """Those of the choice; named ones are not for "xla" where a check chose that."""
+        if choice.implementation == "xla" != self.config.implementation:
+            return None
+        return choice.tiles or self.config.attention_tiles
+
+    def _reach(self, spec: ModelSpec, prompts: PromptEncoder, sentence: SentenceLayout) -> Reach | None:
+        """The reach of the requests that will come; None if they are not known."""
+        most = self.config.max_model_len or spec.max_position_embeddings
+        ids = prompt_ids(prompts.token_ids, self._embedder(prompts, sentence, most))
+        reach = told(self.reach and self.reach(ids, most))
+        if reach is None or self.bundle is None:
+            return reach
+        return dataclasses.replace(reach, request_tokens=None)  # a bundle's executables know one width of tables
+
+    def _encoder(
+        self, spec: BertSpec, sentence: SentenceLayout, check: Callable[[EncoderLayout, bytes | None], None]
+    ) -> tuple[Encoder, BundledExecutables | None]:
+        refuse_several_processes(spec.architecture)
+        mesh = make_mesh(self.config.mesh_shape, jax.devices())
+        store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
+        encoder = load_encoder(
+            spec, self.source.read, self.config, mesh, sentence, bundled or store, self.on_progress, check
+        )
+        return encoder, bundled
+
+    def _executable_caches(self, devices: Sequence[Any]) -> tuple[ExecutableStore | None, BundledExecutables | None]:
+        """The store, if the config names one, and before it the bundle."""
+        folder = self.config.compilation_cache_dir
+        store = None if folder is None else ExecutableStore(folder, devices)
+        if self.bundle is None:
+            return store, None
+        return store, BundledExecutables(
+            self.bundle,
+            devices,
+            spec=spec_digest(self.source.spec),
+            fallback=store,
+            required=self.require_bundle,
+            on_problem=self.on_problem,
+        )
+
+
+def config_of(
+    config: EngineConfig | None, given: Mapping[str, Any], bundle: str | os.PathLike[str] | None = None
+) -> EngineConfig | None:
+    """The config that `LLM` is given, by fields too; these are over those of a bundle where there is no config.
+
+    Raises TypeError and ValueError as `engine_fields` and `with_fields` do.
+    """
+    fields = engine_fields(given)
+    if config is None and bundle is not None and fields:
+        return dataclasses.replace(config_for(None, Bundle.open(os.fspath(bundle))), **fields)
+    return with_fields(config, fields)
+
+
+def tell_processes(**arguments: Any) -> dict[str, Any]:
+    """The arguments of `LLM` with a commit for revision. Process 0 lets the others open the same, but for what it alone
+    writes, so that a branch that moves meanwhile moves for none of them."""
+    arguments["revision"] = commit_of(os.fspath(arguments["model"]), arguments["revision"])
+    processes, config = current(), arguments["config"]
+    if processes is not None and processes.leads:
+        quiet = None if config is None else dataclasses.replace(config, request_log=None)
+        paths = {name: os.fspath(path) for name, path in arguments.items() if isinstance(path, os.PathLike)}
+        processes.open(arguments | paths | {"config": quiet})
+    return arguments

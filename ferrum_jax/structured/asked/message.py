@@ -1,0 +1,22 @@
+"""What an assistant said, taken apart: its answer, what it thought before, and the tools that it calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """One call. arguments: a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AssistantMessage:
+    """content: the answer; reasoning: what was thought before it, None where the model's template shows no thinking."""
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()

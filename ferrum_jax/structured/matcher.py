@@ -1,0 +1,146 @@
+"""Matcher: how far a row is in its grammar, and which tokens may come next.
+
+Its state is a function of the tokens alone: fed the same ones, a fresh matcher allows the same, so a row that was
+preempted or resumed in another process goes on as if it had never stopped. Tokens come one by one as steps are
+committed. Where the model thinks first, the grammar begins after the tokens that end the thinking.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ferrum_jax.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import llguidance
+
+STUCK = "the grammar allows no token here: what it demands cannot be written"
+_SHOWN = 400  # characters of an error
+_MARK = re.compile(r"\n?<(state|non-verbose)")  # what follows is the compiler's own state
+
+
+class Matcher:
+    """The state of one row in its grammar.
+
+    error: why the row can go no further; None while it can.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, state: llguidance.LLMatcher, *, begins_after: Sequence[int] = ()
+    ) -> None:
+        """state: this row's own, where its grammar begins. begins_after: tokens that end the thinking before it."""
+        self._vocabulary = vocabulary
+        self._state = state
+        self._begins_after = tuple(begins_after)
+        self._tokens: list[int] = []  # all that it took
+        self._start: int | None = None if begins_after else 0  # of them, the first one of the grammar
+        self._has_ended = False
+        self.error: str | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the grammar says what comes next; before that, everything is allowed."""
+        return self._start is not None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far is a whole one of its grammar."""
+        return self._has_ended or (self.has_begun and self._state.is_accepting())
+
+    @property
+    def must_end(self) -> bool:
+        """Whether only an end token may come."""
+        return self.has_begun and self._state.is_stopped() and not self._state.is_error()
+
+    def advance(self, token: int) -> bool:
+        """Takes the next token; False, with `error` set, where the grammar does not allow it."""
+        if self.error is not None:
+            return False
+        if self.has_begun and not self._take(token):
+            text = self._vocabulary.tokens.dbg_tokens([token]) if token < self._vocabulary.size else "padding"
+            self.error = f"the grammar does not allow token {token} ({text}) here"
+            return False
+        self._tokens.append(token)
+        if not self.has_begun and tuple(self._tokens[-len(self._begins_after) :]) == self._begins_after:
+            self._start = len(self._tokens)
+        return True
+
+    def _take(self, token: int) -> bool:
+        """Whether the grammar goes on with the token."""
+        if self._has_ended:
+            return False
+        if token in self._vocabulary.end_ids and self._state.is_accepting():
+            self._has_ended = True
+            return True
+        return self._state.try_consume_tokens([token]) == 1
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Takes tokens that were drawn before; False, with `error` set, at the first that is not allowed."""
+        return all(self.advance(token) for token in tokens)
+
+    def rollback(self, count: int) -> None:
+        """Gives back the last `count` tokens, as if they had not come; a token that was refused was never taken."""
+        assert 0 <= count <= len(self._tokens), f"{count} tokens to give back, and {len(self._tokens)} were taken"
+        kept = len(self._tokens) - count
+        taken = len(self._tokens) - (len(self._tokens) if self._start is None else self._start) - self._has_ended
+        if count:
+            self._has_ended = False
+        left = 0 if self._start is None else max(0, kept - self._start)
+        self._state.rollback(max(0, taken - left))
+        del self._tokens[kept:]
+        if self._begins_after and self._start is not None and kept < self._start:
+            self._start = None
+        self.error = None
+
+    def fill(self, mask: np.ndarray) -> bool:
+        """Sets a bit for each token that may come next: `mask` [words] int32. False, with `error` set, if none may."""
+        own = mask[: self._vocabulary.own_words]
+        self._state.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        return self._keep_mask(mask)
+
+    def _keep_mask(self, mask: np.ndarray) -> bool:
+        """What a mask that was made says of the row."""
+        mask[self._vocabulary.own_words :] = 0
+        if self._state.is_error():
+            self._note_failure()
+        elif not mask.any():
+            self.error = STUCK
+        return self.error is None
+
+    def forced(self) -> list[int]:
+        """The tokens that must come now, as the tokenizer would write them; none where there is a choice."""
+        if not self.has_begun or self.error is not None or self._has_ended:
+            return []
+        tokens = self._state.compute_ff_tokens()
+        return tokens[: self._state.validate_tokens(tokens)] if tokens else []
+
+    def _note_failure(self) -> None:
+        text = without_state(self._state.get_error())
+        is_stuck = not text or text.startswith("NoExtension")
+        self.error = self.error or (STUCK if is_stuck else text[:_SHOWN])
+
+
+def without_state(error: str) -> str:
+    """The library's message without its own state behind it."""
+    return _MARK.split(error)[0].strip()
+
+
+def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
+    """Writes the mask of each matcher into its row of `masks` [len(matchers), words] int32, in threads.
+
+    A matcher that allows nothing has its `error` set; one whose grammar has not begun allows everything.
+    """
+    own = np.zeros((len(matchers), vocabulary.own_words), np.int32)
+    begun = [(matcher._state, row) for row, matcher in enumerate(matchers) if matcher.has_begun]
+    if begun:
+        vocabulary.executor.unsafe_compute_mask_ptr(begun, own.ctypes.data, own.shape[1] * 4, len(own))
+    masks[:, : own.shape[1]] = own
+    for matcher, mask in zip(matchers, masks, strict=True):
+        if matcher.has_begun:
+            matcher._keep_mask(mask)
+        else:
+            mask[:] = -1

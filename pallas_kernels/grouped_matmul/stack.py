@@ -1,0 +1,25 @@
+"""The experts' weights on one device, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from pallas_kernels.quantized_matmul import QuantizedWeight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertStack:
+    """Experts first_expert to first_expert + E - 1 of num_experts (None: E), in the layout of checkpoints.
+
+    Matrices are arrays, or codes with scales. biases: added to what gate, up and down give.
+    """
+
+    gate: jax.Array | QuantizedWeight  # [E, F, D]
+    up: jax.Array | QuantizedWeight  # [E, F, D]
+    down: jax.Array | QuantizedWeight  # [E, D, F]
+    biases: tuple[jax.Array, jax.Array, jax.Array] | None = None  # [E, F], [E, F], [E, D]
+    first_expert: jax.Array | int = 0
+    num_experts: int | None = dataclasses.field(default=None, metadata={"static": True})

@@ -1,0 +1,1 @@
+"""paged_attention for Mosaic GPU, on Hopper. Importing it loads no Mosaic; `mosaic_gpu` does."""

@@ -1,0 +1,155 @@
+"""The GPU's attention kernel: one warpgroup fetches blocks, the others compute.
+
+    fetch     q q  kv kv kv kv kv  q ...     as far ahead as there are stages, also into the next item
+    consume           s w v  s w v           scores, weights, values of one stage after the other
+
+A stage is tile_kv tokens of one KV head, K and V side by side as they stand in the pool. Blocks outside an item's
+context are never fetched: the nearest block inside is fetched in their place, and masked. Stages at the ends of a
+context are masked and their values cleared, because what lies beyond may be NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.gpu.config import LANES, Form
+from pallas_kernels.paged_attention.gpu.consume import consume
+from pallas_kernels.paged_attention.gpu.schedule import Field, GpuSchedule, WorkItems
+from pallas_kernels.paged_attention.gpu.shape import Common, Refs, Shape, Task, scratch_of
+
+_FETCHER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # per thread, if three warpgroups share a multiprocessor
+
+
+def attend(
+    queries: jax.Array,  # [tiles, K, consumers, loaded, H] bfloat16
+    pool: KVPool,
+    schedule: GpuSchedule,
+    work: WorkItems,
+    form: Form,
+    sinks: jax.Array,  # [K, consumers, 64] float32, base 2; LOWEST where there are none
+    common: Common,
+) -> tuple[jax.Array, ...]:
+    """Results of the items.
+
+    Whole contexts: [tiles, K, consumers, 64, H] bfloat16. Splits: [splits, tiles, K, loaded, H] float32, each with
+    weights that sum to 1, and the base-2 logarithms of their sums, [splits, tiles, K, loaded].
+    """
+    P, C = pool.values.shape[:2]
+    tiles, K, _, _, H = queries.shape
+    shape = Shape(
+        form=form,
+        programs=schedule.config.programs,
+        num_kv_heads=K,
+        head_dim=H,
+        group=common.group,
+        block_size=C,
+        rows=min(C, form.tile_kv),
+        dtype=pool.dtype,
+        scale=common.scale,
+        soft_cap=common.soft_cap,
+        window=schedule.window,
+        causal=schedule.causal,
+        ops=common.ops,
+    )
+    values = pool.values.reshape(P * C // shape.rows, shape.rows, K, 2 * H)
+    if form.split is None:
+        outputs = (jax.ShapeDtypeStruct((tiles, K, form.consumers, LANES, H), jnp.bfloat16),)
+    else:
+        partial = (work.max_splits, tiles, K, form.loaded)
+        outputs = (jax.ShapeDtypeStruct((*partial, H), jnp.float32), jax.ShapeDtypeStruct(partial, jnp.float32))
+    inputs = [work.num_items, work.items, schedule.block_tables, queries, sinks, values]
+    if pool.scales is not None:
+        inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
+    launch = plgpu.kernel(
+        lambda *refs: _body(shape, Refs(refs[: len(inputs)], refs[len(inputs) : -1], refs[-1])),
+        out_type=outputs,
+        scratch_types=[scratch_of(shape)],
+        grid=(shape.programs,),
+        grid_names=("program",),
+        num_threads=form.consumers + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=common.interpret,
+    )
+    return launch(*inputs)
+
+
+def _body(shape: Shape, refs: Refs) -> None:
+    num_items, items = refs.inputs[:2]
+    form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
+    work = num_items[0] * shape.num_kv_heads
+    mine = (work - program + shape.programs - 1) // shape.programs
+
+    def task_of(i: jax.Array) -> Task:
+        """The i-th item of this program; the heads of an item run side by side. The longest contexts come first."""
+        place = program + i * shape.programs
+        if form.split is None:
+            place = work - 1 - place
+        index = place // shape.num_kv_heads
+        head, fields = place % shape.num_kv_heads, shape.ops.scalars(items, index, len(Field))
+        return Task(i, head, dict(zip(Field, fields, strict=True)))
+
+    @pl.when(warpgroup == form.consumers)
+    def _() -> None:
+        if form.consumers > 1:
+            plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
+        n = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), jnp.int32(0))
+        for used, name, slots in ((mine, "queries_free", form.query_slots), (n, "stage_free", form.stages)):
+            for slot in range(slots):
+                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
+
+    @pl.when(warpgroup < form.consumers)
+    def _() -> None:
+        if form.consumers > 1:
+            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+        lax.fori_loop(0, mine, lambda i, n: consume(shape, refs, warpgroup, task_of(i), n), jnp.int32(0))
+
+
+def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
+    """Starts the transfers of an item. n: stages before it; returned with the item's own added."""
+    form, C, s, (i, head, item) = shape.form, shape.block_size, refs.scratch, task
+    _, _, tables, queries, _, values, *scales = refs.inputs
+    slot = lax.rem(i, form.query_slots)
+
+    @pl.when(i >= form.query_slots)
+    def _() -> None:
+        plgpu.barrier_wait(s["queries_free"].at[slot])
+
+    for consumer in range(form.consumers):
+        plgpu.copy_gmem_to_smem(
+            queries.at[item[Field.TILE], head, consumer],
+            s["queries"].at[slot, consumer, pl.ds(0, form.loaded)],
+            s["queries_ready"].at[slot],
+        )
+
+    def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
+        stage = lax.rem(n, form.stages)
+
+        @pl.when(n >= form.stages)
+        def _() -> None:
+            plgpu.barrier_wait(s["stage_free"].at[stage])
+
+        for piece in range(form.tile_kv // shape.rows):
+            first = piece * shape.rows
+            position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
+            block = tables[item[Field.ROW], position // C]
+            part = position % C // shape.rows
+            ready = s["stage_ready"].at[stage]
+            plgpu.copy_gmem_to_smem(
+                values.at[block * (C // shape.rows) + part, :, head],
+                s["stages"].at[stage, pl.ds(first, shape.rows)],
+                ready,
+            )
+            for ref in scales:
+                plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[stage, piece], ready)
+        return n + 1
+
+    return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)

@@ -1,0 +1,105 @@
+"""Paged attention in Pallas Mosaic GPU, for Hopper: K and V are written first, then rows of one query and rows of
+several are attended to by one kernel in two forms, and the splits of the former merged.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention.gpu import kernel, merge_splits
+from pallas_kernels.paged_attention.gpu import math as gpu_math
+from pallas_kernels.paged_attention.gpu.config import LANES, Form
+from pallas_kernels.paged_attention.gpu.ops import Ops
+from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
+from pallas_kernels.paged_attention.gpu.shape import Common
+
+
+def paged_attention(
+    q: jax.Array,  # [T, N, H] bfloat16
+    k: jax.Array,  # [T, K, H]
+    v: jax.Array,
+    pool: KVPool,
+    schedule: GpuSchedule,
+    logits: Logits,
+    *,
+    interpret: Any = False,
+) -> tuple[jax.Array, KVPool]:
+    """See the package's paged_attention. Raises ValueError for queries that are not bfloat16."""
+    if q.dtype != jnp.bfloat16:
+        raise ValueError(f"q is {q.dtype.name}; 'mosaic_gpu' multiplies bfloat16; take implementation 'xla'")
+    pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets, implementation="mosaic_gpu")
+    N, K, sinks = q.shape[1], k.shape[1], logits.sinks
+    heads = jnp.full((N,), gpu_math.LOWEST) if sinks is None else sinks.astype(jnp.float32) * gpu_math.LOG2_E
+    common = Common(
+        group=N // K,
+        scale=logits.scale,
+        soft_cap=logits.soft_cap,
+        ops=Ops(is_interpreted=bool(interpret)),
+        interpret=interpret,
+    )
+    out = _decode(q, pool, schedule, heads.reshape(K, -1), common)
+    if schedule.prefill is not None:
+        out = jnp.where(schedule.prefill.is_mine[:, None, None], _prefill(q, pool, schedule, heads, common), out)
+    return out, pool
+
+
+def _decode(
+    q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
+) -> jax.Array:  # [T, N, H], zero for tokens of other rows
+    work, form = schedule.decode, schedule.config.decode
+    (_, N, H), (K, G) = q.shape, sinks.shape
+    R = work.tokens.shape[0]
+    rows = -(-R // _rows_step(K, form)) * _rows_step(K, form)
+    queries = q[work.tokens[:, 0]].reshape(R, K, 1, G, H)
+    queries = jnp.pad(queries, ((0, rows - R), (0, 0), (0, 0), (0, form.loaded - G), (0, 0)))
+    none = jnp.full((K, form.consumers, LANES), gpu_math.LOWEST)
+    results, sums = kernel.attend(queries, pool, schedule, work, form, none, common)
+    lanes = rows * K * form.loaded
+    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits, (0, rows - R))[:, None], (rows, lanes // rows))
+    lane_sinks = jnp.pad(sinks, ((0, 0), (0, form.loaded - G)), constant_values=gpu_math.LOWEST)
+    merged = merge_splits.merge(
+        results.reshape(-1, lanes, H),
+        sums.reshape(-1, lanes),
+        num_splits.reshape(lanes),
+        jnp.broadcast_to(lane_sinks, (rows, K, form.loaded)).reshape(lanes),
+        ops=common.ops,
+        interpret=common.interpret,
+    )
+    by_row = merged.reshape(rows, K, form.loaded, H)[:, :, :G].reshape(rows, N, H)
+    return jnp.where(work.is_mine[:, None, None], by_row[work.tiles], jnp.zeros((), q.dtype))
+
+
+def _rows_step(num_kv_heads: int, form: Form) -> int:
+    """Rows whose lanes fill groups of 64."""
+    return LANES // math.gcd(LANES, num_kv_heads * form.loaded)
+
+
+def _prefill(
+    q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
+) -> jax.Array:  # [T, N, H], anything for tokens of other rows
+    work, form = schedule.prefill, schedule.config.prefill
+    assert work is not None and form is not None
+    (_, N, H), K, G = q.shape, sinks.shape[0] // common.group, common.group
+    tiles, tile_q = work.tokens.shape
+    lanes, used = form.consumers * LANES, tile_q * G
+    queries = q[work.tokens].reshape(tiles, tile_q, K, G, H).transpose(0, 2, 1, 3, 4).reshape(tiles, K, used, H)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, lanes - used), (0, 0)))
+    lane_sinks = jnp.pad(jnp.tile(sinks.reshape(K, G), (1, tile_q)), ((0, 0), (0, lanes - used)))
+    (out,) = kernel.attend(
+        queries.reshape(tiles, K, form.consumers, LANES, H),
+        pool,
+        schedule,
+        work,
+        form,
+        lane_sinks.reshape(K, form.consumers, LANES),
+        common,
+    )
+    by_tile = out.reshape(tiles, K, lanes, H)[:, :, :used].reshape(tiles, K, tile_q, G, H)
+    return by_tile[work.tiles, :, work.places].reshape(-1, N, H)

@@ -1,0 +1,111 @@
+"""What is static in a launch of the GPU's attention kernel, and the shared memory that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu.config import LANES, Form
+from pallas_kernels.paged_attention.gpu.ops import Ops
+from pallas_kernels.paged_attention.gpu.schedule import Field
+
+_SWIZZLES = (128, 64, 32)  # bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Common:
+    """What the launches of a call have in common. group: query heads of a KV head. scale, soft_cap: of logits."""
+
+    group: int
+    scale: float
+    soft_cap: float | None
+    ops: Ops
+    interpret: Any
+
+
+class Refs(NamedTuple):
+    """References of a launch: `inputs` and `outputs` as `attend` has them, scratch by the names of `scratch_of`."""
+
+    inputs: Any
+    outputs: Any
+    scratch: dict[str, Any]
+
+
+class Task(NamedTuple):
+    """An item's work for one KV head. index: how many a program has before it."""
+
+    index: jax.Array
+    head: jax.Array
+    item: dict[Field, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is static in a launch. rows: of a block or a part of one, that one transfer brings."""
+
+    form: Form
+    programs: int
+    num_kv_heads: int
+    head_dim: int
+    group: int
+    block_size: int
+    rows: int
+    dtype: jnp.dtype
+    scale: float
+    soft_cap: float | None
+    window: int | None
+    causal: bool
+    ops: Ops
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether K and V are made bfloat16 before they are multiplied."""
+        return self.dtype.itemsize == 1
+
+    @property
+    def width(self) -> int:
+        """Lanes of a head dim that are rewritten at once: more would take registers that the results are in."""
+        return 32 if self.head_dim % 64 else 64
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether each token's K and V have a factor."""
+        return self.dtype == jnp.int8
+
+
+def _swizzled(shape: tuple[int, ...], dtype: Any, lanes: int | None = None) -> Any:
+    """Shared memory that wgmma reads, swizzled over as many bytes as divide the minor dimension."""
+    bytes_ = jnp.dtype(dtype).itemsize
+    swizzle = next(s for s in _SWIZZLES if (lanes or shape[-1]) * bytes_ % s == 0)
+    transforms = (plgpu.TilingTransform((8, swizzle // bytes_)), plgpu.SwizzleTransform(swizzle))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def scratch_of(shape: Shape) -> dict[str, Any]:
+    """Shared memory and barriers by name."""
+    form, H, T = shape.form, shape.head_dim, shape.form.tile_kv
+    pieces = T // shape.rows
+    arrivals = pieces * (2 if shape.has_scales else 1)
+    scratch = {
+        "queries": _swizzled((form.query_slots, form.consumers, LANES, H), jnp.bfloat16),
+        "stages": _swizzled((form.stages, T, 2 * H), shape.dtype, lanes=shape.width),
+        "queries_ready": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
+        "queries_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
+        "stage_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=form.stages),
+        "stage_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.stages),
+    }
+    if form.consumers > 1:
+        scratch["together"] = plgpu.Barrier(num_arrivals=form.consumers)
+    if form.split is not None:
+        scratch["result"] = plgpu.SMEM((LANES, form.part), jnp.float32)
+        scratch["sums"] = plgpu.SMEM((LANES,), jnp.float32)
+    if shape.is_converted:
+        scratch["converted"] = _swizzled((T, 2 * H), jnp.bfloat16, lanes=shape.width)
+    if shape.has_scales:
+        # K's and V's of a block side by side: a transfer must begin at a multiple of 128 bytes, and 16 scales have 64
+        scratch["scales"] = plgpu.SMEM((form.stages, pieces, 2, shape.rows), jnp.float32)
+    return scratch

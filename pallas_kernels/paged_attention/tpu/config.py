@@ -1,0 +1,83 @@
+"""What the Mosaic TPU kernels of one step are specialised to, and whether it fits the target's memories."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig, PrefillShape
+from pallas_kernels.target import Target
+
+_SMEM_SHARE = 0.75
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuConfig:
+    """What the kernels of one step are specialised to.
+
+    prefill: None where the decode kernel serves all rows; else rows of prefill_from queries or more are for that one.
+    """
+
+    shape: DecodeShape
+    decode: DecodeConfig
+    prefill: PrefillConfig | None
+    prefill_from: int = 2
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        num_tokens: int,
+        num_rows: int,
+        max_blocks: int,
+        num_heads: int,
+        dtype: jnp.dtype,
+        pool: KVPool,
+        decode_only: bool,
+        target: Target,
+        tiles: Mapping[str, int] | None = None,
+    ) -> TpuConfig:
+        """The tiles of a bucket of num_tokens tokens and num_rows rows of up to max_blocks blocks.
+
+        num_heads, pool: of one device; pool may be shapes. decode_only: no row has more than one query. tiles: of
+        decode, in place of its own choice. Raises ValueError where the pool or the step does not fit the kernels or the
+        target's memories.
+        """
+        shape = DecodeShape.of(num_heads=num_heads, num_kv_heads=pool.num_kv_heads, dtype=dtype, pool=pool)
+        decode = DecodeConfig.choose(shape, target, tiles)
+        assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
+        assert target.mxu_columns is not None, "a TPU target has matrix units"
+        prefill = None
+        if shape.is_unloadable or not decode_only:
+            prefill = PrefillConfig.choose(
+                PrefillShape.of(num_heads=num_heads, dtype=dtype, pool=pool),
+                num_tokens=num_tokens,
+                max_context=max_blocks * pool.block_size,
+                vmem_bytes=target.vmem_bytes,
+                mxu_columns=target.mxu_columns,
+            )
+        config = cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
+        scalars = config.scalar_bytes(num_tokens, num_rows, max_blocks, pool.block_size)
+        if scalars > target.smem_bytes * _SMEM_SHARE:
+            raise ValueError(
+                f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
+                f"{target.generation} has {target.smem_bytes} and {_SMEM_SHARE:.0%} of that may be used: take fewer "
+                f"rows, shorter contexts, or blocks of more than {pool.block_size} tokens"
+            )
+        vectors = decode.vmem_bytes(shape, num_tokens if prefill is None else num_rows)
+        if vectors > decode.vmem_limit_bytes:
+            raise ValueError(
+                f"attention of {num_tokens} tokens, {num_heads} heads and {pool.num_kv_heads} KV heads takes {vectors} "
+                f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "
+                f"{decode.vmem_limit_bytes}: take fewer tokens a step, or spread heads over more devices"
+            )
+        return config
+
+    def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int, block_size: int) -> int:
+        """Scalar memory that tables and schedules of such a step take, of the kernel that takes most."""
+        decode = self.decode.smem_bytes(num_rows, max_blocks, block_size)
+        return max(decode, 0 if self.prefill is None else self.prefill.smem_bytes(num_tokens, num_rows, max_blocks))

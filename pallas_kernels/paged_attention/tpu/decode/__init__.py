@@ -1,0 +1,1 @@
+"""The TPU kernel for rows of one query."""

@@ -1,0 +1,116 @@
+"""The query tiles of a step for the TPU prefill kernel: plain integers, made once a step, read as scalars.
+
+A tile is tile_q neighbouring flat tokens that start at a multiple of ALIGNMENT; it serves one row, its other lanes
+belong to neighbours or to nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig
+from pallas_kernels.ragged import static
+from pallas_kernels.ragged_batch import RaggedBatch
+
+_FIELDS = ("row", "first_token", "first_lane", "end_lane", "position", "end_position", "first_kv", "end_kv")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillSchedule:
+    """Scalars of the kernel. Entries of `tiles` from num_tiles on are not run."""
+
+    num_tiles: jax.Array  # [1] int32
+    tiles: jax.Array  # [tiles * 8] int32, the fields of Tile
+    block_tables: jax.Array  # [R * M] int32
+    max_blocks: int = static()  # M
+    config: PrefillConfig = dataclasses.field(metadata={"static": True})
+    window: int | None = static()
+    causal: bool = static()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One query tile as the kernel reads it; every field is an int32 scalar."""
+
+    row: jax.Array
+    first_token: jax.Array  # flat index of lane 0, a multiple of ALIGNMENT
+    first_lane: jax.Array  # lanes first .. end - 1 are the row's
+    end_lane: jax.Array
+    position: jax.Array  # of lane 0; lanes before first_lane may have negative ones
+    end_position: jax.Array  # no query of the tile sees it or what follows
+    first_kv: jax.Array  # KV tiles first .. end - 1 hold what the tile may see
+    end_kv: jax.Array
+
+    @classmethod
+    def read(cls, ref: jax.Array, t: jax.Array) -> Tile:
+        """Tile t of PrefillSchedule.tiles."""
+        return cls(**{name: ref[t * len(_FIELDS) + i] for i, name in enumerate(_FIELDS)})
+
+    @property
+    def low(self) -> jax.Array:
+        """Position of the first query."""
+        return self.position + self.first_lane
+
+    @property
+    def high(self) -> jax.Array:
+        """Position of the last query."""
+        return self.position + self.end_lane - 1
+
+    def oldest(self, window: int | None) -> jax.Array | int:
+        """The first position that any query of the tile sees."""
+        return 0 if window is None else jnp.maximum(self.low - window + 1, 0)
+
+
+def make_prefill_schedule(
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    config: PrefillConfig,
+    window: int | None = None,
+    causal: bool = True,
+) -> PrefillSchedule:
+    """The query tiles of all rows, rows in order.
+
+    window: a token at position p sees p - window + 1 .. p. causal: False lets every query see the row's whole context,
+    starts + counts.
+    """
+    R, M = batch.block_tables.shape
+    tile_q = config.tile_q
+    padded = -(-max(num_tokens, tile_q) // ALIGNMENT) * ALIGNMENT
+    counts = batch.counts
+    aligned = batch.query_offsets // ALIGNMENT * ALIGNMENT
+    num_of_row = jnp.where(counts > 0, -(-(batch.query_offsets - aligned + counts) // tile_q), 0)  # [R]
+    ends = jnp.cumsum(num_of_row)
+    i = jnp.arange(config.max_tiles(num_tokens, R), dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, i, side="right", method="compare_all"), R - 1).astype(jnp.int32)
+    begin = aligned[row] + (i - (ends - num_of_row)[row]) * tile_q  # flat, before the tile is moved back to fit
+    first = jnp.maximum(batch.query_offsets[row], begin)
+    end = jnp.minimum((batch.query_offsets + counts)[row], begin + tile_q)
+    first_token = jnp.minimum(begin, padded - tile_q)
+    position = batch.starts[row] + first_token - batch.query_offsets[row]
+    low, high = position + first - first_token, position + end - first_token - 1
+    end_position = high + 1 if causal else (batch.starts + batch.counts)[row]
+    oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
+    fields = {
+        "row": row,
+        "first_token": first_token,
+        "first_lane": first - first_token,
+        "end_lane": end - first_token,
+        "position": position,
+        "end_position": end_position,
+        "first_kv": oldest // config.tile_kv,
+        "end_kv": -(-end_position // config.tile_kv),
+    }
+    return PrefillSchedule(
+        num_tiles=ends[-1:].astype(jnp.int32),
+        tiles=jnp.stack([fields[name] for name in _FIELDS], axis=1).reshape(-1).astype(jnp.int32),
+        block_tables=batch.block_tables.reshape(-1),
+        max_blocks=M,
+        config=config,
+        window=window,
+        causal=causal,
+    )

@@ -1,0 +1,117 @@
+"""Walk: the refs that a launch of the TPU's prefill kernel works on, and the order of its items."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig, PrefillShape
+from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile
+from pallas_kernels.paged_attention.tpu.prefill.stretch import Stretch, diagonal, plain, single
+
+Item = tuple[Any, Any, Any, Any]  # int32 scalars
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Walk:
+    """The refs of a launch. t: query tile, j: KV tile, both int32 scalars.
+
+    An item is (KV tile, step, head, chunk).
+    """
+
+    # prefetched scalars
+    num_tiles: Any  # int32 scalar
+    tiles: Any  # [tiles * 8]
+    block_tables: Any  # [R * M]
+    # in HBM
+    q: Any  # [N, tokens, lanes]
+    pool: Any  # [P, C * vectors, lanes] or [P, C, vectors, lanes]
+    scales: Any  # [P, 2K, C] or None
+    out: Any  # [N, tokens, lanes]
+    # in VMEM
+    sinks: Any  # [N, 1, 128] or None
+    buffers: Any  # see PrefillConfig.buffers
+    semaphores: Any
+    # static
+    shape: PrefillShape
+    config: PrefillConfig
+    max_blocks: int
+    window: int | None
+    causal: bool
+    cap: float | None
+
+    def first_of(self, tile: Tile, j) -> Item:
+        """The first item of KV tile j."""
+        return self.first_in(tile, j, self.steps_of(tile, j)[0])
+
+    def first_in(self, tile: Tile, j, step) -> Item:
+        """The first item of a step."""
+        return j, step, jnp.int32(0), self.chunks_of(tile, j, step)[0]
+
+    def advance(self, item: Item, first_chunk, end_chunk) -> Item:
+        """The item that follows in the step: chunks change first, then heads."""
+        j, step, head, chunk = item
+        is_last = chunk + 1 == end_chunk
+        return j, step, jnp.where(is_last, head + 1, head), jnp.where(is_last, first_chunk, chunk + 1)
+
+    def steps_of(self, tile: Tile, j) -> tuple[Any, Any]:
+        """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
+        start, size = j * self.config.tile_kv, self.config.step_kv
+        end = jnp.minimum(pl.cdiv(tile.end_position - start, size), self.config.steps)
+        return jnp.maximum(tile.oldest(self.window) - start, 0) // size, end
+
+    def chunks_of(self, tile: Tile, j, step) -> tuple[Any, Any]:
+        """Chunks first .. end - 1 of the query tile have a query that sees a key of the step of KV tile j."""
+        size, start = self.config.chunk_q, j * self.config.tile_kv + step * self.config.step_kv
+        first, end = tile.first_lane, tile.end_lane
+        if self.causal:
+            first = jnp.maximum(first, start - tile.position)
+        if self.window is not None:
+            end = jnp.minimum(end, start + self.config.step_kv - 1 + self.window - tile.position)
+        return first // size, pl.cdiv(end, size)
+
+    def slot_of(self, item: Item) -> Any:
+        """Index of the buffers that keep the running maximum and sums of the item's head and chunk."""
+        return item[2] * self.config.chunks + item[3]
+
+    def start_of(self, item: Item) -> Any:
+        """Position of the item's first key."""
+        return item[0] * self.config.tile_kv + item[1] * self.config.step_kv
+
+    def kinds(self, tile: Tile, j, step) -> list[tuple[Any, Stretch]]:
+        """The kinds of stretches that fit the config, each with whether it fits this step; a single one always does.
+
+        In a plain one every query sees every key. In a diagonal one key i of the step has the position of query i of
+        the tile, and each chunk has queries.
+        """
+        config, window, start = self.config, self.window, j * self.config.tile_kv + step * self.config.step_kv
+        in_window = jnp.bool_(True) if window is None else start > tile.high - window
+        beside, found = diagonal(config), []
+        if window is None or window >= config.step_kv:  # otherwise each step has a key that some query does not see
+            seen = start + config.step_kv <= (tile.low + 1 if self.causal else tile.end_position)
+            found.append((seen & in_window, plain(config)))
+        if self.causal and beside and (window is None or window > config.tile_q - config.chunk_q):
+            has_all = (tile.first_lane < config.chunk_q) & (tile.end_lane > config.tile_q - config.chunk_q)
+            found.append((has_all & (start == tile.position) & in_window, beside))
+        return [*found, (jnp.bool_(True), single(config))]
+
+    def rows(self, part: int) -> Any:
+        """A part's rows of an item's logits, weights and sums."""
+        rows = self.shape.group * self.config.part_q
+        return pl.ds(part * rows, rows)
+
+    def pair(self, part: int) -> Any:
+        """A part's rows of the buffers that two neighbouring parts share in turn."""
+        return self.rows(part % 2)
+
+    def tokens(self, chunk, part: int) -> Any:
+        """A part's tokens of the query tile."""
+        first = chunk * self.config.chunk_q + part * self.config.part_q
+        return pl.ds(pl.multiple_of(first, ALIGNMENT), self.config.part_q)
+
+    def group(self, group) -> Any:
+        """The tokens of a group of the query tile."""
+        return pl.ds(pl.multiple_of(group * ALIGNMENT, ALIGNMENT), ALIGNMENT)

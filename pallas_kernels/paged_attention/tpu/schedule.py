@@ -1,0 +1,86 @@
+"""How a step is shared out between the Mosaic TPU kernels; made once and shared by layers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.kv_write.runs import Runs, find_runs
+from pallas_kernels.paged_attention.tpu.config import TpuConfig
+from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule, decode_schedule
+from pallas_kernels.paged_attention.tpu.prefill.schedule import PrefillSchedule, make_prefill_schedule
+from pallas_kernels.ragged import static
+from pallas_kernels.ragged_batch import RaggedBatch, is_real, write_places
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedSchedule:
+    """How a step in which rows may have several queries is shared out between the two kernels."""
+
+    singles: jax.Array  # [R] int32, flat token of each row of one query; T for other rows
+    is_served: jax.Array  # [T] bool, tokens of rows of several queries
+    runs: Runs  # where K and V of these are written
+    tiles: PrefillSchedule
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuSchedule:
+    """What the Mosaic TPU kernels need to know of a step, for all layers of one window.
+
+    mixed: None where no row has more than one query; else the decode kernel's tokens stand by row, R of them.
+    """
+
+    decode: DecodeSchedule
+    mixed: MixedSchedule | None
+    scale_runs: Runs | None  # where scales of all tokens are written, of an int8 pool
+    num_tokens: int = static()
+    block_size: int = static()
+    config: TpuConfig = dataclasses.field(metadata={"static": True})
+    window: int | None = static()
+    causal: bool = static()
+
+
+def make_schedule(
+    batch: RaggedBatch, *, num_tokens: int, block_size: int, config: TpuConfig, window: int | None, causal: bool
+) -> TpuSchedule:
+    """See the package's make_schedule."""
+    if config.shape.block_size != block_size:
+        raise ValueError(f"block_size is {block_size}; the config was chosen for {config.shape.block_size}")
+    mixed = scale_runs = None
+    if config.shape.pool_dtype == jnp.int8:
+        scale_runs = find_runs(*write_places(batch, num_tokens=num_tokens, block_size=block_size))
+    if config.prefill is not None:
+        is_several = batch.counts >= config.prefill_from
+        several = dataclasses.replace(batch, counts=jnp.where(is_several, batch.counts, 0))
+        batch = dataclasses.replace(batch, counts=jnp.where(is_several, 0, batch.counts))
+        blocks, offsets = write_places(several, num_tokens=num_tokens, block_size=block_size)
+        mixed = MixedSchedule(
+            singles=jnp.where(batch.counts == 1, batch.query_offsets, num_tokens),
+            is_served=is_real(several, num_tokens=num_tokens),
+            runs=find_runs(blocks, offsets),
+            tiles=make_prefill_schedule(
+                several, num_tokens=num_tokens, config=config.prefill, window=window, causal=causal
+            ),
+        )
+        batch = dataclasses.replace(batch, query_offsets=jnp.arange(len(batch.counts), dtype=jnp.int32))
+    decode = decode_schedule(
+        batch,
+        num_tokens=num_tokens if mixed is None else len(batch.counts),
+        block_size=block_size,
+        config=config.decode,
+        window=window,
+    )
+    return TpuSchedule(
+        decode=decode,
+        mixed=mixed,
+        scale_runs=scale_runs,
+        num_tokens=num_tokens,
+        block_size=block_size,
+        config=config,
+        window=window,
+        causal=causal,
+    )

@@ -1,0 +1,54 @@
+"""Rounding of activations before a product.
+
+    scale = max |x| / limit over the inputs that share it      code = x / scale, rounded half to even, within the range
+
+The limits are the largest codes, 127 and 448. compressed-tensors' own emulation divides by 127.5, which puts each
+token's largest input on a tie between two codes; engines that serve its files divide by 127, and so does this.
+Source: Xiao et al. 2022 (SmoothQuant), section 2; DeepSeek-AI 2024 (DeepSeek-V3), section 3.3.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight, spread
+
+LIMITS = {"int8": 127.0, "fp8_e4m3": 448.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounded:
+    """Tokens as codes and scales."""
+
+    codes: jax.Array  # [T, I] int8 or float8_e4m3fn
+    scales: jax.Array  # [T or 1, 1 or I / activation_group] float32
+
+    def decoded(self) -> jax.Array:  # [T, I] float32
+        """What the codes stand for."""
+        return self.codes.astype(jnp.float32) * spread(self.scales, self.codes.shape[1])
+
+
+def rounded(x: jax.Array, weight: QuantizedWeight, scale: jax.Array | None = None) -> Rounded:
+    """x [T, I] as the weight's form rounds it, in float32. scale: as token_scales gives it; None computes it."""
+    if weight.activations not in LIMITS:
+        raise ValueError(f"activations is {weight.activations!r}; it must be one of {sorted(LIMITS)}, or None")
+    x = x.astype(jnp.float32)
+    scale = token_scales(x, weight) if scale is None else scale
+    share = x / spread(scale, x.shape[1])
+    if weight.activations == "int8":
+        return Rounded(codes=jnp.clip(jnp.round(share), -128, 127).astype(jnp.int8), scales=scale)
+    limit = LIMITS["fp8_e4m3"]
+    return Rounded(codes=jnp.clip(share, -limit, limit).astype(jnp.float8_e4m3fn), scales=scale)
+
+
+def token_scales(x: jax.Array, weight: QuantizedWeight) -> jax.Array:  # [T, I] -> [T or 1, 1 or I / activation_group]
+    """The scales of activations, float32: the form's own one, or each token's by its largest inputs."""
+    assert weight.activations is not None
+    if weight.input_scale is not None:
+        return weight.input_scale[None, :]
+    groups = x.astype(jnp.float32).reshape(x.shape[0], -1, weight.activation_group or x.shape[1])
+    largest = jnp.max(jnp.abs(groups), axis=-1)
+    return jnp.where(largest == 0, 1.0, largest / LIMITS[weight.activations])

@@ -1,0 +1,44 @@
+"""The rows of a step over KV blocks: which tokens are real, and where their K and V are written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedBatch:
+    """The rows of a step. Tokens of a row are neighbours, rows stand in order; padding rows have count 0.
+
+    Row r computes positions starts[r] .. starts[r] + counts[r] - 1; what came before them is in the pool.
+    """
+
+    block_tables: jax.Array  # [R, M] int32
+    starts: jax.Array  # [R] int32, position of the first query
+    counts: jax.Array  # [R] int32, queries of the row
+    query_offsets: jax.Array  # [R] int32, flat index of the row's first query
+
+
+def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:
+    """Block and offset, [T] int32 each, at which each token's K and V are written; block 0 for padding tokens."""
+    rows, done = _rows_of_tokens(batch, num_tokens)
+    real = (done >= 0) & (done < batch.counts[rows])
+    positions = jnp.where(real, batch.starts[rows] + done, 0)
+    return jnp.where(real, batch.block_tables[rows, positions // block_size], 0), positions % block_size
+
+
+def is_real(batch: RaggedBatch, *, num_tokens: int) -> jax.Array:  # [T] bool
+    """Which tokens belong to a row."""
+    rows, done = _rows_of_tokens(batch, num_tokens)
+    return (done >= 0) & (done < batch.counts[rows])
+
+
+def _rows_of_tokens(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax.Array]:  # [T] int32 each
+    """The row of each token, and how many tokens of it come before; of padding the latter is out of range."""
+    t = jnp.arange(num_tokens, dtype=jnp.int32)
+    ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
+    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(ends) - 1)
+    return rows, t - batch.query_offsets[rows]

@@ -1,0 +1,103 @@
+"""Writes docs/models.md: every architecture that is served, its published sizes and what their weights take.
+
+    python -m scripts.models_page [--check]
+
+The page is what the registry, published configs and goldens say; tests/models/test_registry.py counts
+the parameters on shapes. --check writes nothing and fails where the page differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ferrum_jax.config import MeshShape
+from ferrum_jax.models.registry import FAMILIES, spec_of
+from ferrum_jax.sharding import refusals
+from ferrum_jax.spec import ModelSpec
+from tests.models.published import MORE, PUBLISHED
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "models.md"
+_TPS = (1, 2, 4, 8, 16, 32, 64)
+_HEAD = """# Models that are served
+
+Made by `python -m scripts.models_page` from the registry, the published configs of the tests and the goldens. Tests
+count the parameters on the shapes that each config gives here; in bfloat16 each takes two bytes. `tp` may be what
+divides heads, widths and experts, up to 64; whether the weights fit a device is what `ferrum-jax plan` says.
+[Models](reference/models.md) says what `--model` takes.
+
+| architecture | published size | parameters | layers | `tp` may be | reference |
+|---|---|---|---|---|---|
+"""
+_TAIL = """
+The reference is `transformers`, on tiny models with random weights, which the last column names: every layer's output
+and 64 greedy tokens of seven prompts agree. Weights may be float32, bfloat16 or float16, or in a form that
+[Models](reference/models.md) names.
+
+## What is refused
+
+A key of `config.json` that is not understood is an error that names it, for it may change the result. Beyond that:
+
+| what | why |
+|---|---|
+| latent attention (DeepSeek, Kimi-K2, GLM-4.7-Flash, Mistral 4) | a cache of one vector a token is not served yet |
+| Mamba2 and short convolutions (Nemotron-H, Falcon-H1, Granite 4, LFM2) | recurrent layers are Gated DeltaNets alone |
+| Gemma 4, and layers that borrow another layer's keys and values | all layers have heads of one number and size |
+| Llama 4 | attention in chunks is not served yet |
+| `clip_qkv` of OLMoE | no released OLMoE clips |
+| images, sounds and videos of models that take them | the text part is served where the table names it |
+"""
+
+
+def main() -> None:
+    """Writes the page, or checks it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page differs")
+    made = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(made)
+    elif PAGE.read_text() != made:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} differs; run python -m scripts.models_page")
+
+
+def page() -> str:
+    """The page's text."""
+    return _HEAD + "".join(rows()) + _TAIL
+
+
+def rows() -> Iterator[str]:
+    """A row for each published size, by architecture and number of parameters."""
+    goldens = goldens_by_architecture()
+    for architecture in FAMILIES:
+        sizes = sorted((count, name) for name, (config, count) in published(architecture))
+        shown = ", ".join(goldens.get(architecture, ["of its text model"]))
+        for count, name in sizes:
+            spec = spec_of((PUBLISHED | MORE)[name][0])
+            tps = ", ".join(map(str, meshes(spec)))
+            yield f"| `{architecture}` | {name} | {count:,} | {spec.num_hidden_layers} | {tps} | {shown} |\n"
+
+
+def published(architecture: str) -> Iterator[tuple[str, tuple[dict, int]]]:
+    """The published sizes of an architecture: (name, (config, number of parameters))."""
+    return (item for item in (PUBLISHED | MORE).items() if item[1][0]["architectures"] == [architecture])
+
+
+def meshes(spec: ModelSpec) -> list[int]:
+    """The powers of two that tp may be, each data shard with all experts."""
+    return [tp for tp in _TPS if not refusals(spec, MeshShape(dp=1, tp=tp))]
+
+
+def goldens_by_architecture() -> dict[str, list[str]]:
+    """Names of the goldens of each architecture."""
+    found: dict[str, list[str]] = {}
+    for config in sorted((ROOT / "tests" / "goldens").glob("*/config.json")):
+        (architecture,) = json.loads(config.read_text())["architectures"]
+        found.setdefault(architecture, []).append(f"`{config.parent.name}`")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What `ferrum-jax check` and the check at an engine's start run on a chip compiles for chips that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.aot
+TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_program_of_the_check_compiles(target):
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.aot.check_program", target],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert len(found) >= 6 and {"copy", "matmul in bfloat16"} <= found.keys()
+    assert {name: error for name, error in found.items() if error is not None} == {}

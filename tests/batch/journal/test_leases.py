@@ -1,0 +1,67 @@
+"""One living worker has a part of a job at a time; the dead lose theirs, and no clock but one's own counts."""
+
+import json
+
+import pytest
+
+from ferrum_jax.batch.journal import leases as module
+from ferrum_jax.batch.journal.leases import LeaseLost, Leases
+from ferrum_jax.batch.journal.store import open_store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"memory://{tmp_path}")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worker(store, name: str, clock: Clock | None = None, layout: str = "l") -> Leases:
+    return Leases(store, name, layout, expiry_s=10.0, clock=clock or Clock())
+
+
+def test_a_part_is_one_workers_until_it_leaves(store):
+    first, second = worker(store, "w1"), worker(store, "w2")
+    assert first.acquire("0") == 1 and second.acquire("0") is None and second.acquire("1") == 1
+    assert first.acquire("0") == 1
+    first.leave()
+    assert second.acquire("0") == 2 and worker(store, "w3").acquire("0") is None
+
+
+def test_parts_of_another_layout_are_other_parts(store):
+    assert worker(store, "w1").acquire("0") == 1 and worker(store, "w2", layout="k").acquire("0") == 1
+
+
+def test_a_heartbeat_that_stands_still_for_long_enough_is_death_and_the_dead_learn_of_it(store):
+    clock = Clock()
+    silent, other = worker(store, "w1"), worker(store, "w2", clock)
+    silent.acquire("0")
+    assert other.acquire("0") is None
+    clock.now = 9.0
+    silent.beat()
+    assert other.acquire("0") is None
+    clock.now = 18.0  # nine seconds after the last beat that was seen
+    assert other.acquire("0") is None
+    clock.now = 19.5
+    assert other.acquire("0") == 2
+    with pytest.raises(LeaseLost, match="silent for 10 s and another took over its rows; start it again"):
+        silent.beat()
+
+
+def test_a_process_that_has_ended_on_this_machine_is_dead_at_once(store, monkeypatch):
+    worker(store, "w1").acquire("0")
+    assert worker(store, "w2").acquire("0") is None
+    monkeypatch.setattr(module, "_start_of", lambda pid: None)
+    assert worker(store, "w3").acquire("0") == 2
+
+
+def test_a_process_of_another_machine_is_not_looked_for_here(store):
+    worker(store, "w1").acquire("0")
+    beat = json.loads(store.read("workers/w1.beat"))
+    store.replace("workers/w1.beat", json.dumps({**beat, "place": "elsewhere", "pid": 2**22 + 1}).encode())
+    assert worker(store, "w2").acquire("0") is None

@@ -1,0 +1,117 @@
+"""A request log that an engine writes: replayed at the same pool size it gives the engine's own counters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.offline.replay import replay
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import RequestOptions
+from ferrum_jax.scheduling.request_log import read_request_log
+from ferrum_jax.startup.build_engine import build_engine
+from tests.support import GOLDENS, small_llm
+
+PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/requests.jsonl", "no, where the request log belongs, is not a folder"),
+        ("notes", "notes exists and is not"),
+    ],
+)
+def test_a_request_log_that_cannot_be_one_is_refused_before_anything_is_compiled(tmp_path, name, message):
+    (tmp_path / "notes").write_text("what somebody wrote")
+    with pytest.raises(ValueError, match=message):
+        LLM(str(GOLDENS / "qwen3"), EngineConfig(request_log=str(tmp_path / name)), on_progress=pytest.fail)
+
+
+@pytest.fixture
+def llm():
+    return small_llm("qwen3")
+
+
+def make_engine(llm, path, **overrides):
+    return build_engine(llm.loaded, dataclasses.replace(llm.config, request_log=str(path), **overrides), llm.tokenizer)
+
+
+def serve(engine, seed: int) -> None:
+    """Forty requests of every kind arrive while others run; some are aborted."""
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(6, 250, 60).tolist() for _ in range(3)]
+    span = MediaSpan(kind="image", digest=b"cat", start=5, length=9)
+    added = []
+    for index in range(40):
+        ids = stems[rng.integers(3)][: rng.integers(20, 60)] + rng.integers(6, 250, rng.integers(1, 20)).tolist()
+        changes = (
+            {},
+            {"n": 3},
+            {"stop_token_ids": tuple(range(6, 22))},
+            {"stop": ("e", "a")},
+            {"prompt_logprobs": 0},
+            {"max_tokens": 60},
+            {"ignore_eos": False, "min_tokens": 5, "logit_bias": {0: 100.0}},  # the end token, which is no stop_reason
+        )[rng.integers(7)]
+        params = dataclasses.replace(PARAMS, **changes)
+        media = (span,) if rng.integers(4) == 0 else ()
+        salt = "a" if rng.integers(4) == 0 else ""
+        added.append(engine.add(ids, params, RequestOptions(key=str(index), cache_salt=salt, media=media)))
+        for _ in range(rng.integers(0, 12)):
+            engine.step()
+            engine.scheduler.check_invariants()
+        if not engine.has_unfinished:
+            engine.drain()
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+
+
+def totals(*engines) -> dict[str, int]:
+    found = [engine.scheduler.metrics().snapshot() | {"steps": engine.runner.num_steps} for engine in engines]
+    return {name: sum(metrics[name] for metrics in found) for name in (*COUNTERS, "steps")}
+
+
+@pytest.mark.parametrize("num_blocks", [14, 80])
+def test_a_replay_at_the_same_size_gives_the_counters_of_the_engine(llm, tmp_path, num_blocks):
+    engine = make_engine(llm, tmp_path / "requests.jsonl", num_blocks=num_blocks)
+    serve(engine, seed=num_blocks)
+    outcome = replay(
+        read_request_log(tmp_path / "requests.jsonl"),
+        num_blocks,
+        on_step=lambda scheduler: scheduler.check_invariants(),
+    )
+    expected = totals(engine)
+    assert {name: getattr(outcome, name) for name in expected} == expected
+    assert outcome.hit_rate > 0.2 and outcome.too_large == 0
+    assert outcome.evictions > 0 and (outcome.preemptions > 0) == (num_blocks == 14)
+
+
+def test_an_engine_that_is_started_again_adds_a_segment_with_empty_caches(llm, tmp_path):
+    engines = []
+    for seed in range(2):
+        engines.append(make_engine(llm, tmp_path / "requests.jsonl", num_blocks=30))
+        serve(engines[-1], seed)
+        engines[-1].close()
+    segments = read_request_log(tmp_path / "requests.jsonl")
+    assert [len(segment.requests) for segment in segments] == [40, 40]
+    outcome, expected = replay(segments, 30), totals(*engines)
+    assert {name: getattr(outcome, name) for name in expected} == expected
+
+
+def test_an_aborted_submission_is_in_the_request_log_with_what_it_had(llm, tmp_path):
+    engine = make_engine(llm, tmp_path / "requests.jsonl")
+    submission = engine.add([7] * 40, PARAMS)
+    for _ in range(6):
+        engine.step()
+    engine.abort(submission)
+    engine.drain()
+    line = json.loads((tmp_path / "requests.jsonl").read_text().splitlines()[1])
+    assert [c["finish_reason"] for c in line["choices"]] == ["abort"] and len(line["choices"][0]["token_ids"]) == 3
+    assert replay(read_request_log(tmp_path / "requests.jsonl"), 80).lookups == 1

@@ -1,0 +1,200 @@
+"""Cached prefixes that outlive their pool: saved, loaded elsewhere, and pinned."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.engine.saved_prefixes import PrefixCache
+from ferrum_jax.startup.build_engine import build_engine
+from tests.support import INVARIANT, ROOT, small_llm
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+def prompt(seed: int, length: int = 70) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 250, length).tolist()
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    llm = small_llm("qwen3")
+    fresh(llm, monkeypatch)
+    return llm
+
+
+def fresh(llm, monkeypatch, **overrides):
+    """Give the LLM an engine with empty pools, as another process has."""
+    config = dataclasses.replace(llm.config, **overrides)
+    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, config, llm.tokenizer, fill=float("nan")))
+
+
+def answer(llm, ids, **fields):
+    (output,) = llm.generate({"prompt_token_ids": ids, **fields}, GREEDY, progress=False)
+    llm.engine.scheduler.check_invariants()
+    return output
+
+
+def test_a_saved_prefix_is_hit_by_another_engine_with_the_same_tokens(llm, monkeypatch, tmp_path):
+    compiles = llm.stats()["compiles_after_ready"]  # other engines of this process may have compiled
+    cold = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
+    assert llm.save_prefix_cache(tmp_path / "saved") == 3 * 5, "four full blocks and the copy of the tail"
+    fresh(llm, monkeypatch)
+    assert llm.load_prefix_cache(tmp_path / "saved") == 15
+    warm = [answer(llm, prompt(1)), answer(llm, prompt(1), cache_salt="a"), answer(llm, prompt(2))]
+    assert [o.num_cached_tokens for o in warm] == [70] * 3 and [o.token_ids for o in warm] == [
+        o.token_ids for o in cold
+    ]
+    assert llm.stats()["computed_tokens"] == 3 * 5, "nothing but what follows the first token is computed"
+    assert llm.stats()["compiles_after_ready"] == compiles
+
+
+def test_prefixes_may_be_selected(llm, monkeypatch, tmp_path):
+    for seed in (1, 2, 3):
+        answer(llm, prompt(seed))
+    assert llm.save_prefix_cache(tmp_path / "saved", [prompt(1), prompt(3, 40)]) == 7, "of the first its tail too"
+    fresh(llm, monkeypatch)
+    llm.load_prefix_cache(tmp_path / "saved")
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (1, 2, 3)] == [70, 0, 32]
+
+
+def test_where_no_hidden_states_are_kept_a_saved_prompt_is_hit_up_to_its_last_token(llm, monkeypatch, tmp_path):
+    cold = answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, max_cached_prompts=0)
+    llm.load_prefix_cache(tmp_path / "saved")
+    warm = answer(llm, prompt(1))
+    assert (warm.num_cached_tokens, warm.token_ids) == (64, cold.token_ids)
+
+
+def test_what_is_here_already_is_not_loaded_again(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    before = llm.engine.scheduler.metrics().snapshot()
+    assert llm.load_prefix_cache(tmp_path / "saved") == 5
+    assert llm.engine.scheduler.metrics().snapshot() == before
+
+
+def test_where_not_all_fits_the_heads_of_the_most_recent_prefixes_are_loaded(llm, monkeypatch, tmp_path):
+    for seed in (1, 2, 3):
+        answer(llm, prompt(seed))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, num_blocks=7)
+    assert llm.load_prefix_cache(tmp_path / "saved") == 7
+    llm.engine.scheduler.check_invariants()
+    assert [answer(llm, prompt(seed)).num_cached_tokens for seed in (3, 2)] == [70, 16]
+
+
+def test_a_foreign_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    other = PrefixCache(
+        spec=llm.spec,
+        fingerprint=b"other",
+        invariant=False,
+        caches=llm.engine.scheduler.caches,
+        runner=llm.engine.runner,
+        copies=llm.loaded.copies,
+    )
+    with pytest.raises(ValueError, match=r"saved holds prefixes of another engine: model is '.*' there and '6f74"):
+        other.read(tmp_path / "saved")
+
+
+def test_bits_of_invariant_mode_are_loaded_anywhere_and_others_not_where_they_are_promised(llm, monkeypatch, tmp_path):
+    exact = small_llm("qwen3", INVARIANT)
+    for engine in (llm, exact):
+        fresh(engine, monkeypatch)
+        answer(engine, prompt(1))
+        engine.save_prefix_cache(tmp_path / str(engine.config.invariant))
+        fresh(engine, monkeypatch)
+    with pytest.raises(ValueError, match="False holds prefixes that were computed without invariant mode"):
+        exact.load_prefix_cache(tmp_path / "False")
+    for engine in (llm, exact):
+        assert engine.load_prefix_cache(tmp_path / "True") == 5
+        assert answer(engine, prompt(1)).num_cached_tokens == 70
+
+
+def test_a_damaged_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    damaged = shutil.copytree(tmp_path / "saved", tmp_path / "damaged")
+    largest = max((p for p in damaged.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = largest.read_bytes()
+    largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    engine, before = llm.engine, llm.stats()
+    with pytest.raises(ValueError, match="damaged"):
+        llm.load_prefix_cache(damaged)
+    assert llm.engine is engine and llm.stats() == before
+
+
+def test_an_empty_cache_is_not_saved(llm, tmp_path):
+    with pytest.raises(ValueError, match="no full block is cached, so there is nothing to save"):
+        llm.save_prefix_cache(tmp_path / "saved")
+
+
+def test_a_pinned_prefix_stays_whatever_runs_and_goes_when_it_is_unpinned(llm, monkeypatch, tmp_path):
+    fresh(llm, monkeypatch, num_blocks=12)
+    assert llm.cache_prefix(prompt(1), pin=True) == 64
+    for seed in range(10, 16):
+        answer(llm, prompt(seed, 100))
+    assert llm.stats()["pinned"] == llm.stats()["live"] == 4
+    assert answer(llm, prompt(1)).num_cached_tokens == 64
+    llm.unpin_prefixes()
+    for seed in range(10, 14):
+        answer(llm, prompt(seed, 150))
+    assert answer(llm, prompt(1)).num_cached_tokens == 0 and llm.stats()["pinned"] == 0
+
+
+def test_a_loaded_prefix_may_be_pinned(llm, monkeypatch, tmp_path):
+    answer(llm, prompt(1))
+    llm.save_prefix_cache(tmp_path / "saved")
+    fresh(llm, monkeypatch, num_blocks=13)
+    llm.load_prefix_cache(tmp_path / "saved", pin=True)
+    answer(llm, prompt(2, 120))
+    assert llm.stats()["pinned"] == 5 and answer(llm, prompt(1)).num_cached_tokens == 70
+    llm.unpin_prefixes()
+
+
+def test_what_pins_leave_no_room_for_is_refused(llm, monkeypatch):
+    fresh(llm, monkeypatch, num_blocks=6)
+    with pytest.raises(ValueError, match="6 more blocks pinned leave 0 of 6, and 1 are needed"):
+        llm.cache_prefix([*prompt(1, 95), 7], pin=True)
+    llm.cache_prefix(prompt(1), pin=True)
+    with pytest.raises(ValueError, match=r"the whole pool has 2 that are not pinned \(4 are\); shorten it"):
+        answer(llm, prompt(2, 40))
+    assert answer(llm, [*prompt(1)[:64], *prompt(2, 20)]).num_cached_tokens == 64, "beside its own pinned prefix"
+
+
+def test_a_reset_forgets_all_that_is_cached_and_is_refused_while_a_request_runs(llm, monkeypatch):
+    fresh(llm, monkeypatch, num_blocks=20)
+    llm.cache_prefix(prompt(1), pin=True)
+    stream = llm.stream(prompt(2), GREEDY)
+    next(stream)
+    assert llm.reset_prefix_cache() is False and llm.stats()["pinned"] == 4
+    stream.close()
+    assert llm.reset_prefix_cache() is True
+    stats = llm.stats()
+    assert (stats["entries"], stats["pinned"], stats["live"], stats["cached_prompts"]) == (0, 0, 0, 0)
+    assert answer(llm, prompt(1)).num_cached_tokens == 0 and answer(llm, prompt(1)).num_cached_tokens == 70
+
+
+@pytest.mark.slow
+def test_another_process_restores_what_this_one_saved(llm, tmp_path):
+    tokens = answer(llm, prompt(1)).token_ids
+    llm.save_prefix_cache(tmp_path / "saved")
+    program = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from tests.engine.test_saved_prefixes import GREEDY, prompt, small_llm
+llm = small_llm("qwen3")
+llm.load_prefix_cache({str(tmp_path / "saved")!r})
+(output,) = llm.generate([prompt(1)], GREEDY, progress=False)
+print(output.num_cached_tokens, *output.token_ids)
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert [int(word) for word in out.split()] == [70, *tokens]

@@ -1,0 +1,148 @@
+"""Rows with grammars end valid, whatever runs beside them, and rows without draw the tokens that they draw alone."""
+
+import dataclasses
+import json
+import re
+
+import jsonschema
+import pytest
+
+from ferrum_jax.request import RequestOptions, SamplingParams
+from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.tools import tools_asked
+from ferrum_jax.structured.message_parser import MessageForms
+from tests.support import INVARIANT, finish, run, small_llm
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", None]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TIGHT = {"disable_any_whitespace": True}
+HOT = SamplingParams(temperature=1.5, max_tokens=90, seed=11)
+TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def asked(**wishes) -> StructuredOutputsParams:
+    return StructuredOutputsParams(**wishes)
+
+
+def under(structure: StructuredOutputsParams, **more) -> SamplingParams:
+    return dataclasses.replace(HOT, structured_outputs=structure, **more)
+
+
+def llm():
+    return small_llm("qwen3", INVARIANT)
+
+
+JSON = under(asked(json=PERSON, **TIGHT))
+MIXED = [JSON, HOT, under(asked(regex="[a-c]{2,9}x")), under(asked(choice=["yes", "no"])), HOT, JSON, HOT]
+PROMPTS = [[1 + i, 2, 3, 4, 5] for i in range(len(MIXED))]
+
+
+def test_every_row_is_what_it_is_alone_in_a_batch_and_after_preemption():
+    params = [dataclasses.replace(one, seed=seed) for seed, one in enumerate(MIXED)]
+    together = run(llm(), PROMPTS, params)
+    alone = [run(llm(), [prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)]
+    crowded = run(llm(), PROMPTS, params, num_blocks=18, max_num_seqs=4)
+    for one, other, third in zip(together, alone, crowded, strict=True):
+        assert one.token_ids == other.token_ids == third.token_ids
+    for output, one in zip(together, params, strict=True):
+        structure = one.structured_outputs
+        if structure is None or output.finish_reason == "length":
+            continue
+        assert output.finish_reason == "stop"
+        if structure.kind == "json":
+            jsonschema.validate(json.loads(output.text), PERSON)
+        elif structure.kind == "regex":
+            assert re.fullmatch(str(structure.regex), output.text)
+        else:
+            assert output.text in ("yes", "no")
+    ended = [o.finish_reason for o, one in zip(together, params, strict=True) if one.structured_outputs]
+    assert ended.count("stop") >= 3
+
+
+def test_a_resumed_row_goes_on_in_its_grammar():
+    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    first = engine.add(PROMPTS[0], JSON)
+    while len(engine.peek(first).token_ids) < 7:
+        engine.step()
+    before = engine.peek(first).outputs
+    (whole,) = finish(engine).values()
+    other = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    other.add(PROMPTS[0], JSON, RequestOptions(resume=before))
+    (resumed,) = finish(other).values()
+    assert resumed.outputs == whole.outputs and resumed.finish_reason in ("stop", "length")
+
+
+def test_the_choices_of_a_prompt_and_what_else_is_asked_go_with_a_grammar():
+    wishes = {"n": 3, "logprobs": 2, "repetition_penalty": 1.3, "logit_bias": {40: 3.0}, "min_tokens": 4}
+    output = run(llm(), [PROMPTS[0]], under(asked(regex="[a-z ]{3,40}"), stop=["zz"], **wishes))[0]
+    assert len({choice.text for choice in output.outputs}) > 1
+    for choice in output.outputs:
+        assert re.fullmatch("[a-z ]{0,40}", choice.text) and len(choice.token_ids) >= 4
+        assert all(entry[token].logprob <= 0 for token, entry in zip(choice.token_ids, choice.logprobs, strict=True))
+        assert choice.stop_reason in (None, "zz")
+
+
+def test_a_text_that_must_end_ends_before_min_tokens():
+    (output,) = run(llm(), [PROMPTS[0]], under(asked(choice=["a"]), min_tokens=30))
+    assert (output.text, output.finish_reason) == ("a", "stop")
+
+
+def test_log_probabilities_are_of_the_tokens_that_the_grammar_allows():
+    (output,) = run(llm(), [PROMPTS[0]], under(asked(choice=["a"]), logprobs=1))
+    values = [entry[t].logprob for t, entry in zip(output.token_ids, output.outputs[0].logprobs, strict=True)]
+    assert values == pytest.approx([0.0, 0.0], abs=1e-5)
+
+
+def test_a_row_that_can_go_no_further_ends_with_an_error_and_the_others_go_on():
+    stuck = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+    bad = under(asked(json=stuck | {"additionalProperties": False}, **TIGHT))
+    never = under(asked(choice=["q"]), logit_bias=dict.fromkeys(llm().tokenizer.encode("q"), float("-inf")))
+    outputs = run(llm(), PROMPTS[:4], [bad, HOT, under(asked(json={"pattern": "("})), never])
+    assert [output.finish_reason == "error" for output in outputs] == [True, False, True, True]
+    reasons = [output.outputs[0].stop_reason for output in outputs]
+    assert "allows no token here" in reasons[0] and "unclosed group" in reasons[2] and "logit_bias" in reasons[3]
+    assert outputs[1].token_ids == run(llm(), [PROMPTS[1]], HOT)[0].token_ids
+
+
+def test_a_whole_call_refuses_a_grammar_that_cannot_be_before_anything_runs():
+    with pytest.raises(ValueError, match="prompt 1: the JSON schema does not compile, at #/items: regex parse"):
+        llm().generate(PROMPTS[:2], [HOT, under(asked(json={"items": {"pattern": "("}}))], progress=False)
+    answers = dict(llm().as_completed([(0, PROMPTS[0], under(asked(regex="("))), (1, PROMPTS[1], HOT)]))
+    assert "unclosed group" in str(answers[0]) and answers[1].finish_reason != "error"
+
+
+def test_calls_that_are_demanded_come_in_the_model_s_form_and_are_taken_out_of_the_text():
+    forms = MessageForms.of_template("<tool_call>")
+    engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
+    options = RequestOptions(is_chat=True, tools=())
+    engine.add(PROMPTS[0], under(asked(tools=tools_asked(TOOLS, "required", False))), options)
+    (output,) = finish(engine).values()
+    message = output.outputs[0].message
+    assert output.finish_reason == "stop" and [call.name for call in message.tool_calls] == ["go"]
+    assert message.content == "" and message.reasoning is None
+
+
+def test_grammars_and_masks_are_counted_and_steps_compile_nothing():
+    before = llm().stats()
+    llm().generate(PROMPTS[:2], under(asked(regex="[0-9]{3}")), progress=False)
+    stats = llm().stats()
+    assert (stats["grammars"], stats["grammar_hits"]) == (before["grammars"] + 1, before["grammar_hits"] + 1)
+    assert stats["masks"] > before["masks"] and stats["compiles_after_ready"] == 0
+
+
+def test_sampling_parameters_of_a_mapping_are_those_of_the_class():
+    made = SamplingParams.from_dict({"structured_outputs": {"regex": "a"}})
+    assert made.structured_outputs == asked(regex="a") and hash(made.structured_outputs)
+    with pytest.raises(ValueError, match="ignore_eos is True beside structured_outputs"):
+        SamplingParams(structured_outputs=asked(regex="a"), ignore_eos=True)
+    with pytest.raises(ValueError, match="structured_outputs is 'x'"):
+        SamplingParams(structured_outputs="x")

@@ -1,0 +1,154 @@
+"""Executables on disk: what is found runs the same, and what is damaged or unsafe is not run."""
+
+import concurrent.futures
+import errno
+import os
+import random
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ferrum_jax.executables import executable_store as stores
+from ferrum_jax.executables.executable_store import ExecutableStore, _checked
+from tests.support import ROOT
+
+
+def compile_trivial():
+    return jax.jit(lambda x: 2 * x + 1).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+
+
+def refuse():
+    raise AssertionError("compiled what lies on disk")
+
+
+def test_a_second_get_is_a_hit_and_runs_the_same(tmp_path):
+    x = np.arange(3, dtype=np.float32)
+    first = ExecutableStore(str(tmp_path))
+    expected = first.get("double", compile_trivial).result()(x)
+    second = ExecutableStore(str(tmp_path))
+    np.testing.assert_array_equal(second.get("double", refuse).result()(x), expected)
+    assert (first.hits, first.misses, second.hits, second.misses) == (0, 1, 1, 0)
+
+
+def test_an_executable_that_calls_lapack_runs_in_a_process_that_has_traced_nothing(tmp_path):
+    def solve(a):
+        return jax.lax.linalg.triangular_solve(a, a, left_side=True, lower=True)
+
+    ExecutableStore(str(tmp_path)).get("solve", lambda: jax.jit(solve).lower(jnp.eye(3)).compile())
+    program = f"""
+import numpy as np
+from ferrum_jax.executables.executable_store import ExecutableStore
+print(ExecutableStore({str(tmp_path)!r}).get("solve", None).result()(2 * np.eye(3, dtype=np.float32)).tolist())
+"""
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, str(np.eye(3).tolist())), found.stderr[-2000:]
+
+
+def test_another_description_is_another_executable(tmp_path):
+    store = ExecutableStore(str(tmp_path))
+    for description in ("double", "double again"):
+        store.get(description, compile_trivial)
+    assert (store.hits, store.misses) == (0, 2)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
+def test_a_damaged_file_is_compiled_again_and_replaced(tmp_path, damage):
+    ExecutableStore(str(tmp_path)).get("double", compile_trivial)
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes({"flipped": data, "truncated": data[: len(data) // 2], "empty": b""}[damage])
+    store = ExecutableStore(str(tmp_path))
+    np.testing.assert_array_equal(store.get("double", compile_trivial).result()(np.float32([1, 2, 3])), [3, 5, 7])
+    assert (store.hits, store.misses) == (0, 1)
+    store.get("double", refuse)
+    assert list(tmp_path.iterdir()) == [path], "nothing else is left in the folder"
+
+
+def test_a_whole_file_that_cannot_be_loaded_is_said_compiled_again_and_replaced(tmp_path):
+    ExecutableStore(str(tmp_path)).get("double", compile_trivial)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(_checked(b"no executable"))
+    store = ExecutableStore(str(tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"is compiled anew: it cannot be loaded: UnpicklingError"):
+        store.get("double", compile_trivial).result()
+    assert (store.hits, store.misses) == (0, 1)
+    store.get("double", refuse).result()
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(ValueError, match=r"others can write to it.*chmod 700"):
+        ExecutableStore(str(tmp_path))
+
+
+def test_a_new_folder_is_for_its_owner_alone(tmp_path):
+    ExecutableStore(str(tmp_path / "executables"))
+    assert (tmp_path / "executables").stat().st_mode & 0o777 == 0o700
+
+
+def test_over_its_size_what_was_used_longest_ago_goes(tmp_path):
+    first = ExecutableStore(str(tmp_path))
+    for age, name in enumerate(("stray", "a", "b"), start=1):
+        before = {*tmp_path.iterdir()}
+        first.get(name, compile_trivial)
+        (path,) = {*tmp_path.iterdir()} - before
+        os.utime(path, (age, age))
+    size = path.stat().st_size
+    (path.parent / "tmp_of_a_killed_process").write_bytes(bytes(size))
+    os.utime(path.parent / "tmp_of_a_killed_process", (1, 1))
+    (path.parent / "tmp_being_written").write_bytes(bytes(size))
+    store = ExecutableStore(str(tmp_path), max_bytes=2 * size + size // 2)
+    store.get("a", refuse)
+    store.get("c", compile_trivial)
+    for name in ("a", "c"):
+        store.get(name, refuse)
+    assert len([*tmp_path.iterdir()]) == 3 and (path.parent / "tmp_being_written").exists()
+
+
+def test_stores_that_share_a_folder_and_drop_each_other_s_files_always_give_what_was_asked_for(tmp_path):
+    """As processes do: each has a store of its own, and no lock is between them."""
+    executables = {
+        f"times {n}": jax.jit(lambda x, n=n: n * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+        for n in range(4)
+    }
+    size = len(stores.serialize(executables["times 1"]))
+
+    def run(seed):
+        order, store = random.Random(seed), ExecutableStore(str(tmp_path), max_bytes=2 * size)
+        for _ in range(25):
+            n = order.randrange(4)
+            found = store.get(f"times {n}", lambda n=n: executables[f"times {n}"]).result()
+            np.testing.assert_array_equal(found(np.float32([1, 2, 3])), n * np.float32([1, 2, 3]))
+        return store.hits, store.misses
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        counts = [*threads.map(run, range(4))]
+    assert all(hits + misses == 25 for hits, misses in counts)
+    assert all(path.suffix == ".executable" for path in tmp_path.iterdir())
+
+
+def test_what_cannot_be_kept_runs_all_the_same_and_is_said(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stores, "write_beside", full)
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept, so the next start compiles it again: .*No space left"):
+        found = ExecutableStore(str(tmp_path)).get("double", compile_trivial).result()
+    np.testing.assert_array_equal(found(np.float32([1, 2, 3])), [3, 5, 7])
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError):
+        stores.write_beside(tmp_path / "file", "no bytes")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_what_to_set(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"cannot be made .*choose another, or None"):
+        ExecutableStore(str(tmp_path / "file" / "executables"))

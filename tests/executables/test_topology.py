@@ -1,0 +1,72 @@
+"""Devices by name: slices of the cloud, shapes, and what is said of names that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ferrum_jax.executables.topology import _slice, target_devices
+from tests.support import ROOT
+
+SLICES = {
+    "v6e-1": ("v6e:1x1", 1),
+    "v6e-8": ("v6e:2x4", 8),
+    "v6e-16": ("v6e:4x4", 16),
+    "v5litepod-16": ("v5e:4x4", 16),
+    "v5litepod-128": ("v5e:8x16", 128),
+    "v5p-8": ("v5p:2x2x1", 4),
+    "v5p-128": ("v5p:4x4x4", 64),
+    "v4-8": ("v4:2x2x1", 4),
+    "v4-16": ("v4:2x2x2", 8),
+    "tpu7x-2": ("TPU7x:1x1x1", 2),
+    "tpu7x-8": ("TPU7x:2x2x1", 8),
+    "tpu7x-32": ("TPU7x:2x2x4", 32),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_has_the_shape_that_the_cloud_gives_it(name):
+    topology, host = _slice(name)
+    assert topology == SLICES[name][0]
+    assert (host == (2, 4, 1)) == name.endswith("e-8")  # one host of eight chips
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("v6e-2", "by their chips: v6e-1, v6e-4, v6e-8"),
+        ("v5p-4", "by their cores: v5p-8, v5p-16"),
+        ("v5p-9", "such as tpu:v5p:2x2x4"),
+        ("v6e-", "target is 'v6e-'"),
+        ("tpu7x", "by their cores: tpu7x-2, tpu7x-8"),
+        ("v7-8", "it must be tpu:GENERATION:SHAPE, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_with_those_that_there_are(name, says):
+    with pytest.raises(ValueError, match=says):
+        target_devices(name)
+
+
+@pytest.mark.aot
+def test_the_compiler_knows_every_slice_and_one_chip():
+    names = [*SLICES, "tpu:v6e:1x1", "tpu:v5e:1x1", "tpu:v6e:2x4"]
+    program = (
+        "import json, sys; from ferrum_jax.commands.compile import without_device; without_device('tpu')\n"
+        "from ferrum_jax.executables.topology import target_devices\n"
+        "print(json.dumps([[len(d := target_devices(n)), len({x.process_index for x in d})] for n in sys.argv[1:]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *names],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert {name: count for name, (count, _) in found.items() if name in SLICES} == {n: s[1] for n, s in SLICES.items()}
+    assert found["v6e-8"] == [8, 1] and found["tpu:v6e:2x4"] == [8, 2] and found["v6e-16"][1] == 4
+    assert found["tpu:v6e:1x1"] == found["tpu:v5e:1x1"] == [1, 1]

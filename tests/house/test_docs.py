@@ -1,0 +1,120 @@
+"""The documentation and the code agree: links into the code, metrics, exit codes, and names that come from vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax import __main__ as cli
+from ferrum_jax.batch import job, notice
+from ferrum_jax.commands import embed
+from ferrum_jax.models import registry
+from ferrum_jax.processes import processes
+from scripts import models_page
+from scripts.docs_hook import line_of, parsers, source_links, with_placeholders
+from scripts.docs_parameters import as_list
+from tests.support import ROOT, small_llm
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def _first_column(page: str) -> list[str]:
+    """What stands in the first cells of a page's tables, but for their heads."""
+    return re.findall(r"(?m)^\| `?([^`|]+?)`? \|", (DOCS / page).read_text().replace("| name |", ""))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_of_a_page_into_the_code_find_what_they_name(page: Path):
+    for path, name in source_links(page.read_text()):
+        assert line_of(path, name) > 0
+
+
+def test_a_link_to_what_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"a page links to LLM.sing in ferrum_jax/llm.py, which defines no sing"):
+        line_of("ferrum_jax/llm.py", "LLM.sing")
+    with pytest.raises(ValueError, match=r"p.md: \{\{ colour \}\} is unknown; known are source, config, commands"):
+        with_placeholders("{{ colour }}", "p.md")
+
+
+def test_every_field_and_every_command_is_in_the_reference():
+    fields = with_placeholders((DOCS / "reference/configuration.md").read_text(), "reference/configuration.md")
+    for kind in (EngineConfig, SamplingParams):
+        for field in dataclasses.fields(kind):
+            assert f"| `{field.name}` |" in fields
+    commands = with_placeholders((DOCS / "reference/commands.md").read_text(), "reference/commands.md")
+    assert "## ferrum-jax batch\n" in commands and "## ferrum-jax cache simulate\n" in commands
+
+
+def test_a_flag_that_a_sentence_names_is_there():
+    known = set(
+        re.findall(
+            r"--[a-z][\w-]+",
+            "".join(
+                path.read_text() for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc"
+            ),
+        )
+    )
+    for _, parser in parsers(cli._parser(), "ferrum-jax"):
+        known.update(parser._option_string_actions)
+    pages = [ROOT / "README.md", *(page for page in PAGES if page.parent != DOCS)]
+    for page in pages:
+        text = re.sub(r"(?s)```.*?```", "", page.read_text())
+        for mention in re.findall(r"`(--[a-z][^`]*)`", text):
+            assert set(re.findall(r"--[a-z][\w-]+", mention)) <= known, f"{page}: {mention}"
+
+
+def test_the_metrics_are_those_that_an_engine_gives():
+    listed = _first_column("reference/metrics.md")
+    assert sorted(listed) == sorted(small_llm("qwen3").stats())
+
+
+def test_every_architecture_that_is_served_is_in_the_table_of_models():
+    table = (DOCS / "reference/models.md").read_text()
+    assert all(f"`{name}`" in table for name in registry.FAMILIES)
+    assert "`BertModel`" in table and "`XLMRobertaModel`" in table
+
+
+def test_the_page_of_models_is_what_its_script_makes():
+    assert models_page.PAGE.read_text() == models_page.page(), "run python -m scripts.models_page"
+
+
+def test_the_exit_codes_are_those_of_the_program():
+    codes = {int(code) for code in _first_column("reference/exit-codes.md") if code.isdecimal()}
+    modules = (cli, job, notice, embed, processes)
+    known = {value for module in modules for name, value in vars(module).items() if name.startswith("EXIT_")}
+    assert codes == known
+
+
+def test_the_error_codes_of_rows_are_those_of_the_program():
+    page = (DOCS / "reference/file-formats.md").read_text()
+    sources = "".join(path.read_text() for path in (ROOT / "ferrum_jax/batch").rglob("*.py"))
+    codes = set(re.findall(r'(?:code=|LineError\()"(\w+)"', sources))
+    (table,) = re.findall(r"(?s)\| `error.code` .*?\n\|---.*?\n(.*?)\n\n", page)
+    assert {code for row in table.splitlines() for code in re.findall(r"`(\w+)`", row.split("|")[1])} == codes
+
+
+def test_the_page_for_users_of_vllm_has_every_name_that_is_here():
+    page = (DOCS / "start/from-vllm.md").read_text()
+    ours = {name for row in re.findall(r"(?m)^\|[^|]*\|([^|]*)\|", page) for name in re.findall(r"`([^`]+)`", row)}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} <= ours
+    fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert set(re.findall(r"EngineConfig\((\w+)=", page)) <= fields
+    methods = {name for name, value in vars(LLM).items() if callable(value) and not name.startswith("_")}
+    assert {"generate", "chat", "embed", "stats", "update_weights"} <= (ours & methods)
+    assert ours & {"sleep", "encode", "bad_words"} == set()
+
+
+def test_docstrings_become_lists_of_parameters():
+    text = (
+        "What it gives.\n\nmodel: a folder. config, tokenizer: as it says;\nit goes on. other: no parameter.\nRaises X."
+    )
+    found = as_list(text, {"model", "config", "tokenizer"})
+    assert found == (
+        "What it gives.\n\n- `model`: a folder.\n"
+        "- `config`, `tokenizer`: as it says; it goes on. other: no parameter.\n\nRaises X."
+    )

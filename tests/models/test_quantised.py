@@ -1,0 +1,57 @@
+"""Every published format of quantised weights says what transformers says of the decoded weights, in float64."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoints import open_checkpoint
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.models.registry import abstract_model, bind, family_of, spec_of, unbind
+from tests.support import GOLDENS
+
+FOLDER = GOLDENS / "quantised"
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/golden.npz"))
+FAST = ("w4a16_zeros", "w8a8_experts")
+ERROR = 1e-5  # of the largest logit; where activations are rounded too, for no input lies on a tie (see SEEDS)
+
+
+def load(name: str):
+    checkpoint = open_checkpoint(FOLDER / name)
+    spec = spec_of(checkpoint.config, stored=checkpoint.stored_forms)
+    graph, structs = unbind(abstract_model(spec))
+    family = family_of(spec.architecture)
+    parameters = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=structs)
+    return graph, parameters, dict(np.load(FOLDER / name / "golden.npz"))
+
+
+def test_there_is_a_golden_of_every_format():
+    methods = [json.loads((FOLDER / name / "config.json").read_text())["quantization_config"] for name in NAMES]
+    assert {method["quant_method"] for method in methods} == {"awq", "compressed-tensors", "fp8", "gptq"}
+    assert len(NAMES) == 19
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_logits_and_greedy_tokens_are_those_of_the_decoded_weights(name: str):
+    """The reference's own tokens go in; each next one must come out, unless its two best logits nearly tie."""
+    graph, parameters, golden = load(name)
+
+    @jax.jit
+    def forward(parameters, ids):
+        model = bind(graph, parameters)
+        return model.logits(model(ids, jnp.arange(len(ids), dtype=jnp.int32), ForwardContext()))
+
+    for i, last in enumerate(golden["last_logits"]):
+        prompt, tokens, best = golden[f"prompt_{i}"], golden[f"tokens_{i}"], golden[f"best_{i}"]
+        ids = np.zeros(80, np.int32)
+        ids[: len(prompt) + 63] = np.concatenate((prompt, tokens[:-1]))
+        after = np.asarray(forward(parameters, ids))[len(prompt) - 1 : len(prompt) + 63]
+        allowed = ERROR * np.max(np.abs(last))
+        assert np.max(np.abs(after[0] - last)) < allowed
+        assert np.max(np.abs(np.max(after, axis=-1) - best[:, 0])) < allowed
+        clear = best[:, 0] - best[:, 1] >= 1e-4
+        np.testing.assert_array_equal(after.argmax(axis=-1)[clear], tokens[clear])

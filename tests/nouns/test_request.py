@@ -1,0 +1,121 @@
+"""SamplingParams are checked when they are made: a bad value is refused by name, with what is allowed."""
+
+import math
+
+import pytest
+
+from ferrum_jax.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+
+REFUSED = [
+    ("n", 0),
+    ("n", 4097),
+    ("n", 1.0),
+    ("n", True),
+    ("max_tokens", 0),
+    ("max_tokens", 2.5),
+    ("min_tokens", -1),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", 10**400),
+    ("temperature", "hot"),
+    ("temperature", None),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("top_p", 0),
+    ("top_p", 0.0),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0.0),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("seed", 2**64),
+    ("seed", -(2**63) - 1),
+    ("seed", 1.0),
+    ("logprobs", 21),
+    ("logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("detokenize", 0),
+    ("echo", "yes"),
+    ("stop", ""),
+    ("stop", [3]),
+    ("stop", 3),
+    ("stop_token_ids", ["a"]),
+    ("stop_token_ids", 5),
+    ("stop_token_ids", range(MAX_STOP_IDS + 1)),
+    ("ignore_eos", 1),
+    ("logit_bias", {5: 100.5}),
+    ("logit_bias", {5: math.nan}),
+    ("logit_bias", {5: math.inf}),
+    ("logit_bias", {"5": 1.0}),
+    ("logit_bias", [5, 1.0]),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED, ids=lambda v: str(v)[:24])
+def test_a_bad_value_is_refused_by_its_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
+
+
+ACCEPTED = [
+    ("n", 4096),
+    ("max_tokens", None),
+    ("temperature", 0),
+    ("temperature", 1e300),
+    ("top_k", -1),
+    ("top_k", 10**30),
+    ("top_p", 1e-300),
+    ("top_p", 1),
+    ("min_p", 1),
+    ("seed", 2**64 - 1),
+    ("seed", -(2**63)),
+    ("logprobs", 0),
+    ("logprobs", 20),
+    ("stop", ["a", "b"]),
+    ("stop_token_ids", range(MAX_STOP_IDS)),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS), -100)),
+    ("logit_bias", {5: -math.inf}),
+    ("truncate_prompt_tokens", -1),
+    ("detokenize", False),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), ACCEPTED, ids=lambda v: str(v)[:24])
+def test_the_limits_themselves_are_accepted(field, value):
+    assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+def test_more_least_tokens_than_most_are_refused_naming_both():
+    with pytest.raises(ValueError, match=r"min_tokens is 5, more than max_tokens, 4"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_a_number_beyond_every_float_is_not_spelled_out():
+    with pytest.raises(ValueError, match=r"temperature is a whole number of 16610 bits, too large; it must be 0"):
+        SamplingParams(temperature=10**5000)
+
+
+def test_one_stop_string_is_a_list_of_one_and_none_is_no_stop():
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
+
+
+def test_unknown_parameters_are_all_named_with_what_is_known():
+    with pytest.raises(ValueError, match=r"unknown sampling parameters \['best_of', 'temprature'\].*temperature"):
+        SamplingParams.from_dict({"temprature": 1.0, "best_of": 3, "n": 2})
+
+
+def test_known_parameters_come_from_a_json_object():
+    assert SamplingParams.from_dict({"n": 2, "top_p": 0.5}) == SamplingParams(n=2, top_p=0.5)
+
+
+@pytest.mark.parametrize("wishes", [{"stop": "a"}, {"echo": True}])
+def test_what_needs_the_text_is_refused_where_no_text_is_made(wishes):
+    with pytest.raises(ValueError, match=f"detokenize is False beside {next(iter(wishes))}, which needs the text"):
+        SamplingParams(detokenize=False, **wishes)

@@ -1,0 +1,212 @@
+"""Plans: what fits and the bounds of speed, against numbers counted by hand."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from ferrum_jax.__main__ import main
+from ferrum_jax.commands.compile import _WITHOUT_DEVICE
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.executables.deferred import DeferredExecutable
+from ferrum_jax.offline.bundle_order import BundleOrder
+from ferrum_jax.offline.encoder_forecast import forecast_encoder
+from ferrum_jax.offline.forecast import forecast, least_time_s
+from ferrum_jax.offline.mesh_choices import Lengths, meshes_of, shapes_of
+from ferrum_jax.runtime.buckets import Bucket, Ladder
+from ferrum_jax.runtime.fit import kv_bytes_left, temporaries_bytes
+from pallas_kernels.target import Target
+from tests.models.published import LLAMA3_8B
+from tests.support import GOLDENS, SMALL
+
+FLAGS = ["--max-num-seqs=4", "--max-num-batched-tokens=16", "--max-model-len=256", "--num-blocks=80"]
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=SMALL).lay_out()
+
+
+def test_what_weights_slots_and_a_step_leave_is_for_blocks(layout):
+    ledger = layout.ledger
+    fixed = ledger.weights_bytes + ledger.slots_bytes + ledger.prompts_bytes + ledger.hidden_bytes + ledger.masks_bytes
+    assert kv_bytes_left(layout, fixed + 1000 + 7 * ledger.block_bytes, 1000) == 7 * ledger.block_bytes
+    with pytest.raises(ValueError, match=r"GiB too small: .* take more devices along tp, or lower max_num_batched"):
+        kv_bytes_left(layout, fixed + 1000 + 2 * ledger.block_bytes - 1, 1000)
+
+
+def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sample(monkeypatch):
+    """All rows of a decode are drawn at once, so a small model's sampling needs more than its prefill."""
+    buckets = [
+        Bucket(num_tokens=tokens, num_rows=64, table_width=4, decode_only=tokens <= 64) for tokens in (32, 64, 128, 256)
+    ]
+    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)))
+
+    def with_sizes(*sizes: int) -> int:
+        def executable(size: int) -> Any:
+            memory = SimpleNamespace(temp_size_in_bytes=size, output_size_in_bytes=9, alias_size_in_bytes=6)
+            return DeferredExecutable.made(SimpleNamespace(memory_analysis=lambda: memory))
+
+        keys = (*buckets, *layout.ladder.row_buckets)
+        parts = {b: SimpleNamespace(get=lambda _, s=s: executable(s)) for b, s in zip(keys, sizes, strict=True)}
+        monkeypatch.setattr("ferrum_jax.runtime.fit.programs_of", lambda layout: parts)
+        return temporaries_bytes(layout, None)
+
+    assert with_sizes(1, 50, 1, 20, 1, 9) == 53
+    assert with_sizes(1, 20, 1, 50, 1, 9) == 53
+    assert with_sizes(1, 20, 1, 9, 1, 50) == 53
+
+
+def test_a_decode_step_reads_the_weights_once_and_the_context_of_every_row(layout):
+    spec, ledger = layout.options.spec, layout.ledger
+    found = forecast(layout, Target.named("cpu"), tokens_in=100, tokens_out=20)
+    token_bytes = spec.num_hidden_layers * 2 * spec.attention.num_key_value_heads * spec.attention.head_dim * 4
+    embedding = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * 4
+    read = ledger.weights_bytes - embedding + 4 * 110 * token_bytes
+    assert (found.num_rows, found.decode_bound_by) == (4, "memory")
+    assert found.decode_step_s == pytest.approx(read / Target.named("cpu").bandwidth_bytes_per_s)
+
+
+def test_rows_are_as_many_as_the_pool_holds_at_their_full_length(layout):
+    assert forecast(layout, Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 4  # 80 blocks, 16 a row
+    few = BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=dataclasses.replace(SMALL, num_blocks=40))
+    assert forecast(few.lay_out(), Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 2
+
+
+def test_a_request_longer_than_the_model_serves_is_refused_with_both_numbers(layout):
+    with pytest.raises(ValueError, match="250 tokens in and 7 out are 257, more than max_model_len, 256"):
+        forecast(layout, Target.named("cpu"), tokens_in=250, tokens_out=7)
+
+
+def test_experts_that_a_step_reads_are_those_that_its_rows_choose():
+    order = BundleOrder(model=str(GOLDENS / "qwen3_moe"), target="cpu", config=SMALL)
+    layout = order.lay_out()
+    spec, target = layout.options.spec, Target.named("cpu")
+    experts = sum(w.size * 4 for name, w in layout.targets.items() if ".experts." in name)
+    others = sum(w.size * 4 for name, w in layout.targets.items() if ".experts." not in name)
+    others -= 0 if spec.tie_word_embeddings else layout.targets["embed.weight"].size * 4
+    found = forecast(layout, target, tokens_in=100, tokens_out=20)
+    chosen = 1 - (1 - spec.experts.num_experts_per_tok / spec.experts.num_experts) ** 4
+    context = 4 * 110 * layout.ledger.block_bytes / layout.ledger.block_size
+    assert found.decode_step_s == pytest.approx((others + chosen * experts + context) / target.bandwidth_bytes_per_s)
+
+
+def test_a_job_takes_at_least_its_weights_a_step_and_two_operations_a_prompt_token(layout):
+    target, spec = Target.named("cpu"), layout.options.spec
+    embedding = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * 4
+    weights = layout.ledger.weights_bytes - embedding
+    steps_s = 30 / 4 * weights / target.bandwidth_bytes_per_s
+    assert least_time_s(layout, target, tokens_in=0, tokens_out=30) == pytest.approx(steps_s)
+    prefill_s = 1000 * 2 * weights / 4 / target.flops_per_s
+    assert least_time_s(layout, target, tokens_in=1000, tokens_out=30) == pytest.approx(steps_s + prefill_s)
+
+
+def test_a_job_s_least_time_counts_the_experts_that_its_tokens_choose():
+    layout = BundleOrder(model=str(GOLDENS / "qwen3_moe"), target="cpu", config=SMALL).lay_out()
+    target, spec = Target.named("cpu"), layout.options.spec
+    sizes = {name: w.size for name, w in layout.targets.items() if name != "embed.weight" or spec.tie_word_embeddings}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    active = sum(sizes.values()) - experts + experts * spec.experts.num_experts_per_tok / spec.experts.num_experts
+    found = least_time_s(layout, target, tokens_in=1000, tokens_out=0)
+    assert found == pytest.approx(1000 * 2 * active / target.flops_per_s)
+
+
+def test_meshes_are_parts_of_the_devices_along_tp_and_all_of_them_as_data_shards():
+    assert [str(shape) for shape in shapes_of(4)] == ["tp=1", "tp=2", "tp=4", "dp=4,tp=1", "dp=2,tp=2"]
+
+
+def test_the_cpu_has_no_choice_of_meshes():
+    order = BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=SMALL)
+    assert meshes_of(order, Lengths()) == [] and jax.default_backend() == "cpu"
+
+
+def test_lengths_that_are_left_open_fit_the_model_and_those_that_are_named_stay():
+    assert Lengths().within(8192) == (1024, 256) and Lengths().within(500) == (400, 100)
+    assert Lengths(tokens_in=9000).within(500) == (9000, 100) and Lengths(tokens_out=7).within(500) == (493, 7)
+
+
+@pytest.mark.parametrize("tokens", [0, -5])
+def test_lengths_below_one_token_are_refused(tokens):
+    with pytest.raises(ValueError, match=f"tokens_in is {tokens}; it must be 1 or more"):
+        Lengths(tokens_in=tokens)
+    with pytest.raises(ValueError, match=f"tokens_out is {tokens}; it must be 1 or more"):
+        Lengths(tokens_out=tokens)
+
+
+@pytest.mark.aot
+def test_every_mesh_of_a_slice_has_its_memory_and_speed_without_a_compile(capsys, monkeypatch, tmp_path):
+    for name, value in _WITHOUT_DEVICE.items():  # which the command leaves in the environment
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA3_8B))
+    assert main(["plan", "--model", str(tmp_path), "--target=tpu:v5e:2x2", "--mesh=tp=4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    meshes = {mesh["mesh"]: mesh for mesh in found["meshes"]}
+    assert list(meshes) == ["tp=1", "tp=2", "tp=4", "dp=4,tp=1", "dp=2,tp=2"]
+    assert "GiB too small" in meshes["tp=1"]["problem"] and meshes["tp=1"]["weights_bytes"] > 14 << 30
+    assert meshes["tp=4"]["forecast"]["prefill_tokens_per_s"] == found["forecast"]["prefill_tokens_per_s"]
+    assert meshes["tp=4"]["kv_tokens"] == found["kv_tokens"] > meshes["tp=2"]["kv_tokens"] > 0
+    assert main(["plan", "--model", str(tmp_path), "--target=tpu:v5e:2x2"]) == 2
+    printed, error = capsys.readouterr()
+    assert "tp=1: " in printed and "dp=2,tp=2" in printed and "Any one of these would do: mesh tp=2" in error
+
+
+def test_an_encoder_takes_what_its_layers_multiply_or_read(capsys):
+    bert = str(GOLDENS / "encoders" / "bert")
+    order = BundleOrder(model=bert, target="cpu", config=EngineConfig(max_num_batched_tokens=256))
+    layout, target = order.lay_out_encoder(), Target.named("cpu")
+    layers = sum(weight.size for name, weight in layout.targets.items() if name.startswith("layers."))
+    width = layout.spec.hidden_size * layout.spec.num_hidden_layers
+    fast = dataclasses.replace(target, bandwidth_bytes_per_s=1e30)
+    found = forecast_encoder(layout, fast, tokens_in=16)
+    assert (found.num_rows, found.bound_by) == (16, "arithmetic")
+    assert found.step_s == pytest.approx(256 * (2 * layers + 4 * 16 * width) / target.flops_per_s)
+    strong = dataclasses.replace(target, flops_per_s=1e30)
+    found = forecast_encoder(layout, strong, tokens_in=16)
+    assert found.step_s == pytest.approx(4 * layers / target.bandwidth_bytes_per_s)
+    assert found.tokens_per_s == pytest.approx(256 / found.step_s) and found.bound_by == "memory"
+    with pytest.raises(ValueError, match="tokens in are more than max_model_len"):
+        forecast_encoder(layout, target, tokens_in=layout.max_model_len + 1)
+    assert main(["plan", "--model", bert, "--target=cpu", "--tokens-in=16"]) == 0
+    printed = capsys.readouterr().out
+    assert "16 tokens a text" in printed and "no pools" in printed and "bounds from the data sheet" in printed
+    for flag in ("--tokens-out=3", "--compile"):
+        assert main(["plan", "--model", bert, "--target=cpu", flag]) == 2
+        assert flag.partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_command_prints_the_ledger_and_the_bounds(capsys, compiles):
+    arguments = [
+        "plan",
+        "--model",
+        str(GOLDENS / "qwen3"),
+        "--target=cpu",
+        "--tokens-in=100",
+        "--tokens-out=20",
+        *(["--compile"] if compiles else []),
+        *FLAGS,
+    ]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_tokens"] == 80 * 16 and found["forecast"]["num_rows"] == 4
+    assert found["ledger"]["temporaries_bytes"] > 0 and found["scalar_bytes"] is None
+    assert (found["is_compiled"], found["meshes"]) == (compiles, [])
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "80 blocks of 16: 1,280 tokens" in printed and "bounds from the data sheet, not measurements" in printed
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gpu:x1", "it must be tpu:GENERATION:SHAPE"),
+        ("cpu:2", "it must be tpu:GENERATION:SHAPE"),
+        ("tpu", "it must be tpu:GENERATION:SHAPE"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_those_that_are(capsys, target, message):
+    assert main(["plan", "--model", str(GOLDENS / "qwen3"), "--target", target]) == 2
+    assert message in capsys.readouterr().err

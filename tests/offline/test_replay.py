@@ -1,0 +1,189 @@
+"""Request logs read back, reuse distances against a naive count, and the command that shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from ferrum_jax.__main__ import main
+from ferrum_jax.config import EngineSizes
+from ferrum_jax.offline.replay import replay, reuse_distances
+from ferrum_jax.paths import install_command
+from ferrum_jax.request import NOT_FINITE_REASON
+from ferrum_jax.scheduling.request_log import (
+    LoggedChoice,
+    LoggedRequest,
+    RequestLogWriter,
+    Segment,
+    TokenLimit,
+    read_request_log,
+)
+
+SIZES = EngineSizes(
+    block_size=4, block_bytes=[2048], group_blocks=[16], max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64
+)
+
+
+def request(prompt: list[int], arrival: int = 0, output: int = 6) -> LoggedRequest:
+    choice = LoggedChoice(token_ids=[9] * output, finish_reason="length")
+    return LoggedRequest(id=arrival, arrival=arrival, prompt_token_ids=prompt, max_tokens=output, choices=[choice])
+
+
+@pytest.fixture
+def request_log(tmp_path):
+    """Two prompts of 32 tokens in turn, eight times each; a pool of 16 blocks holds one of them and a half."""
+    path = tmp_path / "requests.jsonl"
+    writer = RequestLogWriter(str(path), SIZES)
+    for index in range(16):
+        writer.write(request([index % 2] * 32 + [2, index], arrival=40 * index))
+    return path
+
+
+def test_a_larger_pool_hits_what_a_smaller_one_has_evicted(request_log):
+    segments = read_request_log(request_log)
+    small, large = replay(segments, 16), replay(segments, 64)
+    assert (small.lookups, large.lookups) == (16, 16)
+    assert small.evictions > 0 == large.evictions and small.hit_rate < large.hit_rate
+    assert large.hit_tokens == 14 * 32, "all but the first of each hit all of the common part"
+
+
+def test_preempted_rows_that_find_themselves_again_are_no_hits_of_a_small_pool():
+    """Prompts that share nothing: no pool can hit, and 32 blocks of them hit no more than 512."""
+    sizes = dataclasses.replace(SIZES, max_num_seqs=8)
+    segment = Segment(sizes=sizes, requests=[request([stem] * 20, stem, output=24) for stem in range(8)])
+    small, large = replay([segment], 32), replay([segment], 512)
+    assert small.preemptions > 0 == large.preemptions
+    assert small.resumed_tokens > 0 == large.resumed_tokens
+    assert small.hit_tokens == large.hit_tokens == 0
+    assert small.missed_tokens == large.missed_tokens == 8 * 20 and small.lookups == large.lookups == 8
+
+
+def test_a_replay_plans_within_the_token_limits_that_were_logged(tmp_path):
+    """An engine that was ready before all of its executables were: from its third step on it has the largest."""
+    path, sizes, found = tmp_path / "requests.jsonl", dataclasses.replace(SIZES, max_num_batched_tokens=32), []
+    writer = RequestLogWriter(str(path), sizes)
+    writer.limit(TokenLimit(arrival=0, token_limit=8))
+    writer.limit(TokenLimit(arrival=2, token_limit=None))
+    writer.write(request([5] * 50))
+    replay(read_request_log(path), 64, on_plan=lambda plan: found.append(plan.num_tokens))
+    assert found[:4] == [8, 8, 32, 2]
+
+
+def test_a_request_without_finite_logits_ends_in_a_replay_at_its_token_and_leaves_nothing_to_hit():
+    ended = LoggedChoice(token_ids=[9] * 2, finish_reason="error", stop_reason=NOT_FINITE_REASON)
+    logged = [dataclasses.replace(request([5] * 20, arrival), choices=[ended]) for arrival in (0, 20)]
+    plans = []
+    outcome = replay([Segment(sizes=SIZES, requests=logged)], 64, on_plan=plans.append)
+    assert (outcome.lookups, outcome.hit_tokens) == (2, 0)
+    assert [plan.num_tokens for plan in plans] == [16, 4, 1, 1, 1] * 2, "the last is dropped"
+
+
+def test_a_request_larger_than_the_pool_is_counted_and_the_others_run(request_log):
+    outcome = replay(read_request_log(request_log), 9)
+    assert (outcome.too_large, outcome.lookups) == (16, 0)
+
+
+def test_reuse_distances_are_those_of_a_naive_count():
+    prompts = [[stem] * (8 + 4 * (stem + turn) % 20) for turn in range(4) for stem in (0, 1, 0, 2, 3)]
+    segment = Segment(sizes=SIZES, requests=[request(ids, output=1 + len(ids) % 7) for ids in prompts])
+    expected: list[int | None] = []
+    stack: list[tuple[int, ...]] = []  # blocks by their whole prefix, the most recently used last
+    for logged in segment.requests:
+        ids = logged.prompt_token_ids + logged.choices[0].token_ids[:-1]
+        for end in range(4, len(ids) + 1, 4):
+            block = tuple(ids[:end])
+            if end < len(logged.prompt_token_ids):
+                expected.append(len(stack) - 1 - stack.index(block) if block in stack else None)
+            if block in stack:
+                stack.remove(block)
+            stack.append(block)
+    found = reuse_distances([segment])
+    assert sorted(found.elements(), key=str) == sorted(expected, key=str) and len(set(expected)) > 5
+
+
+def test_a_line_that_was_cut_short_is_left_out(request_log):
+    text = request_log.read_text()
+    request_log.write_text(text[:-20])
+    assert len(read_request_log(request_log)[0].requests) == 15
+
+
+def test_an_engine_goes_on_after_a_line_that_another_did_not_finish(request_log):
+    """One that was killed while it wrote; the same command begins a segment in the same file."""
+    request_log.write_text(request_log.read_text()[:-20])
+    RequestLogWriter(str(request_log), SIZES).write(request([1] * 20))
+    assert [len(segment.requests) for segment in read_request_log(request_log)] == [15, 1]
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\n", '{"custom_id": "a"}\n', "\n"])
+def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"in\.jsonl exists and is not a request log; name another file"):
+        RequestLogWriter(str(path), SIZES)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no request that ended"),
+        ("nonsense\n", "line 1 is not a line of a request log"),
+        (
+            '{"ferrum_jax_request_log": 7}\n',
+            "line 1 is not a line of a request log: its format is 7, this version reads 3 to 4",
+        ),
+        ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
+        ("[1]\n", "line 1 is not a line of a request log"),
+    ],
+)
+def test_what_is_no_request_log_is_refused_by_file_and_line(tmp_path, capsys, text, message):
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    assert main(["cache", "simulate", "--request-log", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error
+
+
+def test_a_request_log_without_its_header_is_refused(request_log):
+    lines = request_log.read_text().splitlines(keepends=True)
+    request_log.write_text("".join(lines[1:]))
+    with pytest.raises(
+        ValueError, match="does not begin with the header of a request log; write one with --request-log"
+    ):
+        read_request_log(request_log)
+
+
+def test_the_command_prints_a_line_for_each_pool_and_draws_a_picture(request_log, tmp_path, capsys):
+    picture = tmp_path / "rates.png"
+    assert (
+        main(["cache", "simulate", "--request-log", str(request_log), "--blocks", "16,64", "--plot", str(picture)]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "16 requests, blocks of 4 tokens" in out and "*16" in out and "first use" in out
+    rates = [f"{replay(read_request_log(request_log), size).hit_rate:.1%}" for size in (16, 64)]
+    assert all(rate in out for rate in rates)
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
+
+
+def test_without_matplotlib_the_error_names_the_extra(request_log, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["cache", "simulate", "--request-log", str(request_log), "--plot", str(tmp_path / "a.png")]) == 2
+    assert install_command("plot") in capsys.readouterr().err
+    assert main(["cache", "simulate", "--request-log", str(request_log)]) == 0, "the table needs none"
+
+
+@pytest.mark.parametrize("blocks", ["0", "a", "16,", "-4", "1.5"])
+def test_pool_sizes_that_are_none_are_refused(request_log, blocks, capsys):
+    with pytest.raises(SystemExit):
+        main(["cache", "simulate", "--request-log", str(request_log), f"--blocks={blocks}"])
+    assert "is not a list of pool sizes" in capsys.readouterr().err
+
+
+def test_segments_are_summed(request_log):
+    (segment,) = read_request_log(request_log)
+    once, twice = replay([segment], 16), replay([segment, segment], 16)
+    assert dataclasses.asdict(twice) == {
+        name: value if name == "num_blocks" else 2 * value for name, value in dataclasses.asdict(once).items()
+    }

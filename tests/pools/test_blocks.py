@@ -1,0 +1,90 @@
+"""Blocks out of pools and back: one form outside, whatever form the pools have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ferrum_jax.pools.blocks import gather_blocks, scatter_blocks
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+
+P, C, K = 6, 8, 2
+FORMS = (
+    ("xla", 16, "fp8_e4m3"),
+    ("xla", 16, "int8"),
+    ("mosaic_tpu", 64, "bfloat16"),
+    ("mosaic_tpu", 96, "int8"),
+    ("mosaic_tpu", 160, "bfloat16"),
+)
+gather = jax.jit(gather_blocks, static_argnames="head_copies")
+scatter = jax.jit(scatter_blocks, static_argnames="head_copies")
+
+
+def filled_pool(implementation: str, head_dim: int, dtype: str) -> KVPool:
+    """A pool of distinct small values, zeros in padding lanes."""
+    shape = pool_shape(
+        num_blocks=P,
+        block_size=C,
+        num_kv_heads=K,
+        head_dim=head_dim,
+        dtype=KV_DTYPES[dtype],
+        implementation=implementation,
+    )
+    numbers = np.random.default_rng(0).integers(-7, 8, shape.values.shape)
+    if not shape.is_packed:
+        numbers[..., head_dim:] = 0
+    values = numbers.astype(shape.dtype).view(shape.values.dtype)
+    scales = None
+    if shape.scales is not None:
+        scales = np.arange(np.prod(shape.scales.shape), dtype=np.float32).reshape(shape.scales.shape)
+    return dataclasses.replace(shape, values=values, scales=scales)
+
+
+def zeros(shapes):
+    return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+
+
+def leaves(tree) -> list[np.ndarray]:
+    return [np.asarray(a) for a in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize(("implementation", "head_dim", "dtype"), FORMS)
+def test_blocks_come_out_in_the_logical_form_and_go_back_bit_for_bit(implementation, head_dim, dtype):
+    pools = (filled_pool(implementation, head_dim, dtype),) * 2
+    blocks = gather(pools, np.array([3, 0, 5]), head_copies=1)
+    assert blocks[0].values.shape == (3, C, 2 * K, head_dim) and blocks[0].values.dtype == KV_DTYPES[dtype]
+    empty = zeros(pools)
+    back = scatter(empty, np.array([3, 0, 5]), blocks, head_copies=1)
+    for old, new in zip(leaves(pools), leaves(back), strict=True):
+        assert np.array_equal(new[[3, 0, 5]], old[[3, 0, 5]]) and not new[[1, 2, 4]].any()
+
+
+def test_a_block_is_the_same_from_every_form():
+    logical = filled_pool("xla", 64, "bfloat16")
+    (blocks,) = gather((logical,), np.arange(P), head_copies=1)
+    packed = pool_shape(
+        num_blocks=P, block_size=C, num_kv_heads=K, head_dim=64, dtype=jnp.bfloat16, implementation="mosaic_tpu"
+    )
+    pools = scatter((zeros(packed),), np.arange(P), (blocks,), head_copies=1)
+    (again,) = gather(pools, np.arange(P), head_copies=1)
+    assert np.array_equal(np.asarray(again.values), np.asarray(blocks.values))
+    k = np.asarray(blocks.values)[:, :, 0::2]
+    assert np.array_equal(np.asarray(pools[0].values)[..., :64], k), "K of head k in the first lanes of vector k"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_heads_that_a_mesh_repeats_are_kept_once(dtype):
+    once = filled_pool("xla", 16, dtype)
+    blocks = gather((once,), np.arange(P), head_copies=1)
+    wide = pool_shape(
+        num_blocks=P, block_size=C, num_kv_heads=3 * K, head_dim=16, dtype=KV_DTYPES[dtype], implementation="xla"
+    )
+    pools = scatter((zeros(wide),), np.arange(P), blocks, head_copies=3)
+    heads = np.asarray(pools[0].values).reshape(P, C, K, 3, 2, 16)
+    assert (heads == heads[:, :, :, :1]).all()
+    again = gather(pools, np.arange(P), head_copies=3)
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(again), leaves(blocks), strict=True))

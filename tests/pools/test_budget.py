@@ -1,0 +1,89 @@
+"""Blocks are counted from bytes: as asked, else as many as fit, never more than all rows could hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+
+from ferrum_jax.pools import budget
+from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, cpu_pool_bytes
+
+LIMITS = {
+    "kv_bytes": lambda n: (n + 1) * 1000,
+    "block_size": 16,
+    "max_model_len": 100,
+    "max_num_seqs": 4,
+}  # 7 blocks a row
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "kv_memory_bytes", "expected"),
+    [
+        (5, 10**9, 5),
+        (500, 0, 500),
+        (None, 10**9, 28),
+        (None, 10_999, 9),
+        (None, 29_000, 28),
+        (None, 28_999, 27),
+        (None, 2000, 1),
+    ],
+)
+def test_blocks_that_fit_beside_the_null_block_up_to_what_all_rows_need(num_blocks, kv_memory_bytes, expected):
+    assert choose_num_blocks(num_blocks=num_blocks, kv_memory_bytes=kv_memory_bytes, **LIMITS) == expected
+
+
+def test_too_little_memory_for_one_block_is_an_error_with_the_repair():
+    with pytest.raises(ValueError, match=r"kv_memory_bytes is 1999; one block of 16 tokens takes 1000 bytes.*raise"):
+        choose_num_blocks(num_blocks=None, kv_memory_bytes=1999, **LIMITS)
+
+
+CPU = types.SimpleNamespace(platform="cpu")
+
+
+def test_free_memory_that_differs_a_little_gives_pools_of_one_size(monkeypatch):
+    free = [10**10 - used for used in range(10_000_000, 50_000_000, 10_000_000)]
+    sizes = set()
+    for count in free:
+        monkeypatch.setattr(budget, "free_host_bytes", lambda count=count: count)
+        sizes.add(cpu_pool_bytes([CPU], 0, 2**60))
+    assert len(sizes) == 1 and 0 < min(sizes) <= 10**10 // 4
+
+
+@pytest.mark.parametrize(
+    ("weights_bytes", "row_bytes", "expected"),
+    [(0, 0, 2**30), (2**31, 0, 2**31), (0, 2**31, 2**31), (2**31, 3 << 30, 3 << 30), (0, 2**40, 2**32)],
+)
+def test_the_cpus_pool_is_the_largest_of_a_gib_the_weights_and_a_row_within_a_quarter(
+    monkeypatch, weights_bytes, row_bytes, expected
+):
+    monkeypatch.setattr(budget, "free_host_bytes", lambda: 2**34 + weights_bytes)
+    assert cpu_pool_bytes([CPU], weights_bytes, row_bytes) == expected
+
+
+def test_devices_of_the_cpu_share_what_is_free_and_get_never_less_than_nothing(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(budget, "free_host_bytes", lambda: 2**34)
+        assert cpu_pool_bytes([CPU, CPU], 2**32, 2**40) == 2**30
+    assert cpu_pool_bytes([CPU], 2**60, 0) == 0
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) * 1024
+    assert 0 < cpu_pool_bytes([CPU], 0, 2**60) <= total // 4
+
+
+def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
+    blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
+    ledger = Ledger(weights_bytes=1, slots_bytes=2, prompts_bytes=3, groups=(blocks,), block_size=16)
+    assert (ledger.kv_bytes, ledger.kv_tokens, ledger.repeated_bytes) == (10_000, 144, 0)
+    assert dataclasses.replace(ledger, head_copies=4).repeated_bytes == 7_500
+
+
+def test_blocks_of_a_window_that_are_not_needed_make_room_for_others():
+    """Two groups of equal layers, of which one needs 10 blocks at most."""
+    fits = choose_num_blocks(
+        num_blocks=None,
+        kv_memory_bytes=100_000,
+        **LIMITS | {"kv_bytes": lambda n: (n + 1 + min(n, 10) + 1) * 1000, "max_num_seqs": 100},
+    )
+    assert fits == 88

@@ -1,0 +1,79 @@
+"""Copies of blocks: in the layers of their group alone, one after the other, any number of them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from ferrum_jax.plan import Copy
+from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES, make_copy
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.runtime.inputs import pack_copies
+from ferrum_jax.spec import CacheGroup
+from pallas_kernels.kv_pool import make_pool, pool_shape
+
+GROUPS = (CacheGroup(kind="full", layers=(0, 2)), CacheGroup(kind="window", layers=(1,), window=8))
+NUM_BLOCKS = 150
+
+
+@pytest.fixture(scope="module")
+def pools() -> Pools:
+    """Three layers of int8, so that there are scales to copy too; every number of an array is another block's."""
+    shape = pool_shape(
+        num_blocks=NUM_BLOCKS,
+        block_size=2,
+        num_kv_heads=1,
+        head_dim=4,
+        dtype=np.dtype(np.int8),
+        implementation="xla",
+    )
+    layers = [jax.tree.map(_numbered, make_pool(shape, fill=0.0)) for _ in range(3)]
+    return Pools(kv=tuple(layers), slots=None, prompts=None, masks=None, hidden=None)
+
+
+def _numbered(array: jax.Array) -> jax.Array:
+    ids = np.arange(NUM_BLOCKS).reshape(-1, *[1] * (array.ndim - 1))
+    return jax.numpy.asarray(np.broadcast_to(ids, array.shape).astype(array.dtype))
+
+
+def _run(pools: Pools, copies: list[Copy]) -> list[list[np.ndarray]]:
+    """Per layer, which block's content each block has, in values and in scales."""
+    kv = pools.flat_kv()
+    copy_blocks = jax.jit(make_copy(pools, GROUPS))
+    for blob in pack_copies([copies]):
+        assert blob.shape == (COPY_BLOB_SIZE,)
+        kv = copy_blocks(kv, blob)
+    layers = jax.tree.unflatten(jax.tree.structure(pools.kv), kv)
+    return [[np.asarray(a).reshape(NUM_BLOCKS, -1) for a in jax.tree.leaves(layer)] for layer in layers]
+
+
+def _contents(pools: Pools, copies: list[Copy]) -> list[list[int]]:
+    """Per layer the block whose content each block has."""
+    contents = []
+    for arrays in _run(pools, copies):
+        assert len(arrays) == 2 and all((array == array[:, :1]).all() for array in arrays), "a block is torn"
+        values, scales = (array[:, 0].astype(np.uint8).tolist() for array in arrays)
+        assert values == scales
+        contents.append(values)
+    return contents
+
+
+def test_a_block_is_copied_in_every_layer_of_its_group_and_in_no_other(pools):
+    full, window, last = _contents(pools, [Copy(pool=0, source=5, target=9), Copy(pool=1, source=7, target=3)])
+    moved = list(range(NUM_BLOCKS))
+    moved[9] = 5
+    assert full == last == moved
+    moved[9], moved[3] = 9, 7
+    assert window == moved
+
+
+def test_more_copies_than_one_call_takes_go_in_several(pools):
+    copies = [Copy(pool=0, source=i, target=i + 75) for i in range(1, MAX_COPIES + 6)]
+    full, window, _ = _contents(pools, copies)
+    assert full[76 : 76 + len(copies)] == list(range(1, len(copies) + 1))
+    assert window == list(range(NUM_BLOCKS))
+
+
+def test_without_copies_there_is_no_call():
+    assert pack_copies([[]]) == []

@@ -1,0 +1,450 @@
+"""CacheManager: its sentences over one and two groups, and random histories against a naive model."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ferrum_jax.config import EngineSizes
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.request import Request
+
+_ids = itertools.count()
+
+
+def _manager(*pool_sizes: int, max_num_seqs: int = 4, max_model_len: int = 40, windows=(), **wishes) -> CacheManager:
+    """pool_sizes: the null block included."""
+    counts = [size - 1 for size in pool_sizes or (17,)]
+    sizes = EngineSizes(
+        block_size=4,
+        group_blocks=counts,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=max_model_len,
+        windows=windows or [None] * len(counts),
+        block_bytes=[100] * len(counts),
+    )
+    return CacheManager(sizes, **wishes)
+
+
+def _request(tokens: list[int] | int, **wishes) -> Request:
+    ids = array("i", range(tokens) if isinstance(tokens, int) else tokens)
+    return Request(id=next(_ids), token_ids=ids, num_prompt_tokens=len(ids), max_total_tokens=40, **wishes)
+
+
+def _books(manager: CacheManager) -> list:
+    """Everything that a failure must leave as it was, the order of eviction with it."""
+    pools = [(list(p._next), list(p._prev), list(p._refs), dict(p._id_of), list(p._returned)) for p in manager.pools]
+    return [
+        pools,
+        [t.tolist() for t in manager.blocks.tables],
+        manager.blocks.num_blocks.tolist(),
+        manager.blocks.num_published.tolist(),
+    ]
+
+
+def _run(manager: CacheManager, tokens: list[int] | int, slot: int = 1) -> Request:
+    """A request that is admitted, computed, published and released."""
+    request = _request(tokens)
+    request.slot = slot
+    assert manager.admit(request, slot) is not None
+    manager.publish(request, slot, len(request.token_ids))
+    manager.release(slot)
+    return request
+
+
+def test_growth_takes_only_the_difference_and_the_table_is_padded_with_0() -> None:
+    manager = _manager()
+    request = _request(6)
+    manager.admit(request, 1)
+    assert manager.blocks.tables[0][1].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert manager.grow(1, 8) and manager.blocks.num_blocks[0, 1] == 2
+    assert manager.grow(1, 13) and manager.blocks.tables[0][1, :5].tolist() == [1, 2, 3, 4, 0]
+    manager.check_invariants()
+
+
+def test_rows_that_need_a_block_are_found_in_one_look() -> None:
+    manager = _manager()
+    for slot, length in ((1, 4), (2, 5), (3, 8)):
+        manager.admit(_request([slot] * length), slot)
+    slots = np.array([3, 2, 1], np.int32)
+    assert manager.rows_to_grow(slots, np.array([9, 6, 5])).tolist() == [0, 2]
+
+
+def test_the_slot_of_a_token_is_the_same_before_and_after_a_hit() -> None:
+    manager = _manager()
+    request = _request(9)
+    manager.admit(request, 1)
+    before = manager.blocks.tables[0][1, :2].tolist()
+    manager.publish(request, 1, 9)
+    manager.release(1)
+    assert manager.admit(_request(12), 2) == 8
+    assert manager.blocks.tables[0][2, :2].tolist() == before
+
+
+def test_a_second_request_with_the_same_prefix_takes_only_its_own_tail() -> None:
+    manager = _manager()
+    request = _request(10)
+    manager.admit(request, 1)
+    manager.publish(request, 1, 10)
+    assert manager.admit(_request([*range(8), 99, 98]), 2) == 8
+    assert manager.metrics().live == 4
+    manager.check_invariants()
+
+
+@pytest.mark.parametrize(("length", "hit"), [(16, 12), (17, 16), (15, 12), (4, 0), (5, 4), (1, 0)])
+def test_hits_come_in_whole_blocks_and_stop_one_token_before_the_end(length: int, hit: int) -> None:
+    manager = _manager()
+    _run(manager, 30)
+    assert manager.admit(_request(length), 2) == hit
+
+
+def test_admission_counts_what_is_missing_not_the_whole_prompt() -> None:
+    manager = _manager(9)
+    first = _request(24)
+    manager.admit(first, 1)
+    manager.publish(first, 1, 24)
+    assert manager.admit(_request(28), 2) == 24, "1 block is missing and 2 are free"
+
+
+def test_what_is_about_to_be_hit_cannot_be_evicted_by_the_same_admission() -> None:
+    manager = _manager(9)
+    _run(manager, 16)  # 4 cached, 4 clean
+    hit = manager.admit(_request(32), 1)
+    assert hit == 16 and manager.metrics().evictions == 0
+    assert sorted(manager.blocks.tables[0][1, :8].tolist()) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("sizes", [(9,), (9, 7), (7, 9)])
+def test_a_failed_admission_leaves_books_and_tables_as_they_were(sizes: tuple[int, ...]) -> None:
+    manager = _manager(*sizes)
+    _run(manager, 16)
+    manager.admit(_request([7] * 12), 2)
+    before = _books(manager)
+    assert manager.admit(_request([*range(16), *[5] * 12]), 1) is None
+    assert _books(manager) == before and manager.counters.refusals == 1 and manager.counters.lookups == 2
+
+
+@pytest.mark.parametrize("sizes", [(4,), (9, 4), (4, 9)])
+def test_a_failed_growth_leaves_books_and_tables_as_they_were(sizes: tuple[int, ...]) -> None:
+    manager = _manager(*sizes)
+    manager.admit(_request(8), 1)
+    before = _books(manager)
+    assert not manager.grow(1, 15)
+    assert _books(manager) == before
+    assert manager.grow(1, 12)
+
+
+def test_each_group_has_its_own_pool_and_a_hit_needs_every_group() -> None:
+    manager = _manager(17, 8)
+    _run(manager, 16)
+    manager.admit(_request([50] * 24), 1)  # evicts the deepest three of the second group's four
+    assert [pool.num_keyed for pool in manager.pools] == [4, 1]
+    manager.release(1)
+    assert manager.admit(_request(16), 2) == 4
+    manager.check_invariants()
+
+
+def test_publishing_is_incremental_and_idempotent_by_absolute_block_index() -> None:
+    manager = _manager()
+    request = _request(19)
+    manager.admit(request, 1)
+    for num_tokens, published in ((3, 0), (6, 1), (6, 1), (13, 3), (5, 3), (19, 4)):
+        manager.publish(request, 1, num_tokens)
+        assert manager.blocks.num_published[1] == published == manager.metrics().entries
+    table = manager.blocks.tables[0][1]
+    assert [manager.pools[0].find(key) for key in request.keys] == table[:4].tolist()
+
+
+def test_later_chunks_extend_the_chain_and_never_restart_it() -> None:
+    manager, whole = _manager(), _manager()
+    chunked, once = _request(20), _request(20)
+    manager.admit(chunked, 1)
+    for num_tokens in (5, 11, 20):
+        manager.publish(chunked, 1, num_tokens)
+    whole.admit(once, 1)
+    whole.publish(once, 1, 20)
+    assert chunked.keys == once.keys and len(set(chunked.keys)) == 5
+
+
+def test_a_row_that_hit_publishes_only_what_lies_beyond() -> None:
+    manager = _manager()
+    _run(manager, 8)
+    request = _request(16)
+    assert manager.admit(request, 2) == 8 and manager.blocks.num_published[2] == 2
+    manager.publish(request, 2, 16)
+    assert manager.counters.published_blocks == 4 and manager.counters.twins_merged == 0
+
+
+def test_rows_with_full_unpublished_blocks_are_found_in_one_look() -> None:
+    manager = _manager()
+    for slot in (1, 2, 3):
+        manager.admit(_request([slot] * 9), slot)
+    slots, done = np.array([1, 2, 3], np.int32), np.array([3, 4, 8])
+    assert manager.rows_to_publish(slots, done).tolist() == [1, 2]
+
+
+def test_a_twin_is_replaced_by_the_first_published_block_and_freed_clean() -> None:
+    manager = _manager()
+    first, second = _request(8), _request(8)
+    manager.admit(first, 1)
+    manager.admit(second, 2)
+    manager.publish(first, 1, 8)
+    manager.publish(second, 2, 8)
+    assert manager.blocks.tables[0][2].tolist() == manager.blocks.tables[0][1].tolist()
+    metrics = manager.metrics()
+    assert (metrics.twins_merged, metrics.live, metrics.cached) == (2, 2, 0)
+    manager.release(1)
+    manager.release(2)
+    manager.check_invariants()
+    assert manager.metrics().cached == 2 and manager.metrics().clean == 14
+
+
+def test_a_sequence_is_freed_deepest_block_first_so_that_shared_heads_outlive_tails() -> None:
+    manager = _manager(6)
+    request = _run(manager, 20)
+    manager.admit(_request([60] * 12), 1)
+    found = [manager.pools[0].find(key) != 0 for key in request.keys]
+    assert found == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("manager", "request_"),
+    [
+        ({"fingerprint": b"other"}, {}),
+        ({"kv_dtype": "int8"}, {}),
+        ({"block_size": 2}, {}),
+        ({}, {"adapter": "a"}),
+        ({}, {"cache_salt": b"a"}),
+        ({}, {"media": (MediaSpan(kind="image", digest=b"a", start=3, length=1),)}),
+    ],
+    ids=("model", "kv_dtype", "block_size", "adapter", "salt", "media"),
+)
+def test_nothing_hits_across_model_dtype_block_size_adapter_salt_or_media(manager, request_) -> None:
+    wishes = {"fingerprint": b"model", "kv_dtype": "float32", "block_size": 4}
+
+    def cache(block_size, **names) -> CacheManager:
+        sizes = {"group_blocks": (16,), "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 40}
+        return CacheManager(EngineSizes(block_size=block_size, **sizes), **names)
+
+    def hit(manager, request) -> int | None:
+        """Tokens hit among the blocks that the first one left, as if a file had brought them to the other."""
+        mine = cache(**wishes)
+        _run(mine, 12)
+        other = cache(**(wishes | manager))
+        for _, key in mine.pools[0].keyed():
+            ids = other.pools[0].take(1)
+            other.pools[0].publish(ids[0], key)
+            other.pools[0].release(ids)
+        return other.admit(_request(13, **request), 2)
+
+    assert hit({}, {}) == 12
+    assert hit(manager, request_) == 0
+
+
+def test_a_media_mismatch_reuses_only_what_lies_before_it() -> None:
+    def span(digest: bytes) -> MediaSpan:
+        return MediaSpan(kind="image", digest=digest, start=6, length=5)
+
+    manager = _manager()
+    first = _request(20, media=(span(b"cat"),))
+    manager.admit(first, 1)
+    manager.publish(first, 1, 20)
+    assert manager.admit(_request(20, media=(span(b"dog"),)), 2) == 4
+    assert manager.admit(_request(20, media=(span(b"cat"),)), 3) == 16
+
+
+def test_counters_are_exact() -> None:
+    manager = _manager()
+    _run(manager, 12)
+    assert manager.admit(_request(14), 1) == 12
+    assert manager.admit(_request([3] * 5), 2) == 0
+    assert manager.admit(_request(14, takes_hits=False), 3) == 0
+    snapshot = manager.metrics().snapshot()
+    assert snapshot == {
+        "enabled": True,
+        "block_size": 4,
+        "kv_dtype": "float32",
+        "lookups": 3,
+        "hits": 1,
+        "misses": 2,
+        "hit_tokens": 12,
+        "missed_tokens": 12 + 2 + 5,
+        "saved_prefill_tokens": 12,
+        "resumed_tokens": 0,
+        "recomputed_tokens": 0,
+        "prompt_hits": 0,
+        "hit_blocks": 3,
+        "published_blocks": 3,
+        "twins_merged": 0,
+        "left_behind_blocks": 0,
+        "copied_blocks": 0,
+        "evictions": 0,
+        "prompt_evictions": 0,
+        "snapshot_evictions": 0,
+        "host_hits": 0,
+        "spilled_blocks": 0,
+        "loaded_blocks": 0,
+        "host_evictions": 0,
+        "revivals": 3,
+        "refusals": 0,
+        "preemptions": 0,
+        "live": 4 + 2 + 4,
+        "cached": 0,
+        "clean": 6,
+        "peak_live": 10,
+        "entries": 3,
+        "cached_prompts": 0,
+        "bytes": 300,
+        "snapshots": 0,
+        "snapshot_bytes": 0,
+        "host_entries": 0,
+        "host_bytes": 0,
+        "pinned": 0,
+    }
+
+
+def test_a_cache_that_is_off_neither_looks_up_nor_publishes() -> None:
+    manager = _manager(enabled=False)
+    _run(manager, 12)
+    assert manager.admit(_request(12), 1) == 0
+    metrics = manager.metrics()
+    assert (metrics.lookups, metrics.entries, metrics.cached, metrics.enabled) == (0, 0, 0, False)
+    assert manager.rows_to_publish(np.array([1], np.int32), np.array([12])).tolist() == []
+
+
+def test_a_reset_forgets_every_prefix_and_is_refused_while_a_row_runs() -> None:
+    manager = _manager()
+    _run(manager, 12)
+    manager.admit(_request(12), 1)
+    with pytest.raises(ValueError, match="rows hold 3 of its ids; let them end first"):
+        manager.reset()
+    manager.release(1)
+    manager.reset()
+    assert manager.admit(_request(12), 1) == 0
+
+
+class CacheManagerMachine(RuleBasedStateMachine):
+    """Rows come, grow, publish and go over two groups; the naive model knows prefixes as tuples of tokens."""
+
+    @initialize(
+        first=st.integers(4, 14),
+        second=st.integers(4, 14),
+        windows=st.sampled_from([(None, None), (None, 6), (1, None), (9, 5), (4, 4)]),
+    )
+    def start(self, first: int, second: int, windows: tuple[int | None, ...]) -> None:
+        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24, windows=windows)
+        self.windows = windows
+        self.rows: dict[int, Request] = {}
+        self.published: dict[int, int] = {}  # tokens, by slot
+
+    def _prefixes(self, group: int) -> dict[bytes, int]:
+        return {
+            key: id for id in range(self.manager.pools[group].num_ids) if (key := self.manager.pools[group].key_of(id))
+        }
+
+    def _needed(self, group: int, num_blocks: int) -> set[int]:
+        """The blocks of which a query that follows `num_blocks` full ones attends to a token."""
+        end, window = 4 * num_blocks, self.windows[group]
+        return {position // 4 for position in range(0 if window is None else max(end - window + 1, 0), end)}
+
+    @rule(stem=st.integers(0, 1), cut=st.integers(1, 20), tail=st.lists(st.integers(0, 2), max_size=3))
+    def admit(self, stem: int, cut: int, tail: list[int]) -> None:
+        slot = next((slot for slot in range(1, 5) if slot not in self.rows), None)
+        if slot is None:
+            return
+        request = _request([stem] * cut + tail)
+        keyed = [self._prefixes(group) for group in range(2)]
+        free = [pool.num_free for pool in self.manager.pools]
+        before = _books(self.manager)
+        hit = self.manager.admit(request, slot)
+        keys, total = request.keys, -(-len(request.token_ids) // 4)
+        expected = max(
+            count
+            for count in range((len(request.token_ids) - 1) // 4 + 1)
+            if all(keys[index] in keyed[group] for group in range(2) for index in self._needed(group, count))
+        )
+        needed = [sorted(self._needed(group, expected)) for group in range(2)]
+        missing = total - expected
+        if hit is None:
+            idle = [
+                sum(pool.num_holders(k[keys[index]]) == 0 for index in indices)
+                for pool, k, indices in zip(self.manager.pools, keyed, needed, strict=True)
+            ]
+            assert any(f - i < missing for f, i in zip(free, idle, strict=True)), "refused without need"
+            assert _books(self.manager) == before
+            return
+        assert hit == 4 * expected <= len(request.token_ids) - 1
+        for group in range(2):
+            ids = self.manager.blocks.tables[group][slot, :expected].tolist()
+            assert ids == [keyed[group][keys[i]] if i in needed[group] else 0 for i in range(expected)]
+        request.slot = slot
+        self.rows[slot] = request
+        self.published[slot] = hit
+
+    @rule(data=st.data(), tokens=st.integers(1, 6))
+    def grow(self, data, tokens: int) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            request = self.rows[slot]
+            length = min(len(request.token_ids) + tokens, 24)
+            before = _books(self.manager)
+            if self.manager.grow(slot, length):
+                request.token_ids += array("i", [1]) * (length - len(request.token_ids))
+            else:
+                assert _books(self.manager) == before
+
+    @rule(data=st.data(), share=st.integers(1, 4))
+    def publish(self, data, share: int) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            request = self.rows[slot]
+            tokens = len(request.token_ids) * share // 4
+            self.manager.publish(request, slot, tokens)
+            self.published[slot] = max(self.published[slot], tokens // 4 * 4)
+
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        if self.rows:
+            slot = data.draw(st.sampled_from(sorted(self.rows)))
+            self.manager.release(slot)
+            del self.rows[slot], self.published[slot]
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check_invariants(list(self.rows.values()))
+        for slot, request in self.rows.items():
+            assert self.manager.blocks.num_published[slot] * 4 == self.published[slot]
+            assert self.manager.blocks.num_blocks[0, slot] == -(-len(request.token_ids) // 4)
+        for group, (pool, table) in enumerate(zip(self.manager.pools, self.manager.blocks.tables, strict=True)):
+            owned = [
+                (tuple(r.token_ids[: 4 * i + 4]), int(table[s, i]))
+                for s, r in self.rows.items()
+                for i in range(int(self.manager.blocks.num_behind[group, s]), self.published[s] // 4)
+            ]
+            assert all(int(table[s, i]) for s in self.rows for i in self._needed(group, self.published[s] // 4))
+            assert len({id for _, id in owned}) == len({prefix for prefix, _ in owned}) == len(set(owned)), (
+                "a twin remains"
+            )
+            unpublished = Counter(
+                int(id)
+                for s in self.rows
+                for id in table[s, self.published[s] // 4 : self.manager.blocks.num_blocks[0, s]]
+            )
+            assert all(pool.num_holders(id) == count == 1 for id, count in unpublished.items()), (
+                "a private block is shared"
+            )
+
+
+TestCacheManagerMachine = CacheManagerMachine.TestCase
+TestCacheManagerMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)

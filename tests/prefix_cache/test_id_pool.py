@@ -1,0 +1,309 @@
+"""IdPool: its sentences, and random histories against a naive model."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ferrum_jax.prefix_cache.id_pool import IdPool
+
+
+def _key(n: int) -> bytes:
+    return n.to_bytes(16, "little")
+
+
+def test_n_ids_come_out_as_1_to_n_and_the_next_asks_in_vain() -> None:
+    pool = IdPool(6)
+    assert [pool.acquire(1), pool.acquire(4)] == [[1], [2, 3, 4, 5]]
+    assert pool.acquire(1) is None
+    assert pool.num_live == 5 and pool.num_free == 0
+    pool.check_invariants(dict.fromkeys(range(1, 6), 1))
+
+
+def test_asking_for_more_than_are_free_takes_none() -> None:
+    pool = IdPool(6)
+    pool.acquire(3)
+    assert pool.acquire(3) is None
+    assert pool.num_free == 2 and pool.acquire(2) == [4, 5]
+
+
+def test_what_is_taken_must_be_free() -> None:
+    pool = IdPool(4)
+    assert pool.take(2) == [1, 2]
+    with pytest.raises(AssertionError, match="2 ids are taken and 1 are free"):
+        pool.take(2)
+
+
+def test_a_sequence_that_was_freed_deepest_first_comes_out_again_in_its_order() -> None:
+    pool = IdPool(9)
+    pool.release(reversed(pool.take(6)))
+    assert pool.acquire(4) == [1, 2, 3, 4] and pool.acquire(4) == [5, 6, 7, 8]
+
+
+def test_a_new_id_has_one_holder_and_retain_adds_one() -> None:
+    pool = IdPool(3)
+    (id,) = pool.acquire(1)
+    assert pool.num_holders(id) == 1
+    pool.retain(id)
+    assert pool.num_holders(id) == 2
+
+
+def test_release_to_above_zero_frees_nothing_and_to_zero_frees_once() -> None:
+    pool = IdPool(2)
+    (id,) = pool.acquire(1)
+    pool.retain(id)
+    pool.release([id])
+    assert pool.acquire(1) is None
+    pool.release([id])
+    assert pool.acquire(1) == [id]
+
+
+def test_releasing_what_is_not_held_is_refused() -> None:
+    pool = IdPool(3)
+    with pytest.raises(AssertionError, match="release of id 1, which nobody holds"):
+        pool.release([1])
+    with pytest.raises(AssertionError, match="release of id 0"):
+        pool.release([0])
+
+
+def test_id_0_is_never_handed_out_published_or_retained() -> None:
+    pool = IdPool(4)
+    assert 0 not in (pool.acquire(3) or [0])
+    with pytest.raises(AssertionError, match="publish of id 0"):
+        pool.publish(0, _key(1))
+    with pytest.raises(AssertionError, match="retain of id 0"):
+        pool.retain(0)
+
+
+def test_a_pool_without_an_id_to_hand_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_ids is 1; a pool needs at least 2"):
+        IdPool(1)
+
+
+def test_a_freed_published_id_stays_findable_and_is_revived_by_a_hit() -> None:
+    pool = IdPool(3)
+    first, second = pool.acquire(2)
+    pool.publish(first, _key(1))
+    pool.publish(second, _key(2))
+    pool.release([first, second])
+    assert pool.find(_key(1)) == first
+    pool.retain(first)
+    assert (pool.revivals, pool.num_live, pool.num_cached) == (1, 1, 1)
+    assert pool.acquire(1) == [second], "the revived id left the order of eviction"
+    assert pool.acquire(1) is None and pool.evictions == 1
+
+
+def test_a_miss_changes_nothing() -> None:
+    pool = IdPool(3)
+    pool.acquire(1)
+    assert pool.find(_key(9)) == 0 and pool.find_run([_key(9)]) == []
+    pool.check_invariants({1: 1})
+
+
+def test_an_id_handed_out_anew_loses_its_old_key() -> None:
+    pool = IdPool(2)
+    (id,) = pool.acquire(1)
+    pool.publish(id, _key(1))
+    pool.release([id])
+    assert pool.acquire(1) == [id]
+    assert pool.find(_key(1)) == 0 and pool.key_of(id) is None
+
+
+def test_clean_ids_go_before_cached_ones_and_cached_ones_by_least_recent_use() -> None:
+    pool = IdPool(6)
+    ids = pool.acquire(4)
+    for id in ids:
+        pool.publish(id, _key(id))
+    pool.release([3, 1, 4, 2])
+    pool.retain(3)
+    pool.release([3])  # used again: now the most recent
+    assert pool.acquire(1) == [5] and pool.evictions == 0
+    assert [pool.acquire(1) for _ in range(4)] == [[1], [4], [2], [3]]
+    assert pool.evictions == 4
+
+
+def test_publishing_the_same_key_twice_keeps_the_first_id_and_the_twin_becomes_clean() -> None:
+    pool = IdPool(4)
+    first, twin = pool.acquire(2)
+    assert pool.publish(first, _key(1)) == first
+    assert pool.publish(first, _key(1)) == first
+    assert pool.publish(twin, _key(1)) == first
+    pool.release([twin])
+    assert pool.num_cached == 0 and pool.find(_key(1)) == first
+    pool.check_invariants({first: 1})
+
+
+def test_an_id_is_not_published_under_a_second_key() -> None:
+    pool = IdPool(2)
+    pool.acquire(1)
+    pool.publish(1, _key(1))
+    with pytest.raises(AssertionError, match="under another key"):
+        pool.publish(1, _key(2))
+
+
+def test_peak_use_never_falls_and_usage_runs_from_0_to_1() -> None:
+    pool = IdPool(5)
+    assert pool.usage == 0.0
+    ids = pool.acquire(4)
+    assert pool.usage == 1.0
+    pool.release(ids)
+    assert pool.usage == 0.0 and pool.peak_live == 4
+
+
+def test_a_reset_is_refused_while_an_id_is_live_and_complete_when_none_is() -> None:
+    pool = IdPool(4)
+    ids = pool.acquire(2)
+    pool.publish(ids[0], _key(1))
+    with pytest.raises(ValueError, match="2 live ids; release them first"):
+        pool.reset()
+    pool.release(ids)
+    pool.reset()
+    assert pool.find(_key(1)) == 0 and pool.num_clean == 3 and pool.peak_live == 2
+    assert pool.acquire(3) == [1, 2, 3]
+
+
+def test_an_id_whose_key_is_withdrawn_is_found_no_more_and_clean_once_it_is_released() -> None:
+    pool = IdPool(3)
+    (id,) = pool.take(1)
+    pool.publish(id, _key(1))
+    pool.withdraw(id)
+    assert pool.find(_key(1)) == 0 and pool.num_keyed == 0
+    pool.release((id,))
+    assert (pool.num_clean, pool.num_cached) == (2, 0)
+    with pytest.raises(AssertionError, match="withdraw of id 1, which is not live or has no key"):
+        pool.withdraw(id)
+
+
+def test_a_key_that_is_taken_away_finds_nothing_and_its_id_is_clean_as_soon_as_nobody_holds_it() -> None:
+    pool = IdPool(4)
+    told: list[int] = []
+    pool.on_evict = lambda id, key: told.append(id)
+    live, cached, last = pool.take(3)
+    for id in (live, cached, last):
+        pool.publish(id, _key(id))
+    pool.release((cached, last))
+    assert pool.unkey(_key(live)) and pool.unkey(_key(cached)) and not pool.unkey(_key(9))
+    assert [pool.find(_key(id)) for id in (live, cached, last)] == [0, 0, last]
+    assert (pool.num_live, pool.num_clean, pool.num_cached) == (1, 1, 1)
+    pool.check_invariants({live: 1})
+    pool.release((live,))
+    assert pool.num_clean == 2 and not told, "what is unkeyed is kept nowhere else either"
+
+
+class _NaivePool:
+    """The same book as plain dicts and lists."""
+
+    def __init__(self, num_ids: int) -> None:
+        self.clean = set(range(1, num_ids))
+        self.cached: list[int] = []  # least recently used first
+        self.holders: dict[int, int] = {}
+        self.keys: dict[int, bytes] = {}
+        self.evictions = self.revivals = 0
+
+    def id_of(self, key: bytes) -> int:
+        return next((id for id, k in self.keys.items() if k == key), 0)
+
+    def take(self, id: int) -> None:
+        """The real pool handed out `id`: it must be a clean one, or the least recently used."""
+        if self.clean:
+            assert id in self.clean, "a cached id went before a clean one"
+            self.clean.remove(id)
+        else:
+            assert id == self.cached.pop(0), "the evicted id was not the least recently used"
+            del self.keys[id]
+            self.evictions += 1
+        self.holders[id] = 1
+
+    def retain(self, id: int) -> None:
+        if id in self.cached:
+            self.cached.remove(id)
+            self.revivals += 1
+        self.holders[id] = self.holders.get(id, 0) + 1
+
+    def release(self, id: int) -> None:
+        self.holders[id] -= 1
+        if not self.holders[id]:
+            del self.holders[id]
+            if id in self.keys:
+                self.cached.append(id)
+            else:
+                self.clean.add(id)
+
+
+class IdPoolMachine(RuleBasedStateMachine):
+    """Each operation on both books."""
+
+    @initialize(num_ids=st.integers(2, 12))
+    def start(self, num_ids: int) -> None:
+        self.pool, self.naive = IdPool(num_ids), _NaivePool(num_ids)
+        self.held: list[int] = []
+
+    @rule(n=st.integers(0, 5))
+    def acquire(self, n: int) -> None:
+        ids = self.pool.acquire(n)
+        assert (ids is None) == (n > len(self.naive.clean) + len(self.naive.cached))
+        for id in ids or []:
+            self.naive.take(id)
+        self.held += ids or []
+
+    @rule(data=st.data(), n=st.integers(1, 4))
+    def release(self, data, n: int) -> None:
+        ids = [self.held.pop(data.draw(st.integers(0, len(self.held) - 1))) for _ in range(min(n, len(self.held)))]
+        self.pool.release(ids)
+        for id in ids:
+            self.naive.release(id)
+
+    @rule(data=st.data(), key=st.integers(0, 9))
+    def publish(self, data, key: int) -> None:
+        unpublished = [id for id in self.held if id not in self.naive.keys]
+        if unpublished:
+            id = data.draw(st.sampled_from(unpublished))
+            canonical = self.naive.id_of(_key(key)) or id
+            assert self.pool.publish(id, _key(key)) == canonical
+            self.naive.keys[canonical] = _key(key)
+
+    @rule(data=st.data())
+    def withdraw(self, data) -> None:
+        keyed = [id for id in self.held if id in self.naive.keys]
+        if keyed:
+            id = data.draw(st.sampled_from(keyed))
+            self.pool.withdraw(id)
+            del self.naive.keys[id]
+
+    @rule(key=st.integers(0, 9))
+    def unkey(self, key: int) -> None:
+        id = self.naive.id_of(_key(key))
+        assert self.pool.unkey(_key(key)) == (id != 0)
+        if id:
+            del self.naive.keys[id]
+        if id in self.naive.cached:
+            self.naive.cached.remove(id)
+            self.naive.clean.add(id)
+
+    @rule(key=st.integers(0, 9))
+    def hit(self, key: int) -> None:
+        id = self.pool.find(_key(key))
+        assert id == self.naive.id_of(_key(key))
+        if id:
+            self.pool.retain(id)
+            self.naive.retain(id)
+            self.held.append(id)
+
+    @invariant()
+    def books_are_equal(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        pool, naive = self.pool, self.naive
+        pool.check_invariants(naive.holders)
+        assert (pool.num_clean, pool.num_cached, pool.num_live) == (
+            len(naive.clean),
+            len(naive.cached),
+            len(naive.holders),
+        )
+        assert (pool.evictions, pool.revivals, pool.num_keyed) == (naive.evictions, naive.revivals, len(naive.keys))
+
+
+TestIdPoolMachine = IdPoolMachine.TestCase
+TestIdPoolMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True)

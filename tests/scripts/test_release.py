@@ -1,0 +1,84 @@
+"""What is released: the wheel and the sdist hold the packages and no more, and the wheel answers from anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ferrum_jax
+from ferrum_jax.__main__ import main
+from scripts.build_release import PACKAGES, build, check
+from tests.support import COMPILED, ROOT
+
+VERSIONS = rf"ferrum-jax {re.escape(ferrum_jax.__version__)} \(jax [\d.]+, jaxlib [\d.]+, Python [\d.]+\)\n"
+
+
+def test_version_names_those_of_jax_and_python_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and re.fullmatch(VERSIONS, capsys.readouterr().out)
+
+
+def test_the_package_is_a_program_and_prints_its_version_without_loading_jax():
+    program = [sys.executable, "-X", "importtime", "-m", "ferrum_jax", "--version"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert re.fullmatch(VERSIONS, done.stdout)
+    assert not re.search(r"\| +jax$", done.stderr, re.MULTILINE)
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_then_has_the_version():
+    sections = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())
+    assert sections[0] == "Unreleased" or sections[0] == ferrum_jax.__version__
+
+
+def test_a_file_that_does_not_belong_is_named(tmp_path):
+    (tmp_path / "ferrum_jax").mkdir()
+    for name in ("a.py", "sizes.json", "notes.txt"):
+        (tmp_path / "ferrum_jax" / name).touch()
+    (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-data]\nferrum_jax = ["*.json"]\n')
+    check("wheel", ["ferrum_jax/a.py", "ferrum_jax/sizes.json"], (), tmp_path)
+    with pytest.raises(ValueError, match=r"holds \['ferrum_jax/notes.txt'\], lacks \[\]"):
+        check("wheel", ["ferrum_jax/a.py", "ferrum_jax/sizes.json", "ferrum_jax/notes.txt"], (), tmp_path)
+    with pytest.raises(
+        ValueError, match=r"holds \['tests/b.py'\], lacks \['ferrum_jax/a.py', 'ferrum_jax/sizes.json'\]"
+    ):
+        check("wheel", ["tests/b.py"], (), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_alone_and_answers_with_the_demos_model(tmp_path):
+    pytest.importorskip("setuptools", minversion="77", reason="an older one cannot build what pip installs")
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in files:
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    _, wheel = build(tree, tmp_path / "dist")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == set(PACKAGES)
+    found = run(tmp_path, site, "-c", "import ferrum_jax, pallas_kernels, checkpoints; print(ferrum_jax.__file__)")
+    assert Path(found.strip()).is_relative_to(site)
+    engine = ["--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
+    small = [*engine, "--max-tokens", "8", "--temperature", "0"]
+    command = ["-m", "ferrum_jax", "generate", "--model", str(ROOT / "checkpoints/demo"), *small]
+    assert run(
+        tmp_path, site, *command, "--compilation-cache-dir", str(COMPILED), "    def __eq__(self, other):"
+    ).strip()
+
+
+def run(folder: Path, site: Path, *command: str) -> str:
+    """What a program prints that finds the packages in `site`."""
+    environment = os.environ | {"PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,106 @@
+"""A running server over a small model in this process, and sockets that speak to it as no client would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
+from ferrum_jax.serve.async_llm import AsyncLLM
+from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.local_app import make_app
+from tests.support import small_llm
+
+
+class Running:
+    """A server and what it stands on."""
+
+    def __init__(self, llm: AsyncLLM, app: Any, port: int) -> None:
+        self.llm, self.app, self.port = llm, app, port
+        self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def service(self):
+        return self.app.state.service
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def raw(self, content: bytes) -> bytes:
+        """What the server answers to these bytes before it closes."""
+        with self.connect() as connection:
+            connection.sendall(content)
+            found = b""
+            with contextlib.suppress(OSError):
+                while part := connection.recv(1 << 16):
+                    found += part
+            return found
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and JSON of an answer. body: an object, or bytes as they are; None is a GET."""
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        answer = self.raw(request(path, content, "GET" if body is None else "POST", **headers))
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        found = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        is_json = found.get("content-type", "").startswith("application/json")
+        return int(first.split()[1]), found, json.loads(rest) if is_json else rest
+
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Nothing runs, waits or is read any more; the books are right."""
+        until = time.monotonic() + seconds
+        service = self.service
+        while self.llm.thread.num_open or service.num_open or service.client.num_open or service.gate.num_waiting:
+            assert time.monotonic() < until, "something of a request is left"
+            time.sleep(0.01)
+        self.llm.thread.call(self._check).result()
+
+    def _check(self) -> None:
+        engine = self.llm.llm.engine
+        engine.scheduler.check_invariants()
+        assert not engine.has_unfinished and not engine.scheduler.metrics().live
+
+
+def request(path: str, content: bytes, method: str = "POST", **headers: str) -> bytes:
+    named = {
+        "Host": "x",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        "Connection": "close",
+    }
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + content
+
+
+@contextlib.contextmanager
+def running(settings: ServerSettings | None = None, *, send_buffer: int = 0) -> Iterator[Running]:
+    """A server on a free port, over an engine with empty caches. send_buffer: bytes of it that Linux keeps."""
+    inner = small_llm("qwen3")
+    inner.calls.drop()
+    llm = AsyncLLM.over(inner)
+    app = make_app(llm, settings or ServerSettings(names=("small",)))
+    server = uvicorn_server(app)
+    listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server could not start"
+            time.sleep(0.01)
+        found = Running(llm, app, listener.getsockname()[1])
+        yield found
+        found.wait_until_idle()
+    finally:
+        server.should_exit = True
+        thread.join()
+        llm.close()
+        listener.close()

@@ -1,0 +1,188 @@
+"""AsyncLLM: answers equal those of LLM, from many tasks and threads; who leaves leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.request import RequestOptions
+from ferrum_jax.serve.async_llm import AsyncLLM, Refused
+from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
+from tests.support import small_llm
+
+PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+LONG = dataclasses.replace(GREEDY, max_tokens=200)
+
+
+@pytest.fixture
+def llm():
+    """One whose thread has ended after the test, with nothing left on the engine."""
+    inner = small_llm("qwen3")
+    inner.calls.drop()
+    found = AsyncLLM.over(inner)
+    yield found
+    found.close()
+    assert not found.thread.num_open
+    inner.engine.scheduler.check_invariants()
+    assert not inner.engine.has_unfinished and not inner.engine.scheduler.metrics().live
+
+
+async def last(llm, prompt, params=GREEDY, **options):
+    outputs = [output async for output in llm.generate(prompt, params, **options)]
+    assert [output.finished for output in outputs[:-1]] == [False] * (len(outputs) - 1)
+    return outputs[-1]
+
+
+async def together(llm, prompts=PROMPTS, params=GREEDY):
+    return await asyncio.gather(*[last(llm, prompt, params) for prompt in prompts])
+
+
+def test_many_tasks_are_answered_as_one_call_of_generate_is(llm):
+    found = asyncio.run(together(llm, PROMPTS * 3))
+    llm.close()
+    wanted = llm.llm.generate(PROMPTS * 3, GREEDY)
+    assert [output.token_ids for output in found] == [output.token_ids for output in wanted]
+    assert [output.text for output in found] == [output.text for output in wanted]
+
+
+def test_several_threads_with_loops_of_their_own_share_one_engine(llm):
+    found = {}
+
+    def ask(index):
+        found[index] = asyncio.run(together(llm))
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({tuple(output.token_ids for output in outputs) for outputs in found.values()}) == 1
+
+
+def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
+    async def leave():
+        with contextlib.suppress(StopAsyncIteration):
+            async for _ in llm.generate(PROMPTS[0], LONG):
+                break
+        task = asyncio.create_task(last(llm, PROMPTS[1], LONG))
+        while llm.thread.num_open != 1:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        stats = await llm.stats()
+        return llm.thread.num_open, stats["num_running"], stats["num_waiting"], await last(llm, PROMPTS[2])
+
+    *left, output = asyncio.run(leave())
+    assert left == [0, 0, 0] and len(output.token_ids) == 8
+
+
+def test_abort_ends_the_loops_of_one_id_and_no_others(llm):
+    async def run():
+        other = asyncio.create_task(last(llm, PROMPTS[1], request_id="b"))
+        outputs = []
+        async for output in llm.generate(PROMPTS[0], LONG, request_id="a"):
+            outputs.append(output)
+            await llm.abort("a")
+        return outputs, await other
+
+    outputs, other = asyncio.run(run())
+    assert len(outputs) == 1 and not outputs[0].finished
+    assert other.finished
+
+
+def test_what_cannot_be_served_is_the_error_of_its_task_alone(llm):
+    async def run():
+        return await asyncio.gather(last(llm, [99_999]), last(llm, PROMPTS[0]), return_exceptions=True)
+
+    refused, output = asyncio.run(run())
+    assert isinstance(refused, ValueError) and "99999" in str(refused)
+    assert output.finished
+
+
+def test_vectors_equal_those_of_embed(llm):
+    async def run():
+        return await asyncio.gather(*[llm.embed(prompt) for prompt in PROMPTS])
+
+    found = asyncio.run(run())
+    llm.close()
+    for one, other in zip(found, llm.llm.embed(PROMPTS), strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-4)
+
+
+def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
+    async def run():
+        task = asyncio.create_task(last(llm, PROMPTS[0]))
+        while not llm.thread.num_open:
+            await asyncio.sleep(0.001)
+        assert await llm.drain(30.0)
+        with pytest.raises(Refused, match="drains"):
+            await last(llm, PROMPTS[1])
+        return await task
+
+    assert asyncio.run(run()).finished
+
+
+def failing(monkeypatch, runner_of, times: int):
+    """The next `times` steps fail on the device."""
+    from ferrum_jax.runtime.runner import Runner
+
+    dispatch, left = Runner.dispatch, [times]
+
+    def fail(self, plan):
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("injected")
+        return dispatch(self, plan)
+
+    monkeypatch.setattr(Runner, "dispatch", fail)
+
+
+def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, monkeypatch):
+    failing(monkeypatch, llm, 1)
+
+    async def run():
+        with pytest.raises(EngineFailed, match="injected") as failed:
+            await last(llm, PROMPTS[0])
+        assert not failed.value.is_final
+        return await last(llm, PROMPTS[0])
+
+    assert asyncio.run(run()).finished
+
+
+def test_a_sink_that_fails_ends_the_engine_and_leaves_nobody_waiting(llm):
+    def fail(answers):
+        raise RuntimeError("injected")
+
+    async def run():
+        other = asyncio.create_task(last(llm, PROMPTS[0], LONG))
+        while not llm.thread.num_open:
+            await asyncio.sleep(0.001)
+        llm.thread.add(Ticket(fail), PROMPTS[1], GREEDY, RequestOptions())
+        with pytest.raises(EngineFailed, match="injected"):
+            await other
+
+    asyncio.run(run())
+    assert llm.thread.failed is not None and llm.thread.failed.is_final
+
+
+def test_an_engine_that_fails_again_and_again_is_given_up(llm, monkeypatch):
+    failing(monkeypatch, llm, 100)
+
+    async def run():
+        for index in range(MOST_FAILURES):
+            with pytest.raises(EngineFailed) as failed:
+                await last(llm, PROMPTS[0])
+            assert failed.value.is_final == (index == MOST_FAILURES - 1)
+        with pytest.raises(EngineFailed, match="injected"):
+            await last(llm, PROMPTS[0])
+
+    asyncio.run(run())
+    assert llm.thread.failed is not None
+    monkeypatch.undo()

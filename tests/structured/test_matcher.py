@@ -1,0 +1,180 @@
+"""A matcher's state is a function of its row's tokens; masks, rollback and forced tokens agree with it."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.grammar_text import _LIMITS
+from ferrum_jax.structured.grammars import Grammars
+from ferrum_jax.structured.matcher import STUCK, fill_all
+from ferrum_jax.structured.vocabulary import Vocabulary
+from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "tags": {"type": "array", "maxItems": 3}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+ASKED = [
+    StructuredOutputsParams(json=SCHEMA),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(regex="(ab|c){1,9}"),
+    StructuredOutputsParams(choice=["yes", "nö", "yesterday"]),
+    StructuredOutputsParams(grammar='root ::= "a" [0-9]+ | "b"'),
+    StructuredOutputsParams(grammar='start: "a" /[0-9]+/ | "b"'),
+]
+GRAMMARS = Grammars(demo_vocabulary())
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.kind)
+def test_a_matcher_that_is_fed_the_same_tokens_allows_the_same(asked):
+    grammar, rng = GRAMMARS.get(asked), random.Random(3)
+    matcher, tokens = grammar.matcher(), []
+    while not matcher.must_end and len(tokens) < 40:
+        assert allowed(grammar.matcher(tokens)) == allowed(matcher)
+        assert matcher.forced() == grammar.matcher(tokens).forced()
+        token = rng.choice([token for token in allowed(matcher) if token != END])
+        assert matcher.advance(token)
+        tokens.append(token)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 5), st.integers(0, 10**6), st.data())
+def test_tokens_that_are_given_back_leave_no_trace(number, seed, data):
+    grammar, rng = GRAMMARS.get(ASKED[number]), random.Random(seed)
+    tokens = drawn(grammar.matcher(), rng, most=30) or []
+    tokens = [*tokens, END]
+    matcher = grammar.matcher()
+    if not matcher.replay(tokens):  # it was cut off before it could end
+        tokens = []
+        matcher = grammar.matcher()
+    count = data.draw(st.integers(0, len(tokens)))
+    matcher.rollback(count)
+    kept = tokens[: len(tokens) - count]
+    assert matcher.may_end == grammar.matcher(kept).may_end
+    if kept[-1:] != [END]:
+        assert allowed(matcher) == allowed(grammar.matcher(kept))
+
+
+def test_the_vocabulary_beyond_the_tokenizer_is_never_allowed():
+    vocabulary = demo_vocabulary()
+    masks = np.full((2, vocabulary.words), -1, np.int32)
+    matchers = [GRAMMARS.get(asked).matcher() for asked in ASKED[:2]]
+    fill_all(vocabulary, matchers, masks)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    assert bits[:, : vocabulary.size].any() and not bits[:, vocabulary.size :].any()
+    assert [np.flatnonzero(row).tolist() for row in bits] == [allowed(matcher) for matcher in matchers]
+
+
+def test_a_token_that_is_not_allowed_is_an_error_of_the_row():
+    matcher = GRAMMARS.get(ASKED[2]).matcher()
+    assert not matcher.advance(demo_vocabulary().size + 3)
+    assert matcher.error is not None and "does not allow token" in matcher.error
+    assert not matcher.advance(END)
+
+
+def test_a_state_in_which_nothing_may_come_is_an_error_of_the_row():
+    stuck = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+    matcher = GRAMMARS.get(StructuredOutputsParams(json=stuck)).matcher()
+    assert matcher.replay(demo_tokenizer().encode('{"a":'))
+    assert not matcher.fill(demo_vocabulary().blank_masks(1)[0]) and matcher.error == STUCK
+
+
+def test_forced_tokens_are_those_that_the_tokenizer_writes():
+    asked = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    matcher = GRAMMARS.get(asked).matcher()
+    forced = matcher.forced()
+    assert forced and demo_tokenizer().encode('{"name":"x')[: len(forced)] == forced
+    for token in forced:
+        assert allowed(matcher) == [token]
+        assert matcher.advance(token)
+    assert matcher.forced() == [] and len(allowed(matcher)) > 1
+
+
+def test_a_grammar_begins_after_the_end_of_thinking():
+    begins_after = demo_tokenizer().encode("</think>")
+    thoughts = demo_tokenizer().encode("hm, {")
+    matcher = GRAMMARS.get(ASKED[0]).matcher(thoughts, begins_after=begins_after)
+    masks = demo_vocabulary().blank_masks(1)
+    fill_all(demo_vocabulary(), [matcher], masks)
+    assert not matcher.has_begun and not matcher.may_end and (masks == -1).all()
+    assert matcher.replay(begins_after) and matcher.has_begun
+    assert allowed(matcher) == allowed(GRAMMARS.get(ASKED[0]).matcher())
+    matcher.rollback(1)
+    assert not matcher.has_begun
+
+
+def test_equal_wishes_are_compiled_once_and_the_oldest_are_dropped():
+    grammars = Grammars(demo_vocabulary(), most=2)
+    for number in (1, 2, 1, 3, 1, 2):
+        assert grammars.get(StructuredOutputsParams(regex=f"a{{{number}}}")).fault() is None
+    assert (grammars.num_compiled, grammars.num_hits) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"regex": "("}, "structured_outputs.regex does not compile: .*unclosed group"),
+        ({"grammar": "start: foo"}, 'unknown name: "foo"'),
+    ],
+)
+def test_what_does_not_compile_is_named(asked, match):
+    fault = GRAMMARS.get(StructuredOutputsParams(**asked)).fault()
+    assert fault is not None
+    with pytest.raises(ValueError, match=match):
+        raise fault
+
+
+def test_limits_are_counts_that_end_a_compile_or_a_row(monkeypatch):
+    asked = StructuredOutputsParams(regex="(.*a){30}(.|\\n){200}")
+    monkeypatch.setitem(_LIMITS, "initial_lexer_fuel", 100)
+    assert "too big (limit for this grammar: 100)" in str(Grammars(demo_vocabulary()).get(asked).fault())
+    monkeypatch.setitem(_LIMITS, "initial_lexer_fuel", 1_000_000)
+    monkeypatch.setitem(_LIMITS, "max_lexer_states", 40)
+    grammar = Grammars(demo_vocabulary()).get(asked)
+    errors = []
+    for _ in range(2):
+        matcher, rng = grammar.matcher() if grammar.fault() is None else None, random.Random(0)
+        while matcher and matcher.fill(demo_vocabulary().blank_masks(1)[0]):
+            assert matcher.advance(rng.choice([token for token in allowed(matcher) if token != END]))
+        errors.append(str(matcher.error if matcher else grammar.fault()))
+    assert errors[0] == errors[1] and "state" in errors[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({}, "asks for nothing; give exactly one of json, regex"),
+        ({"regex": "a", "choice": ["b"]}, "has regex and choice; give exactly one"),
+        ({"choice": []}, "at least one text"),
+        ({"choice": ["a", ""]}, r"choice\[1\] is ''"),
+        ({"regex": ""}, "regex is ''; it must be a text that is not empty"),
+        ({"guided_json": {}}, r"unknown keys \['guided_json'\]"),
+        ({"regex": "a", "whitespace_pattern": " "}, "has whitespace_pattern beside regex"),
+        ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace is 1; it must be true or false"),
+    ],
+)
+def test_wishes_that_are_none_are_refused(values, match):
+    with pytest.raises(ValueError, match=match):
+        StructuredOutputsParams.from_dict(values)
+
+
+def test_structural_tags_hold_where_their_trigger_comes():
+    tag = {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}
+    grammar = GRAMMARS.get(StructuredOutputsParams(structural_tag=json.dumps(tag)))
+    encode = demo_tokenizer().encode
+    assert grammar.matcher().replay(encode("free text <f>12</f> more"))
+    assert not grammar.matcher().replay(encode("free text <f>x</f> more"))
+    with pytest.raises(ValueError, match="no trigger begins it"):
+        GRAMMARS.get(StructuredOutputsParams(structural_tag=json.dumps(tag | {"triggers": ["<g"]})))
+
+
+def test_a_model_without_end_tokens_is_refused():
+    with pytest.raises(ValueError, match="has no end token"):
+        Vocabulary(demo_tokenizer(), vocab_size=5000, end_ids=frozenset())

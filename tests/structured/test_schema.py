@@ -1,0 +1,157 @@
+"""A schema's keywords are enforced, or refused with their place; nothing of a schema is passed over."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from ferrum_jax.structured.asked.params import MOST_BYTES, StructuredOutputsParams
+from ferrum_jax.structured.grammars import Grammars
+from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9}, "c": {"$ref": "#/$defs/leaf"}},
+            "required": ["v"],
+            "additionalProperties": False,
+        },
+        "leaf": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 1},
+    },
+}
+# schema, an instance, and one that must not come
+CASES = [
+    ({"type": "null"}, None, 1),
+    ({"type": "boolean"}, True, "true"),
+    ({"type": ["integer", "null"]}, None, "x"),
+    ({"enum": ["a", "ü", 3, None]}, "ü", "b"),
+    ({"const": {"a": [1, "é"]}}, {"a": [1, "é"]}, {"a": [1, "e"]}),
+    ({"type": "integer", "minimum": -5, "maximum": 12}, 7, 13),
+    ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5}, 4, 5),
+    ({"type": "number", "minimum": 1.5, "maximum": 3}, 2.25, 3.5),
+    ({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99}, 49, 50),
+    ({"type": "string", "minLength": 2, "maxLength": 4}, "abc", "abcde"),
+    ({"type": "string", "pattern": "^[a-c]{2,3}$"}, "abc", "abd"),
+    ({"type": "string", "pattern": "x", "maxLength": 5}, "axb", "ab"),
+    ({"type": "string", "format": "date"}, "2024-02-29", "2024-02-30"),
+    ({"type": "string", "format": "uuid"}, "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "6ba7b810"),
+    ({"type": "string", "format": "ipv4"}, "127.0.0.1", "256.0.0.1"),
+    ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}, [True], []),
+    ({"type": "array", "prefixItems": [{"type": "null"}], "items": False, "minItems": 1}, [None], [None, None]),
+    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False},
+     {"a": None}, {"a": None, "b": 1}),
+    ({"type": "object", "patternProperties": {"^k[0-9]$": {"type": "null"}}, "additionalProperties": False,
+      "maxProperties": 2}, {"k1": None}, {"k": None}),
+    ({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2},
+     {"a": None}, {}),
+    ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 1, "maximum": 3}]}, 2, 4),
+    ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, False, 0),
+    ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, 5, 6),
+    (TREE, {"v": 1, "c": [{"v": 2}]}, {"v": 1, "c": [{"v": 22}]}),
+]  # fmt: skip
+
+
+def grammar(schema, **more):
+    return Grammars(demo_vocabulary()).get(StructuredOutputsParams(json=schema, **more))
+
+
+def accepts(schema, text: str) -> bool:
+    matcher = grammar(schema).matcher()
+    return matcher.replay(demo_tokenizer().encode(text)) and matcher.may_end
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=lambda value: None)
+def test_a_keyword_lets_its_instances_through_and_no_others(schema, good, bad):
+    assert accepts(schema, json.dumps(good, ensure_ascii=False))
+    assert not accepts(schema, json.dumps(bad, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=lambda value: None)
+def test_whatever_is_drawn_at_random_is_valid(schema, good, bad):
+    ready, rng = grammar(schema), random.Random(5)
+    texts = [demo_tokenizer().decode(tokens) for _ in range(4) if (tokens := drawn(ready.matcher(), rng)) is not None]
+    assert texts
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_name_written_with_an_escape_does_not_pass_for_another():
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "boolean"}}
+    assert accepts(schema, '{"a":null,"b":true}')
+    assert not accepts(schema, '{"a":null,"\\u0061":true}')
+    assert not accepts(schema, '{"a":null,"a":true}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "match"),
+    [
+        (
+            {"type": "array", "items": {"uniqueItems": True}},
+            "#/items/uniqueItems: uniqueItems cannot be enforced: list",
+        ),
+        ({"properties": {"a/b": {"not": {}}}}, "#/properties/a~1b/not"),
+        ({"properties": {"a": {"nullable": True}}}, '#/properties/a/nullable.*give "null" as one of the types'),
+        ({"anyOf": [True, {"minlength": 3}]}, "#/anyOf/1/minlength: minlength cannot be enforced: leave it out"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance cannot be enforced"),
+        ({"$defs": {"a": {"if": {}, "then": {}}}}, "#/\\$defs/a/if: .*#/\\$defs/a/then"),
+        ({"type": "widget"}, "#/type: 'widget' is no type; types are null, boolean"),
+        ({"enum": ["\u0001"]}, "#/enum: it holds a control character"),
+        ({"type": "object", "minProperties": 2}, "#/minProperties: a name could come twice"),
+        ({"properties": {"a": 5}}, "at #/properties/a: a schema is an object, true or false, not 5"),
+        ({"required": "a"}, "#/required: it must be a list"),
+        ("{", "structured_outputs.json is not JSON: Expecting property name"),
+        (f'"{"x" * MOST_BYTES}"', f"has 262,146 bytes; at most {MOST_BYTES:,} are allowed"),
+        ({"const": {1, 2}}, "cannot be written as JSON"),
+        (int, "is the class int, which has no model_json_schema"),
+    ],
+)
+def test_what_no_grammar_enforces_is_refused_with_its_place(schema, match):
+    with pytest.raises(ValueError, match=match):
+        StructuredOutputsParams(json=schema)
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused():
+    schema: dict = {}
+    for _ in range(70):
+        schema = {"items": schema}
+    with pytest.raises(ValueError, match="nested deeper than 64 at #/items"):
+        StructuredOutputsParams(json=schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "match"),
+    [
+        ({"properties": {"a": {"pattern": "("}}}, "at #/properties/a: regex parse error"),
+        ({"items": {"pattern": "(?=a)"}}, "at #/items: .*look-around"),
+        ({"properties": {"x": {"$ref": "#/nope"}}}, "at #/properties/x: Pointer '/nope' does not exist"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema: minimum"),
+        ({"type": "string", "format": "weird"}, "Unknown format: weird"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf constraints are not supported"),
+        ({"$ref": "#"}, "cannot be met by any text"),
+        (False, "Unsatisfiable"),
+    ],
+)
+def test_what_does_not_compile_says_where(schema, match):
+    fault = grammar(schema).fault()
+    assert fault is not None
+    with pytest.raises(ValueError, match=match):
+        raise fault
+
+
+def test_a_class_that_gives_its_schema_is_one():
+    class Person:
+        @classmethod
+        def model_json_schema(cls):
+            return {"title": "Person", "type": "object", "properties": {"name": {"title": "Name", "type": "string"}}}
+
+    asked = StructuredOutputsParams(json=Person)
+    assert asked == StructuredOutputsParams(json=Person.model_json_schema()) and hash(asked)
+
+
+def test_objects_are_closed_where_that_is_asked_for():
+    schema = {"type": "object", "properties": {"a": {"type": "null"}, "properties": {"const": {"properties": {}}}}}
+    closed = json.loads(str(StructuredOutputsParams(json=schema, disable_additional_properties=True).json))
+    assert closed == schema | {"additionalProperties": False}
