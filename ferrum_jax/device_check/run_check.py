@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.config import EngineConfig, MeshShape, tiles_text
+from ferrum_jax.config import EngineConfig, tiles_text
 from ferrum_jax.device_check.engine_check import EngineOrder
 from ferrum_jax.device_check.estimates import with_estimates
 from ferrum_jax.device_check.kernels import KernelOrder
@@ -57,7 +57,7 @@ class CheckOptions:
     rehearsal: str | None = None
 
     def __post_init__(self) -> None:
-        MeshShape.parse(self.mesh)  # refuses what means nothing, before minutes of work
+        _ = EngineConfig(mesh=self.mesh).mesh_shape  # refuses what means nothing, before minutes of work
         if self.mesh != "tp=1" and not self.tune:
             raise ValueError(f"mesh is {self.mesh!r}, which only tuning follows; add --tune, or leave it out")
 
