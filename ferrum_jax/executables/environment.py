@@ -37,7 +37,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/sampling",
     "ferrum_jax/structured/asked",
     "ferrum_jax/sharding.py",
-    "ferrum_jax/spec.py",
+    "ferrum_jax/spec",
     "pallas_kernels",
     "pallas_kernels/paged_attention/tpu/decode/tiles.json",
 )

@@ -1,6 +1,7 @@
 """Imports go downward only, as docs/architecture.md draws it, and light parts bring no heavy library.
 
-A room is a folder. In the root of ferrum_jax the nouns are one room together, and each other file is one of its own.
+A room is a folder. In the root of ferrum_jax the nouns are one room together, a folder of them too, and each other
+file is one of its own.
 """
 
 from __future__ import annotations
@@ -319,9 +320,10 @@ def is_ours(name: str) -> bool:
 
 def room(module: str) -> str:
     """The room that a module stands in."""
-    parent, _, name = module.rpartition(".")
-    if parent == "ferrum_jax" and name in NOUNS:
+    package, *names = module.split(".")
+    if package == "ferrum_jax" and names[:1] and names[0] in NOUNS:
         return "nouns"
+    parent, _, _ = module.rpartition(".")
     is_folder = modules()[module].name == "__init__.py"
     return module if is_folder or parent == "ferrum_jax" or module in FILES else parent
 

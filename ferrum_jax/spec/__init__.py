@@ -1,0 +1,24 @@
+"""What a model is, in integers and floats; read from its config.json, free of any array.
+
+Fields stand in groups, one for each kind of layer. Names are Hugging Face's where they have one, less what the name of
+the group says already: attention_bias is `attention.bias`. Errors name the key of config.json.
+"""
+
+from ferrum_jax.spec.attention import AttentionSpec, QkNorm
+from ferrum_jax.spec.mlp import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.model import CacheGroup, ModelSpec, NormSpec
+from ferrum_jax.spec.positions import RopeSpec, Temperature
+from ferrum_jax.spec.recurrence import GatedDeltaSpec
+
+__all__ = [
+    "AttentionSpec",
+    "CacheGroup",
+    "ExpertsSpec",
+    "GatedDeltaSpec",
+    "MlpSpec",
+    "ModelSpec",
+    "NormSpec",
+    "QkNorm",
+    "RopeSpec",
+    "Temperature",
+]

@@ -1,0 +1,154 @@
+"""ModelSpec: one decoder, and which cache each of its layers has.
+
+`CacheGroup` names the layers that share one kind of cache; every model has at least one cache group, and together they
+hold every layer once. `digest_text()` is the part of the spec that decides the keys and values of a token: two specs
+with equal text may share a prefix cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.attention import AttentionSpec
+from ferrum_jax.spec.checks import check_above_zero, check_positive
+from ferrum_jax.spec.mlp import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.recurrence import GatedDeltaSpec
+
+NORM_KINDS = ("rms", "layer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheGroup:
+    """Layers whose cache is kept alike, under one block table.
+
+    kind: "full" (all tokens), "window", or "state" (recurrent layers: a state for each row, no blocks). window:
+    positions that a token attends to, its own the last; None for all.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.window or 0) < 1 if self.kind == "window" else self.window is not None:
+            raise ValueError(f"a cache group of kind {self.kind!r} has window {self.window}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """Every norm of a model, but for those of heads, which are RMSNorms.
+
+    kind: "rms" or "layer", which takes the mean off first. bias: of LayerNorms. zero_centred: they multiply by
+    1 + weight. before, after: what attention and MLP are given is normed, what they give.
+    """
+
+    kind: str = "rms"
+    eps: float = 1e-6
+    bias: bool = False
+    zero_centred: bool = False
+    before: bool = True
+    after: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.kind in NORM_KINDS, f"kind is {self.kind!r}; known are {NORM_KINDS}"
+        assert self.before or self.after, "layers without norms"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One decoder model.
+
+    attention: of all layers but those of other_attention, which are pairs (layers, their attention).
+    experts: None where every layer has an MLP. recurrence: None where no layer has a Gated DeltaNet.
+    parallel: attention and MLP are given the same norm's output. embedding_scale, residual_multiplier, logit_scale:
+    embeddings, what a layer's halves add, and logits of tokens are multiplied by it. final_logit_softcapping: logits of
+    tokens become cap * tanh(logits / cap).
+    cache_groups: empty takes one group "full" of all layers.
+    forms: of the parameters that are not dense, by their dotted path, in its order.
+    dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
+
+    Raises ValueError naming the field whose value cannot be.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    max_position_embeddings: int
+    attention: AttentionSpec
+    other_attention: tuple[tuple[tuple[int, ...], AttentionSpec], ...] = ()
+    mlp: MlpSpec
+    experts: ExpertsSpec | None = None
+    recurrence: GatedDeltaSpec | None = None
+    norm: NormSpec = NormSpec()
+    parallel: bool = False
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_scale: float = 1.0
+    tie_word_embeddings: bool = False
+    final_logit_softcapping: float | None = None
+    cache_groups: tuple[CacheGroup, ...] = ()
+    forms: tuple[tuple[str, WeightForm], ...] = ()
+    dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.cache_groups:
+            group = CacheGroup(kind="full", layers=tuple(range(self.num_hidden_layers)))
+            object.__setattr__(self, "cache_groups", (group,))
+        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
+        check_above_zero(self, "final_logit_softcapping")
+        layers = sorted(layer for group in self.cache_groups for layer in group.layers)
+        if layers != list(range(self.num_hidden_layers)):
+            raise ValueError(f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once")
+        kinds = [group.kind for group in self.cache_groups]
+        if "state" in kinds[:-1] or kinds == ["state"]:
+            raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
+
+    def fitted(self, max_model_len: int) -> ModelSpec:
+        """The spec of an engine whose longest context is this: longrope takes one list of factors for all of them."""
+        return self.with_attention(lambda own: own.fitted(max_model_len))
+
+    def with_attention(self, change: Callable[[AttentionSpec], AttentionSpec]) -> ModelSpec:
+        """The spec with the attention of every layer changed."""
+        others = tuple((layers, change(own)) for layers, own in self.other_attention)
+        return dataclasses.replace(self, attention=change(self.attention), other_attention=others)
+
+    @property
+    def kv_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups that have blocks; at least one."""
+        return tuple(group for group in self.cache_groups if group.kind != "state")
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The recurrent layers."""
+        return tuple(layer for group in self.cache_groups if group.kind == "state" for layer in group.layers)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers with experts."""
+        return () if self.experts is None else self.experts.layers
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """The layers with an MLP."""
+        return tuple(layer for layer in range(self.num_hidden_layers) if layer not in self.moe_layers)
+
+    def window_of(self, layer: int) -> int | None:
+        """How many positions a token of this layer attends to; None is all."""
+        return next(group.window for group in self.cache_groups if layer in group.layers)
+
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """The attention of a layer."""
+        return next((own for layers, own in self.other_attention if layer in layers), self.attention)
+
+    def digest_text(self) -> str:
+        """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
+        fields = dataclasses.asdict(self)
+        del fields["dtype"], fields["eos_token_ids"]
+        if not self.forms:
+            del fields["forms"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))

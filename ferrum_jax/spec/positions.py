@@ -1,0 +1,86 @@
+"""How a token's position enters attention: rotary positions, and a temperature of queries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ferrum_jax.spec.checks import check_positive
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions. Fields beyond the first three are read by the types in brackets.
+
+    partial_rotary_factor: of a head's dimensions, how many turn: the first ones. interleaved: neighbours turn together,
+    not the first half with the second.
+    factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
+    original_max_position_embeddings [llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
+    beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
+    attention_factor [yarn, longrope]: scales cos and sin, complete here (inferred where it was not given).
+    short_factor, long_factor [longrope]: what each frequency is divided by; the long ones hold where is_long.
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
+    interleaved: bool = False
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    is_long: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in ROPE_TYPES:
+            raise ValueError(f"rope_type is {self.rope_type!r}; supported are {ROPE_TYPES}")
+        if self.rope_theta <= 1 or self.factor < 1:
+            raise ValueError(f"rope_theta is {self.rope_theta} and factor {self.factor}; they must be > 1 and >= 1")
+        if self.rope_type == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor is {self.low_freq_factor}, not less than high_freq_factor, {self.high_freq_factor}"
+            )
+        if not 0 < self.partial_rotary_factor <= 1:
+            raise ValueError(f"partial_rotary_factor is {self.partial_rotary_factor}; it must be in (0, 1]")
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many of a head's dimensions turn."""
+        return int(head_dim * self.partial_rotary_factor)
+
+    def check(self, head_dim: int) -> None:
+        """Raises ValueError where heads of this size cannot be turned so."""
+        dim = self.rotary_dim(head_dim)
+        if dim % 2 or not dim:
+            raise ValueError(
+                f"head_dim is {head_dim}, and {dim} of its dimensions turn; rotary positions need an even number"
+            )
+        if self.rope_type == "longrope" and {len(self.short_factor), len(self.long_factor)} != {dim // 2}:
+            raise ValueError(
+                f"longrope has {len(self.short_factor)} short and {len(self.long_factor)} long factors; half of the "
+                f"dimensions that turn are {dim // 2}"
+            )
+
+    def fitted(self, max_model_len: int) -> RopeSpec:
+        """Longrope with the one list of factors that an engine whose longest context is this takes."""
+        if self.rope_type != "longrope":
+            return self
+        return dataclasses.replace(self, is_long=max_model_len > self.original_max_position_embeddings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Temperature:
+    """Queries far from the start weigh sharper: q times 1 + scale * ln(1 + floor((position + offset) / length))."""
+
+    scale: float
+    length: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "length")
