@@ -200,3 +200,39 @@ def test_a_model_whose_form_is_not_known_cannot_be_made_to_call():
     asked = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", None))
     with pytest.raises(ValueError, match="shows no form of calls that is known"):
         Grammars(demo_vocabulary()).get(asked)
+
+
+TEXTS = [
+    *WRITTEN.values(),
+    "<think>\n\nhm\n\n</think>\n\n" + WRITTEN["hermes"] + "\n\n" + WRITTEN["hermes"] + "\nMore. \n<|im_end|>",
+    "<|channel|>analysis<|message|>so\n<|end|><|start|>assistant<|channel|>analysis<|message|>and<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Yes.<|start|>assistant" + WRITTEN["harmony"],
+    "<|channel|>?<|message|>a<|channel|>final <|constrain|>json<|message|>{}<|return|>",
+    "  \n<tool_call> nothing <|im_<|im_end|>end|>",
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(TEXTS), st.integers(0, 200), st.sampled_from(FORMS), st.sampled_from((None, *REASONING_FORMS)),
+       st.booleans(), st.integers(0, 10**6))  # fmt: skip
+def test_a_message_is_the_same_however_it_is_cut(text, length, name, reasoning, is_open, seed):
+    forms, rng = MessageForms(tools=tool_form_named(name), reasoning=reasoning), random.Random(seed)
+    how = {"tools": (), "is_open": is_open, "specials": ["<|im_end|>", "<|im_start|>", "<|end|>", "<|start|>"]}
+    text = text[: length or None]
+    stream, parts, at = forms.stream(**how), [], 0
+    while at < len(text):
+        size = rng.randint(1, 7)
+        parts += stream.feed(text[at : at + size])
+        at += size
+    parts += stream.flush()
+    assert forms.joined(parts) == forms.message(text, **how)
+    assert all(bool(part.content) + bool(part.reasoning) + len(part.tool_calls) == 1 for part in parts)
+
+
+def test_parts_of_a_message_come_in_their_order_and_without_white_space_around_calls():
+    forms = MessageForms(tools=tool_form_named("hermes"), reasoning=REASONING_FORMS[-1])
+    text = "<think>\n\nhm\n</think>\n\n" + WRITTEN["hermes"] + "\n\nMore. \n"
+    stream = forms.stream(tools=())
+    parts = [part for character in text for part in stream.feed(character)] + stream.flush()
+    joined = [part.reasoning or part.content or part.tool_calls[0].name for part in parts]
+    assert "".join(joined) == "hmSure.fMore. \n"
