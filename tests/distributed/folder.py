@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,6 +50,20 @@ def write_model(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The model's tokens: the bytes, pairs of letters, and the end token."""
+    end = CONFIG["eos_token_id"]
+    texts = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = list(itertools.product("abcdefg", repeat=2))[: end - len(texts)]
+    vocabulary = {text: place for place, text in enumerate([*texts, *map("".join, pairs)])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    assert tokenizer.token_to_id("<|end|>") == end
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def write_rows(path: Path, max_tokens: int, *, shared: bool = True) -> Path:
