@@ -10,6 +10,7 @@ reads the output any more.
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.metadata
 import os
 import platform
@@ -32,9 +33,9 @@ _SECRET = "FERRUM_JAX_COORDINATOR_SECRET"  # environment variable, in place of -
 def command() -> NoReturn:
     """Runs `main` and ends the process with its exit code.
 
-    A command that was interrupted or refused, or that crashed, ends at once. What must be kept is durable by then, and
-    what else an interpreter does at its end (handlers, threads that still compile, a device's client) may take longer
-    than the machine will exist.
+    The process ends at once: what must be kept is durable by then, and freeing every module, waiting for threads that
+    still compile and closing a device's client takes half a second, or longer than a machine that is taken away will
+    exist. Handlers that were registered for the exit run, except where the command was interrupted, refused or crashed.
     """
     code: object
     try:
@@ -45,11 +46,13 @@ def command() -> NoReturn:
         traceback.print_exc()
         code = EXIT_USAGE if isinstance(error, ValueError | OSError) else EXIT_CRASHED  # only with --traceback
         _end_others(code)
-    if code in (EXIT_USAGE, EXIT_CRASHED, EXIT_INTERRUPTED, EXIT_PREEMPTED):
-        _output_is_closed()
-        sys.stderr.flush()
-        os._exit(int(code))
-    sys.exit(code)
+    if not isinstance(code, int):
+        sys.exit(code)  # a message, or None
+    if code not in (EXIT_USAGE, EXIT_CRASHED, EXIT_INTERRUPTED, EXIT_PREEMPTED):
+        atexit._run_exitfuncs()
+    _output_is_closed()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

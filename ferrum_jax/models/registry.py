@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -176,7 +177,7 @@ def weights_of(
         return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), unbind(abstract_encoder(spec, dtype))[1])
     spec = spec_of(config, has_head, stored)
     family = family_of(spec.architecture)
-    return Weights(family.weight_rules(spec), family.harmless(spec), unbind(abstract_model(spec, dtype))[1])
+    return Weights(family.weight_rules(spec), family.harmless(spec), abstract_parts(spec, dtype)[1])
 
 
 def spec_of(
@@ -213,6 +214,17 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> dec
     family = family_of(spec.architecture)
     # Tracing the counter of rngs takes time quadratic in the number of parameters: 19 s for 48 layers of experts.
     return nnx.eval_shape(lambda: _with_forms(family.model(spec, dtype=dtype, rngs=None), spec))
+
+
+def abstract_parts(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """`unbind` of the abstract model, which is traced once however often it is asked for."""
+    graph, parameters = _abstract_parts(spec, jnp.dtype(dtype))
+    return graph, dict(parameters)
+
+
+@functools.lru_cache(maxsize=4)
+def _abstract_parts(spec: ModelSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    return unbind(abstract_model(spec, dtype))
 
 
 def _with_forms(model: decoder.Decoder, spec: ModelSpec) -> decoder.Decoder:

@@ -127,7 +127,7 @@ class _Sharded:
 
 def _shard(resolved: Resolved) -> _Sharded:
     spec, mesh = resolved.spec, resolved.mesh
-    graph, parameters = registry.unbind(registry.abstract_model(spec, resolved.dtype))
+    graph, parameters = registry.abstract_parts(spec, resolved.dtype)
     model = shard_model(spec.attention, parameters, mesh, resolved.shape)
     local = spec.with_attention(
         lambda own: dataclasses.replace(own, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
