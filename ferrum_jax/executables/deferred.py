@@ -64,6 +64,9 @@ class Prepared(Mapping[Key, Executable]):
     def __getitem__(self, key: Key) -> Executable:
         return self._deferred[key].result()
 
+    def __contains__(self, key: object) -> bool:  # the one of Mapping would load it
+        return key in self._deferred
+
     def __iter__(self) -> Iterator[Key]:
         return iter(self._deferred)
 

@@ -18,6 +18,9 @@ def test_what_is_looked_up_is_loaded_once_and_the_rest_waits():
     loads = []
     executables = Prepared({name: counted(loads, name) for name in "abc"})
     assert (list(executables), len(executables), executables.num_loaded) == (["a", "b", "c"], 3, 0)
+    assert "a" in executables and {"a", "d"} - executables.keys() == {"d"} and not loads, (
+        "asking what is there loads nothing"
+    )
     assert executables["b"]() == executables["b"]() == "b"
     assert loads == ["b"] and executables.num_loaded == 1
 
