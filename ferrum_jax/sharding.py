@@ -27,7 +27,7 @@ from checkpoints.rules import Expansion
 from ferrum_jax.config import MeshShape
 from ferrum_jax.forms import weight_of_leaf
 from ferrum_jax.ints import round_up
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import AttentionSpec, ModelSpec
 
 DATA, TENSOR = "dp", "tp"
 _TPUS_OF_A_HOST = 8  # no machine has more
@@ -272,11 +272,7 @@ class HasHeads(Protocol):
     """What a decoder's attention and an encoder's spec both say."""
 
     @property
-    def num_attention_heads(self) -> int: ...
-    @property
     def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,14 +280,10 @@ class ShardedModel:
     """A model's parameters on a mesh, and what one device holds.
 
     targets: every parameter with its shape and sharding. expansions: those that are longer than in the checkpoint.
-    heads, kv_heads: query and KV heads on one device. head_copies: devices of "tp" that have the same KV head.
     """
 
     targets: dict[str, jax.ShapeDtypeStruct]
     expansions: dict[str, Expansion]
-    heads: int
-    kv_heads: int
-    head_copies: int
 
     @property
     def weights_bytes(self) -> int:
@@ -300,7 +292,10 @@ class ShardedModel:
 
 
 def shard_model(
-    attention: HasHeads, parameters: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, shape: MeshShape
+    attention_of: Callable[[int], HasHeads],
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
+    mesh: Mesh,
+    shape: MeshShape,
 ) -> ShardedModel:
     """The parameters of a model as they lie on a mesh of this shape. `refusals` must have nothing against it."""
     tp = shape.tp
@@ -309,19 +304,23 @@ def shard_model(
         axes = tuple(None if n == 1 else axis for axis, n in zip(axes_of(name), parameter.shape, strict=True))
         if axes[0] == "experts" and not shape.has_experts_once:
             axes = ("experts_of_shard", *axes[1:])
-        expansion = _expansion(attention, axes, parameter.shape, tp)
+        expansion = _expansion(attention_of, name, axes, parameter.shape, tp)
         if expansion is not None:
             expansions[name] = expansion
         sizes = parameter.shape if expansion is None else (expansion.size, *parameter.shape[1:])
         targets[name] = jax.ShapeDtypeStruct(sizes, parameter.dtype, sharding=_sharding(mesh, partition(*axes)))
-    K = attention.num_key_value_heads
-    return ShardedModel(
-        targets=targets,
-        expansions=expansions,
-        heads=attention.num_attention_heads // tp,
-        kv_heads=max(K // tp, 1),
-        head_copies=max(tp // K, 1),
-    )
+    return ShardedModel(targets=targets, expansions=expansions)
+
+
+def head_copies(attention: HasHeads, tp: int) -> int:
+    """Devices of "tp" that have the same KV head."""
+    return max(tp // attention.num_key_value_heads, 1)
+
+
+def on_one_device(attention: AttentionSpec, tp: int) -> AttentionSpec:
+    """The attention with the heads that one device has."""
+    heads, kv_heads = attention.num_attention_heads // tp, max(attention.num_key_value_heads // tp, 1)
+    return dataclasses.replace(attention, num_attention_heads=heads, num_key_value_heads=kv_heads)
 
 
 def axes_of(name: str) -> tuple[str | None, ...]:
@@ -341,13 +340,26 @@ def axes_of(name: str) -> tuple[str | None, ...]:
     raise ValueError(f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding.py")
 
 
-def _expansion(attention: HasHeads, axes: tuple[str | None, ...], shape: tuple[int, ...], tp: int) -> Expansion | None:
+def _expansion(
+    attention_of: Callable[[int], HasHeads],
+    name: str,
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    tp: int,
+) -> Expansion | None:
     if axes[0] == "vocabulary" and shape[0] % tp:
         return Expansion(rows=shape[0], size=round_up(shape[0], tp))
-    if axes[0] == "kv_heads" and attention.num_key_value_heads < tp:
-        repeats = tp // attention.num_key_value_heads
-        return Expansion(rows=shape[0], size=shape[0] * repeats, run=attention.head_dim, repeats=repeats)
+    if axes[0] == "kv_heads":
+        own = attention_of(_layer_in(name))
+        if (repeats := head_copies(own, tp)) > 1:
+            run = shape[0] // own.num_key_value_heads
+            return Expansion(rows=shape[0], size=shape[0] * repeats, run=run, repeats=repeats)
     return None
+
+
+def _layer_in(name: str) -> int:
+    """The layer that a parameter is of."""
+    return int(name.split(".")[1])
 
 
 def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
@@ -382,10 +394,8 @@ def _no_multiples(tp: int, **sizes: int) -> list[str]:
 
 
 def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
-    K, tp, experts = spec.attention.num_key_value_heads, shape.tp, spec.experts
-    reasons = _no_multiples(tp, num_attention_heads=spec.attention.num_attention_heads)
-    if K % tp and tp % K:
-        reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
+    tp, experts = shape.tp, spec.experts
+    reasons = _undivided_heads(spec, tp)
     if spec.dense_layers:
         reasons += _no_multiples(tp, intermediate_size=spec.mlp.intermediate_size)
     if experts is not None:
@@ -397,6 +407,16 @@ def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
         axes = "tp" if shape.ep == tp else "dp * tp"
         reasons.append(f"num_experts, {experts.num_experts}, is not a multiple of {axes}, {shape.ep}")
     return reasons
+
+
+def _undivided_heads(spec: ModelSpec, tp: int) -> list[str]:
+    reasons: list[str] = []
+    for own in dict.fromkeys(spec.attention_of(layer) for layer in spec.attention_layers):
+        K = own.num_key_value_heads
+        reasons += _no_multiples(tp, num_attention_heads=own.num_attention_heads)
+        if K % tp and tp % K:
+            reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
+    return list(dict.fromkeys(reasons))
 
 
 def _parted_groups(spec: ModelSpec, tp: int) -> list[str]:
@@ -418,7 +438,8 @@ def _num_inputs(spec: ModelSpec, name: str) -> int:
     if ".mlp." in name:
         shared = spec.experts.shared_intermediate_size if spec.experts is not None else 0
         return shared if ".shared." in name else spec.mlp.intermediate_size
-    layer = int(name.split(".")[1])
+    layer = _layer_in(name)
     if spec.recurrence is not None and layer in spec.state_layers:
         return spec.recurrence.num_value_heads * spec.recurrence.value_head_dim
-    return spec.attention.num_attention_heads * spec.attention.head_dim
+    own = spec.attention_of(layer)
+    return own.num_attention_heads * own.value_dim

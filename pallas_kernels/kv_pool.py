@@ -4,6 +4,8 @@
     logical     [P, C, 2K, H]    vectors 2k and 2k + 1                          "xla"; "mosaic_tpu" with H of 128, 256
     padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 80 to 240
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
+    packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla" where V has another size than K
+    latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla"
 
 What lies in unowned blocks may be anything, NaN too. int8 values have a float32 scale per token and head for K
 and one for V: value = int8 * scale. fp8 has none: values beyond its range become its largest. In the logical form
@@ -41,9 +43,11 @@ _INT8_MAX = 127
 class KVPool:
     """One layer's pool, on the device or as shapes; heads are axis 2 of values and axis 1 of scales."""
 
-    values: Any  # [P, C, 2K, Hp], or packed [P, C, K, 2H]
+    values: Any  # [P, C, 2K, Hp], or packed [P, C, K, H + V]
     scales: Any  # [P, 2K, C] float32, K of head k at 2k and V at 2k + 1; None where values are not int8
     head_dim: int = static()  # H
+    v_head_dim: int = static()  # V, most often H
+    is_latent: bool = dataclasses.field(default=False, metadata={"static": True})
     # where values are integers with the bits of floats: the dtype of these
     bits_of: jnp.dtype | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -53,9 +57,19 @@ class KVPool:
         return self.bits_of or self.values.dtype
 
     @property
+    def key_dim(self) -> int:
+        """Of what queries are multiplied with."""
+        return self.head_dim + self.v_head_dim if self.is_latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Of what attention gives."""
+        return self.head_dim if self.is_latent else self.v_head_dim
+
+    @property
     def is_packed(self) -> bool:
         """Whether K and V of a head share a vector."""
-        return self.values.shape[3] == 2 * self.head_dim
+        return self.values.shape[3] == self.head_dim + self.v_head_dim
 
     @property
     def padded_bytes(self) -> int:
@@ -73,15 +87,32 @@ class KVPool:
 
 
 def pool_shape(
-    *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype, implementation: str
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    v_head_dim: int | None = None,
+    is_latent: bool = False,
+    dtype: jnp.dtype,
+    implementation: str,
 ) -> KVPool:
     """The shapes of a layer's pool in the form that `implementation` reads; num_blocks counts the null block.
 
-    Raises ValueError for a head dim that the implementation does not have and for a number below 1.
+    v_head_dim: None is head_dim. is_latent: head_dim is that of the latent, v_head_dim what K has beside it. Raises
+    ValueError for sizes that the implementation does not have and for a number
+    below 1.
     """
-    check_counts(num_blocks=num_blocks, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    V = head_dim if v_head_dim is None else v_head_dim
+    check_counts(
+        num_blocks=num_blocks, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=V
+    )
     vectors, lanes, bits_of = 2 * num_kv_heads, head_dim, None
     kept = dtype = jnp.dtype(dtype)
+    if head_dim != V or is_latent:
+        if implementation != "xla":
+            raise ValueError(f"head_dim is {head_dim} and v_head_dim {V}; {implementation} has them equal, no latents")
+        vectors, lanes = num_kv_heads, head_dim + V
     if implementation == "mosaic_tpu":
         if head_dim not in _TPU_LANES:
             raise ValueError(f"head_dim is {head_dim}; mosaic_tpu has {TPU_HEAD_DIMS}")
@@ -94,7 +125,8 @@ def pool_shape(
         raise ValueError(f"implementation is {implementation!r}; pools have 'xla', 'mosaic_tpu' and 'mosaic_gpu'")
     values = jax.ShapeDtypeStruct((num_blocks, block_size, vectors, lanes), kept)
     scales = jax.ShapeDtypeStruct((num_blocks, 2 * num_kv_heads, block_size), jnp.float32)
-    return KVPool(values=values, scales=scales if dtype == jnp.int8 else None, head_dim=head_dim, bits_of=bits_of)
+    scales = scales if dtype == jnp.int8 else None
+    return KVPool(values=values, scales=scales, head_dim=head_dim, v_head_dim=V, is_latent=is_latent, bits_of=bits_of)
 
 
 def make_pool(shape: KVPool, *, fill: float | jax.Array) -> KVPool:
@@ -123,6 +155,8 @@ def check_pool(pool: KVPool, num_kv_heads: int, implementation: str) -> None:
         block_size=C,
         num_kv_heads=num_kv_heads,
         head_dim=pool.head_dim,
+        v_head_dim=pool.v_head_dim,
+        is_latent=pool.is_latent,
         dtype=pool.dtype,
         implementation=implementation,
     )

@@ -103,7 +103,7 @@ def lay_out_encoder(
         max_model_len=max_model_len,
         graph=graph,
         mesh=mesh,
-        model=shard_model(spec, parameters, mesh, shape),
+        model=shard_model(lambda _: spec, parameters, mesh, shape),
         buckets=buckets,
         invariant=config.invariant,
     )

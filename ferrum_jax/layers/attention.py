@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.linear import Linear
-from ferrum_jax.layers.norm import rms_norm_of, unit_rms
+from ferrum_jax.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
@@ -30,13 +30,14 @@ class Attend(Protocol):
         layer: int,
         q: jax.Array,  # [T, N, H]
         k: jax.Array,  # [T, K, H]
-        v: jax.Array,  # [T, K, H]
+        v: jax.Array,  # [T, K, V]
         *,
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,  # [N]
-    ) -> jax.Array: ...  # [T, N, H]
+        is_latent: bool = False,  # k is V, and k and v together are K
+    ) -> jax.Array: ...  # [T, N, V]
 
 
 def causal_attention(
@@ -49,6 +50,7 @@ def causal_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    is_latent: bool = False,
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
 
@@ -56,6 +58,8 @@ def causal_attention(
                                          1 1 .                 1 1 .
                                          1 1 1                 . 1 1
     """
+    if is_latent:
+        k, v = jnp.concatenate([k, v], axis=-1), k
     T, N, H = q.shape
     K = k.shape[1]
     heads = q.reshape(T, K, N // K, H)
@@ -70,7 +74,7 @@ def causal_attention(
         column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate((scores, column), axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :T].astype(v.dtype)
-    return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, H)
+    return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, v.shape[-1])
 
 
 class Recur(Protocol):
@@ -101,7 +105,8 @@ class ForwardContext:
     attend: see `Attend`. recur: see `Recur`. expert_tile: rows of a tile of one expert, None for the kernel's own
     choice. implementation: of the kernels. shards: the devices that share each layer's work. expert_shards: the data
     shards whose tokens go to the experts together. is_token: [T], False for padding, which goes to no expert; None
-    where there is none. observe: called with the name and value of the embedding, of every layer's output and of the
+    where there is none. lent: by layer the keys and values that it lends to later ones, which a forward pass fills.
+    observe: called with the name and value of the embedding, of every layer's output and of the
     final norm, for tests that compare them.
     """
 
@@ -112,6 +117,7 @@ class ForwardContext:
     shards: Shards = WHOLE
     expert_shards: Shards = WHOLE
     is_token: jax.Array | None = None
+    lent: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
     observe: Callable[[str, jax.Array], None] | None = None
 
     def show(self, name: str, value: jax.Array) -> None:
@@ -123,7 +129,8 @@ class ForwardContext:
 class Attention(nnx.Module):
     """q, k, v from the same tokens, optional norms, rotary positions, optional gate, output projection.
 
-    With a gate, each head of q brings H more values, its own. On a mesh a device has some of the heads; a norm over all
+    A layer that borrows has no k and v: it attends to those of its lender. With a gate, each head of q brings as many
+    more values as V has, its own. On a mesh a device has some of the heads; a norm over all
     of them asks the others for their mean square.
     Source: Ainslie et al. 2023 (grouped queries); norms per head as in Qwen3, over all heads as in OLMo 2, after rotary
     positions as in HunYuan, without a weight as in Llama 4; the gate as in Qwen3-Next.
@@ -131,24 +138,27 @@ class Attention(nnx.Module):
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = spec.attention_of(layer), spec.hidden_size
-        N, K, H = own.num_attention_heads, own.num_key_value_heads, own.head_dim
-        self.layer = layer
-        self.head_dim = H
+        N, K, H, V = own.num_attention_heads, own.num_key_value_heads, own.head_dim, own.value_dim
+        assert not own.gate or H == V, "q brings the gates along, one for each of its values"
+        self.layer, self.lender = layer, spec.lender_of(layer)
+        self.lends = layer in dict(spec.borrowed).values()
+        borrows = self.lender != layer
+        self.head_dim, self.value_dim = H, V
         self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
         self.has_gate = own.gate
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
-        self.k = Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
-        self.v = Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
-        self.o = Linear(N * H, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
+        self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.v = None if borrows else Linear(D, K * V, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
         self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if own.sinks else None
         self.norm = own.qk_norm
         self.eps = spec.norm.eps
         all_heads = self.norm is not None and self.norm.over_all_heads
         per_head = self.norm is not None and self.norm.has_weight and not all_heads
         self.q_norm = rms_norm_of(spec.norm, H, dtype=dtype) if per_head else None
-        self.k_norm = rms_norm_of(spec.norm, H, dtype=dtype) if per_head else None
+        self.k_norm = rms_norm_of(spec.norm, H, dtype=dtype) if per_head and not borrows else None
         self.q_heads_norm = rms_norm_of(spec.norm, N * H, dtype=dtype) if all_heads else None
-        self.k_heads_norm = rms_norm_of(spec.norm, K * H, dtype=dtype) if all_heads else None
+        self.k_heads_norm = rms_norm_of(spec.norm, K * H, dtype=dtype) if all_heads and not borrows else None
 
     def __call__(
         self,
@@ -156,13 +166,13 @@ class Attention(nnx.Module):
         rotation: Rotation,
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
-        T, H = x.shape[0], self.head_dim
-        q, k, v = (linear(x) for linear in (self.q, self.k, self.v))
-        if self.q_heads_norm is not None and self.k_heads_norm is not None:
-            q, k = self.q_heads_norm(q, context.shards), self.k_heads_norm(k, context.shards)
-        q, k, v = (y.reshape(T, -1, H) for y in (q, k, v))
+        T = x.shape[0]
+        q = self.q(x)
+        q = q if self.q_heads_norm is None else self.q_heads_norm(q, context.shards)
+        q = q.reshape(T, -1, self.head_dim)
         q, gate = (q[:, ::2], q[:, 1::2]) if self.has_gate else (q, None)
-        q, k = self._placed(q, k, rotation)
+        q = self._placed(q, self.q_norm, rotation.of_queries)
+        k, v = self._keys_and_values(x, rotation, context)
         attended = context.attend(
             self.layer,
             q,
@@ -176,16 +186,27 @@ class Attention(nnx.Module):
         attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
         return self.o(attended.reshape(T, -1), context.shards)
 
-    def _placed(self, q: jax.Array, k: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
-        """q and k with the norms of their heads and their positions, in the order that the model has."""
-        if self.norm is not None and self.norm.after_rope:
-            return self._normed(rotation.of_queries(q), rotation.of_keys(k))
-        q, k = self._normed(q, k)
-        return rotation.of_queries(q), rotation.of_keys(k)
+    def _keys_and_values(
+        self, x: jax.Array, rotation: Rotation, context: ForwardContext
+    ) -> tuple[jax.Array, jax.Array]:  # [T, K, H], [T, K, V]
+        if self.k is None or self.v is None:
+            return context.lent[self.lender]
+        k, v = self.k(x), self.v(x).reshape(len(x), -1, self.value_dim)
+        k = k if self.k_heads_norm is None else self.k_heads_norm(k, context.shards)
+        k = self._placed(k.reshape(len(x), -1, self.head_dim), self.k_norm, rotation.of_keys)
+        if self.lends:
+            context.lent[self.layer] = k, v
+        return k, v
 
-    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.q_norm is not None and self.k_norm is not None:
-            return self.q_norm(q), self.k_norm(k)
-        if self.norm is not None and not self.norm.has_weight:
-            return unit_rms(q, self.eps), unit_rms(k, self.eps)
-        return q, k
+    def _placed(
+        self, x: jax.Array, norm: RMSNorm | None, turned: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:  # [T, heads, H] -> the same
+        """q or k with the norm of its heads and its positions, in the order that the model has."""
+        if self.norm is not None and self.norm.after_rope:
+            return self._normed(turned(x), norm)
+        return turned(self._normed(x, norm))
+
+    def _normed(self, x: jax.Array, norm: RMSNorm | None) -> jax.Array:
+        if norm is not None:
+            return norm(x)
+        return x if self.norm is None or self.norm.has_weight else unit_rms(x, self.eps)

@@ -10,6 +10,7 @@ the context's `attend`. A family adds how its config.json is read; see llama.py,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -96,6 +97,7 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # [T] int32, absolute
         context: ForwardContext,
     ) -> jax.Array:  # [T, D], after the final norm
+        context = dataclasses.replace(context, lent={})
         x = self.embed(token_ids, context.shards)
         context.show("embed", x)
         kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
@@ -147,15 +149,16 @@ def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tupl
 
 def attention_rules(spec: ModelSpec, q_norm: str = "q_norm", k_norm: str = "k_norm") -> tuple[Rule, ...]:
     """Projections of attention, each a tensor of its own, and the norms of its heads, by their names."""
-    layers = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in spec.state_layers)
-    own = spec.attention
-    normed = layers if own.qk_norm is not None and own.qk_norm.has_weight else ()
+    layers, own = spec.attention_layers, spec.attention
+    keep = tuple(layer for layer in layers if spec.lender_of(layer) == layer)
+    has_norms = own.qk_norm is not None and own.qk_norm.has_weight
     suffix = "heads_norm" if own.qk_norm is not None and own.qk_norm.over_all_heads else "norm"
+    having = {"q": layers, "k": keep, "v": keep}.items()
     return (
-        *(rule for x in "qkv" for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", layers, own.bias)),
+        *(rule for x, has in having for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", has, own.bias)),
         *linear("self_attn.o_proj", "attention.o", layers, own.output_bias),
-        *per_layer(f"self_attn.{q_norm}.weight", f"attention.q_{suffix}.weight", normed),
-        *per_layer(f"self_attn.{k_norm}.weight", f"attention.k_{suffix}.weight", normed),
+        *per_layer(f"self_attn.{q_norm}.weight", f"attention.q_{suffix}.weight", layers if has_norms else ()),
+        *per_layer(f"self_attn.{k_norm}.weight", f"attention.k_{suffix}.weight", keep if has_norms else ()),
     )
 
 

@@ -85,7 +85,7 @@ class _Bound:
     def token_s(self, *, context: int) -> float:
         """The arithmetic of one token: two operations for each weight that it meets, and its attention."""
         options = self.layout.options
-        attention = _attention_operations(options.spec, options.num_heads, context)
+        attention = _attention_operations(options.local, context)
         return (2 * _active_weights(self.layout) + attention) / self.target.flops_per_s
 
     def decode_step_s(self, rows: int, *, context: int) -> tuple[float, float]:
@@ -131,7 +131,10 @@ def _only_looked_up(name: str, spec: ModelSpec) -> bool:
     return name == "embed.weight" and not spec.tie_word_embeddings
 
 
-def _attention_operations(spec: ModelSpec, num_heads: int, context: int) -> float:
-    """Operations of one token on one device, over `context` tokens."""
-    seen = sum(min(context, group.window or context) * len(group.layers) for group in spec.kv_groups)
-    return 4.0 * seen * num_heads * spec.attention.head_dim
+def _attention_operations(local: ModelSpec, context: int) -> float:
+    """Operations of one token on one device, over `context` tokens. local: the spec with that device's heads."""
+    attending = ((local.attention_of(layer), local.window_of(layer)) for layer in local.attention_layers)
+    return sum(
+        2.0 * min(context, window or context) * own.num_attention_heads * sum(own.dot_sizes)
+        for own, window in attending
+    )

@@ -1,7 +1,8 @@
 """Blocks out of the pools and back: what host memory and files hold.
 
 Outside of the pools a block has one form, whatever implementation, mesh or packing the pools have: per layer
-values [C, 2K, H] in the KV dtype, K and V of head k at 2k and 2k + 1, and for int8 float32 scales [2K, C].
+values [C, 2K, H] in the KV dtype, K and V of head k at 2k and 2k + 1, and for int8 float32 scales [2K, C]. Where V has
+another size than K, values are [C, K, H + V], K of each head and then V, or a latent and what K has beside it.
 Copies run as executables (`runtime/block_copies.py`), for a view of a pool on the host would stop its donation.
 """
 
@@ -21,7 +22,7 @@ from pallas_kernels.kv_pool import KVPool, as_bits, from_bits
 class LayerBlocks:
     """Blocks of one layer; K counts the model's KV heads."""
 
-    values: jax.Array  # [n, C, 2K, H]
+    values: jax.Array  # [n, C, 2K, H] or [n, C, K, H + V]
     scales: jax.Array | None  # [n, 2K, C] float32, None where values are not int8
 
 
@@ -40,12 +41,17 @@ def outside(pool: KVPool, values: Any, scales: Any, head_copies: int) -> LayerBl
 
     They are NumPy's arrays or jax's.
     """
-    n, C, H = values.shape[0], pool.block_size, pool.head_dim
-    values = values.reshape(n, C, -1, H) if pool.is_packed else values[..., :H]  # of [n, C, K, 2H] or [n, C, 2K, Hp]
-    values = values.reshape(n, C, -1, 2, H)[:, :, ::head_copies].reshape(n, C, -1, H)
+    n, C, H, both = values.shape[0], pool.block_size, pool.head_dim, pool.head_dim + pool.v_head_dim
+    values = values if pool.is_packed else values[..., :H]  # of [n, C, K, H + V] or [n, C, 2K, Hp]
+    values = values.reshape(n, C, -1, both)[:, :, ::head_copies].reshape(n, C, -1, _lanes(pool))
     if scales is not None:
         scales = scales.reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
     return LayerBlocks(values=values, scales=scales)
+
+
+def _lanes(pool: KVPool) -> int:
+    """Of a vector of a block outside of the pools."""
+    return pool.head_dim if pool.head_dim == pool.v_head_dim else pool.head_dim + pool.v_head_dim
 
 
 def scatter_blocks(
@@ -57,7 +63,7 @@ def scatter_blocks(
 
 def _scatter(pool: KVPool, ids: jax.Array, blocks: LayerBlocks, head_copies: int) -> KVPool:
     n, C, H = len(ids), pool.block_size, pool.head_dim
-    values = jnp.repeat(blocks.values.reshape(n, C, -1, 2, H), head_copies, axis=2)
+    values = jnp.repeat(blocks.values.reshape(n, C, -1, H + pool.v_head_dim), head_copies, axis=2)
     values = values.reshape(n, C, *pool.values.shape[2:]) if pool.is_packed else values.reshape(n, C, -1, H)
     lanes = pool.values.shape[3] - values.shape[3]
     values = as_bits(jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))), pool)

@@ -17,10 +17,20 @@ RESERVED_BYTES = 512 << 20  # of an accelerator's memory, for its runtime and th
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupBlocks:
-    """The pools of one cache group: usable blocks, without the null block, and bytes of one in all of its layers."""
+    """The pools of one cache group: usable blocks, without the null block, and bytes of one in all of its layers.
+
+    head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
+    """
 
     num_blocks: int
     block_bytes: int
+    head_copies: int = 1
+
+    @property
+    def repeated_bytes(self) -> int:
+        """What another device of the mesh keeps as well, the null block included."""
+        kept = (self.num_blocks + 1) * self.block_bytes
+        return kept - kept // self.head_copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +38,6 @@ class Ledger:
     """Where the memory of one device goes, in bytes, and what the pools of all data shards hold.
 
     num_shards: data shards; numbers of blocks and states are those of one of them.
-    head_copies: devices of "tp" that keep the same KV head, because there are fewer heads than devices.
     num_host_blocks: usable blocks of a shard's host tier, in the host's memory, of host_block_bytes each.
     temporaries_bytes: the most that a step needs beside weights and pools; 0 where the compiler was not asked.
     """
@@ -39,7 +48,6 @@ class Ledger:
     groups: tuple[GroupBlocks, ...]
     block_size: int
     num_shards: int = 1
-    head_copies: int = 1
     host_block_bytes: int = 0
     num_host_blocks: int = 0
     state_bytes: int = 0  # of one recurrent state in all layers
@@ -75,7 +83,12 @@ class Ledger:
     @property
     def repeated_bytes(self) -> int:
         """The part of kv_bytes that another device of the mesh keeps as well."""
-        return self.kv_bytes - self.kv_bytes // self.head_copies
+        return sum(group.repeated_bytes for group in self.groups)
+
+    @property
+    def head_copies(self) -> int:
+        """The most devices of "tp" that keep the same KV head, of any group."""
+        return max((group.head_copies for group in self.groups), default=1)
 
     @property
     def host_bytes(self) -> int:

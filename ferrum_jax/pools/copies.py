@@ -24,19 +24,23 @@ COPY_BLOB_SIZE = 1 + 3 * MAX_COPIES  # how many there are, then (group, source, 
 def make_copy(
     pools: Pools, groups: Sequence[CacheGroup]
 ) -> Callable[[tuple[jax.Array, ...], jax.Array], tuple[jax.Array, ...]]:
-    """The function that copies blocks and states in the arrays of `pools.kv`, which are to be donated.
+    """The function that copies blocks and states in the arrays of `pools.caches`, which are to be donated.
 
     A loop over the copies that exist, one after the other.
     """
-    tree = jax.tree.structure(pools.kv)
-    group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
+    tree = jax.tree.structure(pools.caches)
+    group_of = {(group.kind == "state", layer): index for index, group in enumerate(groups) for layer in group.layers}
 
     def copy_blocks(kv: tuple[jax.Array, ...], blob: jax.Array) -> tuple[jax.Array, ...]:
         copies = blob[1:].reshape(MAX_COPIES, 3)
 
         def one_copy(i: jax.Array, kv: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            layers = jax.tree.unflatten(tree, kv)
-            moved = [_move(layer, copies[i], group_of[index]) for index, layer in enumerate(layers)]
+            moved = [
+                _move(layer, copies[i], group_of[is_state, index])
+                for is_state, layers in enumerate(jax.tree.unflatten(tree, kv))
+                for index, layer in enumerate(layers)
+                if (is_state, index) in group_of
+            ]
             return tuple(jax.tree.leaves(moved))
 
         return jax.lax.fori_loop(0, blob[0], one_copy, kv)
@@ -47,7 +51,7 @@ def make_copy(
 def trace_copies(pools: Pools, groups: Sequence[CacheGroup], mesh: Mesh) -> jax.stages.Traced:
     """The copies on a mesh, ready to be lowered: every device copies its own heads of its own shard's blocks."""
     copy_blocks = make_copy(pools, groups)
-    arguments = (pools.flat_kv(), on_mesh(mesh, (COPY_BLOB_SIZE,), jnp.int32, "words"))
+    arguments = (pools.flat_caches(), on_mesh(mesh, (COPY_BLOB_SIZE,), jnp.int32, "words"))
     if mesh.size > 1:
         specs = partitions(arguments)
         copy_blocks = jax.shard_map(copy_blocks, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)

@@ -1,7 +1,7 @@
 """The pools: every device array that is donated to a step and comes back from it.
 
-`kv` is one KVPool per layer, in the form that the implementation reads; a recurrent layer has its states instead, a
-tree of arrays [states, ...]. `slots` is one int32 record per row slot:
+`kv` is the KVPool of each layer that has blocks, in the form that the implementation reads; `states` of each recurrent
+layer is a tree of arrays [states, ...]. A layer may have both or neither. `slots` is one int32 record per row slot:
 sampling parameters, then the row's token ids. `prompts` keeps the final hidden state of the last token of each
 cached prompt. `masks` says which tokens a row may draw; id 0 allows all, and each other is its row slot's. Id 0 of
 each is null. `hidden` is no pool of ids: the final hidden states of the step's tokens, from its
@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from ferrum_jax.ints import round_up
 from ferrum_jax.pools import untouched
 from ferrum_jax.sharding import StateArray, formats, local_shape, on_mesh, partitions, row_major
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import AttentionSpec, ModelSpec
 from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
 from pallas_kernels.target import Target
 
@@ -35,15 +35,21 @@ FreshPools = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.A
 class Pools:
     """All pools of an engine; on the device, or their shapes for compiling."""
 
-    kv: tuple[Any, ...]  # per layer
+    kv: tuple[KVPool | None, ...]  # per layer; None of layers without blocks of their own
+    states: tuple[Any, ...]  # per layer; () of layers that are not recurrent
     slots: Any  # [S, W + max_model_len] int32
     prompts: Any  # [Q, D], in the dtype of activations
     masks: Any  # [S, ceil(V / 32)] int32, bits of the tokens that a row may draw
     hidden: Any  # [most tokens of a step, D], likewise
 
-    def flat_kv(self) -> tuple[Any, ...]:
-        """The arrays of `kv`, as they cross into an executable; its tree puts them together again."""
-        return tuple(jax.tree.leaves(self.kv))
+    @property
+    def caches(self) -> tuple[tuple[KVPool | None, ...], tuple[Any, ...]]:
+        """What layers keep of tokens: `kv` and `states`."""
+        return self.kv, self.states
+
+    def flat_caches(self) -> tuple[Any, ...]:
+        """The arrays of `caches`, as they cross into an executable; its tree puts them together again."""
+        return tuple(jax.tree.leaves(self.caches))
 
 
 def kv_shapes(
@@ -52,17 +58,28 @@ def kv_shapes(
     """The shapes of the pool of each layer that has blocks, by layer; num_blocks: per group, with the null block."""
     pools: dict[int, KVPool] = {}
     for group, count in zip(spec.kv_groups, num_blocks, strict=True):
-        attention = spec.attention_of(group.layers[0])
-        pool = pool_shape(
+        pool = layer_pool_shape(
+            spec.attention_of(group.layers[0]),
             num_blocks=count,
             block_size=block_size,
-            num_kv_heads=attention.num_key_value_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
+            kv_dtype=kv_dtype,
             implementation=implementation,
         )
         pools |= dict.fromkeys(group.layers, pool)
     return pools
+
+
+def layer_pool_shape(
+    attention: AttentionSpec, *, num_blocks: int, block_size: int, kv_dtype: jnp.dtype, implementation: str
+) -> KVPool:
+    """The shapes of the pool of a layer with this attention."""
+    return pool_shape(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        **attention.kept._asdict(),
+        dtype=kv_dtype,
+        implementation=implementation,
+    )
 
 
 def block_bytes(
@@ -95,7 +112,8 @@ def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
 def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     """The pools of a whole mesh where each device has `local`: heads over "tp", blocks and slots over "dp"."""
     return Pools(
-        kv=tuple(_blocks_on_mesh(layer, mesh) for layer in local.kv),
+        kv=tuple(layer and _blocks_on_mesh(layer, mesh) for layer in local.kv),
+        states=local.states,
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
         prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
         masks=on_mesh(mesh, local.masks.shape, local.masks.dtype, "slots", None),
@@ -109,14 +127,13 @@ def _blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
 
 
 def with_states(pools: Pools, spec: ModelSpec, state: Any, num_states: int, mesh: Mesh) -> Pools:
-    """The pools of layers with blocks, and among them those of recurrent layers.
+    """The pools with those of recurrent layers.
 
     state: a tree of `StateArray`, of one row and layer. num_states: slots of a shard, the null one included.
     """
     states = jax.tree.map(lambda array: _states_on_mesh(array, num_states, mesh), state)
-    blocks = iter(pools.kv)
-    kv = tuple(states if layer in spec.state_layers else next(blocks) for layer in range(spec.num_hidden_layers))
-    return dataclasses.replace(pools, kv=kv)
+    of_layers = tuple(states if layer in spec.state_layers else () for layer in range(spec.num_hidden_layers))
+    return dataclasses.replace(pools, states=of_layers)
 
 
 def _states_on_mesh(array: StateArray, num_states: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -125,12 +142,12 @@ def _states_on_mesh(array: StateArray, num_states: int, mesh: Mesh) -> jax.Shape
 
 
 def trace_fresh(shapes: Pools) -> jax.stages.Traced:
-    """fill -> (arrays of kv, slots, prompts, masks, hidden), fresh, each made where it lies, ready to be lowered.
+    """fill -> (arrays of caches, slots, prompts, masks, hidden), fresh, each made where it lies, ready to be lowered.
 
     fill: float32. Tests fill KV, states and prompts with NaN, to prove that nothing reads what it does not own.
     """
     others = (shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
-    placed = (formats(shapes.flat_kv()), *(other.sharding for other in others))
+    placed = (formats(shapes.flat_caches()), *(other.sharding for other in others))
     fresh = _untouched(shapes) if are_untouched(shapes) else functools.partial(_fresh, shapes)
     return jax.jit(fresh, out_shardings=placed).trace(jax.ShapeDtypeStruct((), jnp.float32))
 
@@ -141,18 +158,20 @@ def are_untouched(shapes: Pools) -> bool:
 
 
 def _fresh(shapes: Pools, fill: jax.Array) -> FreshPools:
-    kv = [_fresh_layer(layer, fill) for layer in shapes.kv]
+    kv = [layer and make_pool(layer, fill=fill) for layer in shapes.kv]
+    states = jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype), shapes.states)
     prompts, hidden = (jnp.full(like.shape, fill, like.dtype) for like in (shapes.prompts, shapes.hidden))
     slots, masks = jnp.zeros(shapes.slots.shape, jnp.int32), jnp.full(shapes.masks.shape, -1, jnp.int32)
-    return tuple(jax.tree.leaves(kv)), slots, prompts, masks, hidden
+    return tuple(jax.tree.leaves((kv, states))), slots, prompts, masks, hidden
 
 
 def _untouched(shapes: Pools) -> Callable[[jax.Array], Any]:
     """As `_fresh`, on the CPU; each device makes its own part."""
-    arrays = (shapes.flat_kv(), shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
+    arrays = (shapes.flat_caches(), shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
     local = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), arrays)
     slots, prompts, masks, hidden = map(_one, (shapes.slots, shapes.prompts, shapes.masks, shapes.hidden))
-    ones = Pools(kv=jax.tree.map(_one, shapes.kv), slots=slots, prompts=prompts, masks=masks, hidden=hidden)
+    kv, states = jax.tree.map(_one, shapes.caches)
+    ones = Pools(kv=kv, states=states, slots=slots, prompts=prompts, masks=masks, hidden=hidden)
 
     def fresh(fill: jax.Array) -> Any:
         return untouched.full(local, jax.tree.map(jnp.ravel, _fresh(ones, fill)))
@@ -169,12 +188,6 @@ def _one(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def pools_of(shapes: Pools, arrays: FreshPools) -> Pools:
     """The pools whose arrays these are, in the order of `trace_fresh`."""
-    kv, slots, prompts, masks, hidden = arrays
-    tree = jax.tree.structure(shapes.kv)
-    return Pools(kv=jax.tree.unflatten(tree, kv), slots=slots, prompts=prompts, masks=masks, hidden=hidden)
-
-
-def _fresh_layer(layer: Any, fill: jax.Array) -> Any:
-    if isinstance(layer, KVPool):
-        return make_pool(layer, fill=fill)
-    return jax.tree.map(lambda a: jnp.full(a.shape, fill, a.dtype), layer)
+    caches, slots, prompts, masks, hidden = arrays
+    kv, states = jax.tree.unflatten(jax.tree.structure(shapes.caches), caches)
+    return Pools(kv=kv, states=states, slots=slots, prompts=prompts, masks=masks, hidden=hidden)

@@ -63,7 +63,7 @@ class BlockCopies:
         self._groups = [group.layers for group in spec.kv_groups]
         self._layers = (*self._groups, spec.state_layers)
         self.mesh = layout.mesh
-        self.head_copies = layout.model.head_copies
+        self.head_copies = [group.head_copies for group in layout.ledger.groups]
         self._executable_cache = executable_cache
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
@@ -148,23 +148,26 @@ class BlockCopies:
         """The arrays of pool `index`."""
         if index == self.of_prompts:
             return pools.prompts
-        return tuple(pools.kv[layer] for layer in self._layers[index])
+        layers = pools.kv if index in self.of_blocks else pools.states
+        return tuple(layers[layer] for layer in self._layers[index])
 
     def put(self, pools: Pools, index: int, new: Any) -> Pools:
         """The pools with other arrays in pool `index`."""
         if index == self.of_prompts:
             return dataclasses.replace(pools, prompts=new)
         changed = dict(zip(self._layers[index], new, strict=True))
-        return dataclasses.replace(pools, kv=tuple(changed.get(layer, pool) for layer, pool in enumerate(pools.kv)))
+        what = "kv" if index in self.of_blocks else "states"
+        layers = enumerate(getattr(pools, what))
+        return dataclasses.replace(pools, **{what: tuple(changed.get(layer, pool) for layer, pool in layers)})
 
     def _gathered(self, index: int, pool: Any, ids: jax.Array) -> Any:
         if index in self.of_blocks:
-            return gather_blocks(pool, ids, head_copies=self.head_copies)
+            return gather_blocks(pool, ids, head_copies=self.head_copies[index])
         return jax.tree.map(lambda array: array[ids], pool)
 
     def _scattered(self, index: int, pool: Any, ids: jax.Array, data: Any) -> Any:
         if index in self.of_blocks:
-            return scatter_blocks(pool, ids, data, head_copies=self.head_copies)
+            return scatter_blocks(pool, ids, data, head_copies=self.head_copies[index])
         return jax.tree.map(lambda array, new: array.at[ids].set(new), pool, data)
 
     def _outside(self, index: int, count: int) -> Any:

@@ -148,8 +148,9 @@ def expected_temporaries(layout: Layout) -> int:
     spec, tp = layout.options.spec, layout.options.shards.size
     rows = max([bucket.num_rows for bucket in layout.ladder.buckets if bucket.decode_only], default=0)
     logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _LEAST_LOGIT_ROWS)
-    heads = layout.options.num_heads + 2 * spec.attention.num_key_value_heads
-    widths = spec.hidden_size + heads * spec.attention.head_dim + spec.mlp.intermediate_size
+    own = layout.options.local.attention
+    heads = own.num_attention_heads + 2 * spec.attention.num_key_value_heads
+    widths = spec.hidden_size + heads * own.head_dim + spec.mlp.intermediate_size
     return _LOGIT_ARRAYS * logits + _ACTIVATION_ARRAYS * 4 * widths * layout.ladder.buckets[-1].num_tokens
 
 
@@ -197,12 +198,15 @@ def refuse_overfull(layout: Layout) -> None:
 def scalar_bytes(layout: Layout) -> tuple[int, int] | None:
     """(taken, there) of a TPU's scalar memory, of the largest bucket; None where attention needs none."""
     bucket, options = layout.ladder.buckets[-1], layout.options
-    pool = jax.tree.map(_on_one_device, layout.pools.kv[options.spec.kv_groups[0].layers[0]])
-    config = attention_config(bucket, options, pool)
-    if not isinstance(config, TpuConfig):
-        return None
+    taken = 0
+    for layer in (group.layers[0] for group in options.spec.kv_groups):
+        pool = jax.tree.map(_on_one_device, layout.pools.kv[layer])
+        config = attention_config(bucket, options, pool, options.local.attention_of(layer).num_attention_heads)
+        if not isinstance(config, TpuConfig):
+            return None
+        own = config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width, options.block_size)
+        taken = max(taken, own)
     assert options.target.smem_bytes is not None, "a TPU target has it"
-    taken = config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width, options.block_size)
     return taken, options.target.smem_bytes
 
 

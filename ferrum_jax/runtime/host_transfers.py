@@ -59,7 +59,7 @@ class HostTransfers:
     def read(self, shard: int, group: int, host_ids: Sequence[int]) -> tuple[LayerBlocks, ...]:
         """Blocks of a shard as NumPy arrays. Waits for them."""
         blocks = self._memory[shard][group].get(host_ids)
-        return blocks_of(self._copies.pool_shapes(group), blocks, self._copies.head_copies)
+        return blocks_of(self._copies.pool_shapes(group), blocks, self._copies.head_copies[group])
 
     def close(self) -> None:
         """Frees the memory."""

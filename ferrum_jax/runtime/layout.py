@@ -30,7 +30,16 @@ from ferrum_jax.runtime.refusals import Limits, refuse_buckets
 from ferrum_jax.runtime.resolve import Resolved, resolve
 from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.step import StepOptions
-from ferrum_jax.sharding import DATA, ShardedModel, expert_shards_of, local_bytes, shard_model, shards_of
+from ferrum_jax.sharding import (
+    DATA,
+    ShardedModel,
+    expert_shards_of,
+    head_copies,
+    local_bytes,
+    on_one_device,
+    shard_model,
+    shards_of,
+)
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 
@@ -117,27 +126,24 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sharded:
-    """The model on its mesh. local: the spec with the heads of one device."""
+    """The model on its mesh."""
 
     graph: nnx.GraphDef
     model: ShardedModel
-    local: ModelSpec
     options: StepOptions
 
 
 def _shard(resolved: Resolved) -> _Sharded:
     spec, mesh = resolved.spec, resolved.mesh
     graph, parameters = registry.abstract_parts(spec, resolved.dtype)
-    model = shard_model(spec.attention, parameters, mesh, resolved.shape)
-    local = spec.with_attention(
-        lambda own: dataclasses.replace(own, num_attention_heads=model.heads, num_key_value_heads=model.kv_heads)
-    )
-    token = resolved.one_block(local, 1)
+    model = shard_model(spec.attention_of, parameters, mesh, resolved.shape)
+    local = spec.with_attention(lambda own: on_one_device(own, resolved.shape.tp))
+    token, _ = resolved.one_block(local, 1)[0]
     options = StepOptions(
         spec=spec,
         dtype=resolved.dtype,
         target=resolved.target,
-        num_heads=model.heads,
+        local=local,
         shards=shards_of(mesh),
         expert_shards=expert_shards_of(mesh, resolved.shape),
         block_size=resolved.config.block_size or resolved.target.block_size(token.values.size * token.dtype.itemsize),
@@ -145,7 +151,7 @@ def _shard(resolved: Resolved) -> _Sharded:
         invariant=resolved.config.invariant,
         tiles=resolved.config.attention_tiles,
     )
-    return _Sharded(graph=graph, model=model, local=local, options=options)
+    return _Sharded(graph=graph, model=model, options=options)
 
 
 # -- size --------------------------------------------------------------------------------------------------
@@ -167,15 +173,16 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
         "kv_dtype": KV_DTYPES[resolved.kv_dtype],
         "implementation": resolved.implementation,
     }
-    groups = _count_blocks(resolved, sharded, block_bytes(sharded.local, target=resolved.target, **form))
-    kv = kv_shapes(sharded.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
+    groups = _count_blocks(resolved, sharded, block_bytes(sharded.options.local, target=resolved.target, **form))
+    kv = kv_shapes(sharded.options.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
     caching = config.enable_prefix_caching
     num_prompts = 1 + (config.max_cached_prompts if caching else 0)
     num_states = 1 + config.num_rows + (config.max_state_snapshots if caching else 0)
     record_words = sampling.RECORD_WORDS + resolved.max_model_len
     most_tokens = _ladder_of(_limits(resolved, sharded), resolved, None).buckets[-1].num_tokens  # of any job
     local = Pools(
-        kv=tuple(kv[layer] for layer in sorted(kv)),
+        kv=tuple(map(kv.get, range(spec.num_hidden_layers))),
+        states=((),) * spec.num_hidden_layers,
         slots=jax.ShapeDtypeStruct((config.num_rows + 1, record_words), jnp.int32),
         prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
         masks=jax.ShapeDtypeStruct((config.num_rows + 1, ceil_div(spec.vocab_size, 32)), jnp.int32),
@@ -184,7 +191,7 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
     of_blocks = pools_on_mesh(local, mesh)
     bytes_of_host_block = host_block_bytes(of_blocks.kv)
     pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
-    states = jax.tree.leaves([pools.kv[layer] for layer in spec.state_layers])
+    states = jax.tree.leaves(pools.states)
     ledger = Ledger(
         weights_bytes=model.weights_bytes,
         slots_bytes=local.slots.size * 4,
@@ -196,7 +203,6 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
         groups=groups,
         block_size=block_size,
         num_shards=mesh.shape[DATA],
-        head_copies=model.head_copies,
         padded_bytes=sum(pool.padded_bytes for pool in kv.values()),
         host_block_bytes=bytes_of_host_block,
         num_host_blocks=choose_num_host_blocks(
@@ -211,7 +217,8 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
 
 def _count_blocks(resolved: Resolved, sharded: _Sharded, bytes_by_group: list[int]) -> tuple[GroupBlocks, ...]:
     """The blocks of each cache group, as asked or as many as fit. bytes_by_group: of one block on one device."""
-    config, block_size = resolved.config, sharded.options.block_size
+    config, block_size, spec = resolved.config, sharded.options.block_size, resolved.spec
+    copies = [head_copies(spec.attention_of(group.layers[0]), resolved.shape.tp) for group in spec.kv_groups]
 
     def groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
         counts = [
@@ -223,9 +230,10 @@ def _count_blocks(resolved: Resolved, sharded: _Sharded, bytes_by_group: list[in
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 keeps_cache=config.enable_prefix_caching,
             )
-            for group in resolved.spec.kv_groups
+            for group in spec.kv_groups
         ]
-        return tuple(GroupBlocks(num_blocks=n, block_bytes=b) for n, b in zip(counts, bytes_by_group, strict=True))
+        each = zip(counts, bytes_by_group, copies, strict=True)
+        return tuple(GroupBlocks(num_blocks=n, block_bytes=b, head_copies=c) for n, b, c in each)
 
     def kv_bytes(num_blocks: int) -> int:
         return sum((group.num_blocks + 1) * group.block_bytes for group in groups(num_blocks))
@@ -279,5 +287,7 @@ def _ladder(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Ladde
     def ladder_of(limits: Limits) -> Ladder:
         return _ladder_of(limits, resolved, reach)
 
-    refuse_buckets(limits, sharded.options, ladder_of, lambda o: resolved.one_block(sharded.local, o.block_size))
+    refuse_buckets(
+        limits, sharded.options, ladder_of, lambda o: resolved.one_block(sharded.options.local, o.block_size)
+    )
     return ladder_of(limits)

@@ -96,7 +96,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     """The program of each part of an engine: forwards and what samples, the smallest first, then the others."""
     pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
     text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
-    whole = f"{describe((layout.targets, pools.kv, pools.slots, pools.hidden))} {text}"
+    whole = f"{describe((layout.targets, pools.caches, pools.slots, pools.hidden))} {text}"
     of_rows = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden)  # blocks may be of any number
     rows = f"{describe(of_rows)} {text}"
 
@@ -119,7 +119,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         "copy_blocks": lambda: trace_copies(pools, options.spec.cache_groups, mesh),
         "fresh_pools": lambda: trace_fresh(pools),
     }
-    kept = f"{describe((pools.kv, pools.slots, pools.prompts, pools.masks, pools.hidden))} {dict(mesh.shape)}"
+    kept = f"{describe((pools.caches, pools.slots, pools.prompts, pools.masks, pools.hidden))} {dict(mesh.shape)}"
     parts: dict[Part, Program] = {
         **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
         **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
@@ -132,12 +132,12 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
 
 def _kernels_of(layout: Layout) -> str:
     """What a step's kernels are specialised to on a device, in words; "" where it has none."""
-    options, model = layout.options, layout.model
+    options, own = layout.options, layout.options.local.attention
     if options.implementation == "xla":
         return ""
     return (
-        f"attention {options.implementation!r} of {model.heads} heads, {model.kv_heads} of KV, of "
-        f"{options.spec.attention.head_dim} {layout.dtype.name} values and {layout.kv_dtype} KV in blocks of "
+        f"attention {options.implementation!r} of {own.num_attention_heads} heads, {own.num_key_value_heads} of KV, of "
+        f"{own.head_dim} {layout.dtype.name} values and {layout.kv_dtype} KV in blocks of "
         f"{options.block_size} tokens"
     )
 

@@ -24,18 +24,22 @@ class Limits:
 
 
 def refuse_buckets(
-    limits: Limits, options: StepOptions, ladder_of: Callable[[Limits], Ladder], pool_of: Callable[[Limits], KVPool]
+    limits: Limits,
+    options: StepOptions,
+    ladder_of: Callable[[Limits], Ladder],
+    pools_of: Callable[[Limits], list[tuple[KVPool, int]]],
 ) -> None:
     """Raises ValueError with the reason why attention of a bucket does not fit the target, of the largest such.
 
-    pool_of: the shapes of a layer's pool on one device.
+    pools_of: of a layer of each cache group the shapes of its pool on one device, and its query heads.
     """
 
     def check(limits: Limits) -> None:
-        pool, own = pool_of(limits), dataclasses.replace(options, block_size=limits.block_size)
+        pools, own = pools_of(limits), dataclasses.replace(options, block_size=limits.block_size)
         for bucket in reversed(ladder_of(limits).buckets):
             try:
-                attention_config(bucket, own, pool)
+                for pool, num_heads in pools:
+                    attention_config(bucket, own, pool, num_heads)
             except ValueError as error:
                 raise ValueError(f"the bucket {bucket} cannot run with {own.implementation!r}: {error}") from error
 

@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
+from ferrum_jax.pools.pools import layer_pool_shape
 from ferrum_jax.sharding import refusals as mesh_refusals
-from ferrum_jax.spec import ModelSpec
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from ferrum_jax.spec import Kept, ModelSpec
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool
 from pallas_kernels.paged_attention.support import default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
@@ -32,16 +33,14 @@ class Resolved:
     implementation: str
     max_model_len: int
 
-    def one_block(self, local: ModelSpec, block_size: int) -> KVPool:
-        """The shapes of a layer's pool of one block on one device; local: the spec with the heads of that."""
-        return pool_shape(
-            num_blocks=1,
-            block_size=block_size,
-            num_kv_heads=local.attention.num_key_value_heads,
-            head_dim=local.attention.head_dim,
-            dtype=KV_DTYPES[self.kv_dtype],
-            implementation=self.implementation,
-        )
+    def one_block(self, local: ModelSpec, block_size: int) -> list[tuple[KVPool, int]]:
+        """Of a layer of each cache group: the shapes of its pool of one block on one device, and its query heads.
+
+        local: the spec with the heads of one device.
+        """
+        form = {"block_size": block_size, "kv_dtype": KV_DTYPES[self.kv_dtype], "implementation": self.implementation}
+        layers = [local.attention_of(group.layers[0]) for group in local.kv_groups]
+        return [(layer_pool_shape(own, num_blocks=1, **form), own.num_attention_heads) for own in layers]
 
 
 def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
@@ -58,13 +57,22 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
         target=target,
         dtype=dtype,
         kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
-        implementation=config.implementation or default_implementation(target),
+        implementation=config.implementation or (lacks_kernels(spec) and "xla") or default_implementation(target),
         max_model_len=max_model_len,
     )
     reasons = _refusals(resolved)
     if reasons:
         raise ValueError("; ".join(reasons))
     return resolved
+
+
+def lacks_kernels(spec: ModelSpec) -> bool:
+    """Whether "xla" alone has the caches of a model, so that it is what runs where no other is named."""
+    return any(own.is_latent or own.head_dim != own.v_head_dim for own in _kept(spec))
+
+
+def _kept(spec: ModelSpec) -> list[Kept]:
+    return [spec.attention_of(group.layers[0]).kept for group in spec.kv_groups]
 
 
 def resolve_dtype(config: EngineConfig, platform: str, on_accelerators: str) -> jnp.dtype:
@@ -94,13 +102,20 @@ def shared_refusals(
 
 def _refusals(resolved: Resolved) -> list[str]:
     spec, config, target = resolved.spec, resolved.config, resolved.target
-    kernels = kernel_refusals(
-        resolved.implementation,
-        target=target,
-        head_dim=spec.attention.head_dim,
-        block_size=config.block_size,
-        kv_dtype=resolved.kv_dtype,
-    )
+    kernels = [
+        reason
+        for own in _kept(spec)
+        for reason in kernel_refusals(
+            resolved.implementation,
+            target=target,
+            head_dim=own.head_dim,
+            v_head_dim=own.v_head_dim,
+            is_latent=own.is_latent,
+            block_size=config.block_size,
+            kv_dtype=resolved.kv_dtype,
+        )
+    ]
+    kernels = list(dict.fromkeys(kernels))
     if config.attention_tiles is not None and resolved.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "

@@ -93,8 +93,8 @@ class Runner:
         """host: copies to and from the host tier, if there is one."""
         self._weights = weights
         self._head = head.pick(weights)
-        self._kv = pools.flat_kv()
-        self._kv_tree = jax.tree.structure(pools.kv)
+        self._caches = pools.flat_caches()
+        self._caches_tree = jax.tree.structure(pools.caches)
         self.copies = copies
         self.host = host
         self._num_shards = num_shards
@@ -143,7 +143,7 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pools, also those that an interrupted step has donated and not returned."""
-        for pool in (*self._kv, self._slots, self._prompts, self._masks, self._hidden):
+        for pool in (*self._caches, self._slots, self._prompts, self._masks, self._hidden):
             pool.delete()
         if self.host is not None:
             self.host.close()
@@ -155,8 +155,10 @@ class Runner:
         self._slots = self._executables.write_slot(self._slots, places, record)
 
     def _pools(self) -> Pools:
-        kv = jax.tree.unflatten(self._kv_tree, self._kv)
-        return Pools(kv=kv, slots=self._slots, prompts=self._prompts, masks=self._masks, hidden=self._hidden)
+        kv, states = jax.tree.unflatten(self._caches_tree, self._caches)
+        return Pools(
+            kv=kv, states=states, slots=self._slots, prompts=self._prompts, masks=self._masks, hidden=self._hidden
+        )
 
     def read_pool(self, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
         """(slice of `ids`, their content and then padding) in batches, on their way to the host.
@@ -168,18 +170,18 @@ class Runner:
     def write_pool(self, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]) -> None:
         """Writes the content of `ids` into a pool; data(slice of `ids`, size) gives each batch."""
         pools = self.copies.write(self._pools(), shard, index, ids, data)
-        self._kv, self._prompts = pools.flat_kv(), pools.prompts
+        self._caches, self._prompts = pools.flat_caches(), pools.prompts
 
     def move(self, shard: int, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
         """Starts copies of a shard's blocks to its host tier, and then of host blocks to its pools."""
         if self.host is not None:
             self.host.spill(self._pools(), shard, spills)
-            self._kv = self.host.load(self._pools(), shard, loads).flat_kv()
+            self._caches = self.host.load(self._pools(), shard, loads).flat_caches()
 
     def _copy(self, copies: Sequence[Sequence[Copy]]) -> None:
         """Starts the copies of each shard."""
         for blob in pack_copies(copies):
-            self._kv = self._executables.copy_blocks(self._kv, blob)
+            self._caches = self._executables.copy_blocks(self._caches, blob)
 
     def rehearse(self, num_groups: int) -> None:
         """Runs the largest parts without rows, so that a lack of memory shows now. Their writes go to null ids."""
@@ -193,7 +195,7 @@ class Runner:
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> None:
         forward = self._executables.forwards[bucket]
-        self._kv, self._hidden = forward(self._weights, self._kv, self._slots, self._hidden, blob)
+        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, blob)
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
         sample = self._executables.samples[bucket]

@@ -58,13 +58,13 @@ class StepOptions:
     """What is fixed for all steps of an engine.
 
     shards: devices that share the work of a step. expert_shards: data shards that have their experts together.
-    num_heads: query heads of one device. target: one of them.
+    local: the spec with the heads of one device. target: one of them.
     """
 
     spec: ModelSpec
     dtype: jnp.dtype
     target: Target
-    num_heads: int
+    local: ModelSpec
     shards: Shards
     expert_shards: Shards
     block_size: int
@@ -78,9 +78,9 @@ def make_forward(
 ) -> Callable[..., ForwardResult]:
     """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
 
-    kv: the arrays of `pools.kv`, whose tree alone is read here.
+    kv: the arrays of `pools.caches`, whose tree alone is read here.
     """
-    tree = jax.tree.structure(pools.kv)
+    tree = jax.tree.structure(pools.caches)
 
     def forward(
         weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array
@@ -89,11 +89,11 @@ def make_forward(
         inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
-        layers = list(jax.tree.unflatten(tree, kv))
-        context = _forward_context(layers, inputs, tokens, bucket, options)
+        layers, recurrent = map(list, jax.tree.unflatten(tree, kv))
+        context = _forward_context(layers, recurrent, inputs, tokens, bucket, options)
         states = model(token_ids, tokens.positions, context)  # [T, D]
         hidden = jax.lax.dynamic_update_slice_in_dim(hidden, states, 0, 0)
-        return tuple(jax.tree.leaves(layers)), hidden
+        return tuple(jax.tree.leaves((layers, recurrent))), hidden
 
     return forward
 
@@ -111,7 +111,7 @@ def trace_forward(
     weights, pools: shapes with their shardings. The arrays of kv and hidden are donated.
     """
     forward = make_forward(graph, tuple(weights), bucket, pools, options)
-    kv = pools.flat_kv()
+    kv = pools.flat_caches()
     words = forward_words(bucket, len(options.spec.kv_groups))
     arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, on_mesh(mesh, (words,), jnp.int32, "words"))
     if mesh.size > 1:
@@ -168,12 +168,18 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
 
 
 def _forward_context(
-    layers: list[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
+    layers: list[Any],
+    recurrent: list[Any],
+    inputs: ForwardInputs,
+    tokens: _TokenLayout,
+    bucket: Bucket,
+    options: StepOptions,
 ) -> ForwardContext:
-    """The context that a model's layers call; it leaves each layer's pool in `layers`."""
-    config = attention_config(bucket, options, layers[options.spec.kv_groups[0].layers[0]])
+    """The context that a model's layers call; it leaves each layer's pool in `layers`, its states in `recurrent`."""
     schedule_of: dict[int, Any] = {}  # by layer
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
+        first = group.layers[0]
+        config = attention_config(bucket, options, layers[first], options.local.attention_of(first).num_attention_heads)
         batch = RaggedBatch(
             block_tables=table, starts=inputs.starts, counts=inputs.counts, query_offsets=tokens.offsets
         )
@@ -188,11 +194,20 @@ def _forward_context(
         schedule_of |= dict.fromkeys(group.layers, schedule)
 
     def attend(
-        layer: int, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None = None, **how: Any
+        layer: int,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        window: int | None = None,
+        is_latent: bool = False,
+        **how: Any,
     ) -> jax.Array:
-        schedule = schedule_of[layer]
+        lender = options.spec.lender_of(layer)  # whose keys and values these are; they are written again where they are
+        schedule = schedule_of[lender]
         assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
-        out, layers[layer] = _attend(q, k, v, layers[layer], schedule, implementation=options.implementation, **how)
+        assert layers[lender].is_latent == is_latent, f"layer {layer} and its pool do not keep alike"
+        out, layers[lender] = _attend(q, k, v, layers[lender], schedule, implementation=options.implementation, **how)
         return out
 
     rows = _state_rows(inputs, tokens, bucket, options)
@@ -200,10 +215,10 @@ def _forward_context(
     def recur(
         layer: int, shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int
     ) -> jax.Array:
-        kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(layers[layer])]
+        kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(recurrent[layer])]
         asked = [(state.shape, state.dtype) for state in jax.tree.leaves(shapes)]
         assert kept == asked, f"layer {layer} has states {asked}, its pool {kept}"
-        out, layers[layer] = compute(layers[layer], rows)
+        out, recurrent[layer] = compute(recurrent[layer], rows)
         return out
 
     expert_tile = invariance.EXPERT_TILE if options.invariant else None
@@ -236,8 +251,10 @@ def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, opt
     )
 
 
-def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> AttentionConfig | TpuConfig | GpuConfig:
-    """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes.
+def attention_config(
+    bucket: Bucket, options: StepOptions, pool: KVPool, num_heads: int
+) -> AttentionConfig | TpuConfig | GpuConfig:
+    """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes. num_heads: its query heads.
 
     Raises ValueError where the bucket does not fit the implementation on the target.
     """
@@ -246,7 +263,7 @@ def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> Atte
             num_tokens=bucket.num_tokens,
             num_rows=bucket.num_rows,
             max_blocks=bucket.table_width,
-            num_heads=options.num_heads,
+            num_heads=num_heads,
             dtype=options.dtype,
             pool=pool,
             decode_only=bucket.decode_only,
@@ -255,7 +272,7 @@ def attention_config(bucket: Bucket, options: StepOptions, pool: KVPool) -> Atte
         )
     if options.implementation == "mosaic_gpu":
         return GpuConfig.choose(
-            num_heads=options.num_heads,
+            num_heads=num_heads,
             pool=pool,
             decode_only=bucket.decode_only,
             target=options.target,

@@ -4,7 +4,7 @@ Fields stand in groups, one for each kind of layer. Names are Hugging Face's whe
 the group says already: attention_bias is `attention.bias`. Errors name the key of config.json.
 """
 
-from ferrum_jax.spec.attention import AttentionSpec, QkNorm
+from ferrum_jax.spec.attention import AttentionSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.mlp import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.model import CacheGroup, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
@@ -15,6 +15,8 @@ __all__ = [
     "CacheGroup",
     "ExpertsSpec",
     "GatedDeltaSpec",
+    "Kept",
+    "LatentSpec",
     "MlpSpec",
     "ModelSpec",
     "NormSpec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.positions import RopeSpec, Temperature
@@ -24,11 +25,42 @@ class QkNorm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Latent attention: the keys and values of all heads are made of one vector of each token, which the cache keeps.
+
+    kv_lora_rank: of that vector. qk_nope_head_dim: of each head's query and key, what does not turn; head_dim is what
+    turns, of which all heads share the key. q_lora_rank: of the vector that queries are made of; None is the token's.
+    """
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    q_lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "kv_lora_rank", "qk_nope_head_dim")
+        if self.q_lora_rank is not None:
+            check_positive(self, "q_lora_rank")
+
+
+class Kept(NamedTuple):
+    """What a cache keeps of a token: of each KV head two vectors, K and V.
+
+    is_latent: a latent, which is V and the first part of K, and the rest of K.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    is_latent: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Attention: its heads, what is added to its projections, and how it turns and weighs them.
 
     bias: of q, k, v. output_bias: of o. qk_norm: None is no norms. gate: outputs are multiplied by
     the sigmoid of a projection that q brings along. sinks: each head has a logit that takes weight and has no value.
+    v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
     query_pre_attn_scalar: logits are q k over its root; None is head_dim. attn_logit_softcapping: logits become
     cap * tanh(logits / cap). rope: None is no positions.
 
@@ -38,6 +70,7 @@ class AttentionSpec:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    v_head_dim: int | None = None
     bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
@@ -47,6 +80,7 @@ class AttentionSpec:
     attn_logit_softcapping: float | None = None
     rope: RopeSpec | None = dataclasses.field(default_factory=RopeSpec)
     temperature: Temperature | None = None
+    latent: LatentSpec | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -56,8 +90,29 @@ class AttentionSpec:
                 f"num_attention_heads is {self.num_attention_heads}, no multiple of num_key_value_heads, "
                 f"{self.num_key_value_heads}"
             )
+        if self.v_head_dim is not None:
+            check_positive(self, "v_head_dim")
+        assert self.latent is None or self.num_key_value_heads == 1, "all heads share the latent"
         if self.rope is not None:
             self.rope.check(self.head_dim)
+
+    @property
+    def value_dim(self) -> int:
+        """Of what attention gives of each head."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def kept(self) -> Kept:
+        """What a cache keeps of a token."""
+        if self.latent is not None:
+            return Kept(1, self.latent.kv_lora_rank, self.head_dim, is_latent=True)
+        return Kept(self.num_key_value_heads, self.head_dim, self.value_dim)
+
+    @property
+    def dot_sizes(self) -> tuple[int, int]:
+        """What a query is multiplied with, and what attention sums, of each head."""
+        kept = self.kept
+        return (kept.head_dim + kept.v_head_dim, kept.head_dim) if kept.is_latent else (kept.head_dim, kept.v_head_dim)
 
     @property
     def scale(self) -> float:

@@ -1,15 +1,16 @@
 """ModelSpec: one decoder, and which cache each of its layers has.
 
-`CacheGroup` names the layers that share one kind of cache; every model has at least one cache group, and together they
-hold every layer once. `digest_text()` is the part of the spec that decides the keys and values of a token: two specs
-with equal text may share a prefix cache.
+`CacheGroup` names the layers that share one kind of cache. A layer has none, one or two: blocks, and a recurrent state.
+Or it attends to the keys and values of another layer, whose blocks it borrows. `digest_text()` is the part of the
+spec that decides the keys and values of a token: two specs with equal text may share a prefix cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ferrum_jax.forms import WeightForm
 from ferrum_jax.spec.attention import AttentionSpec
@@ -63,6 +64,7 @@ class ModelSpec:
 
     attention: of all layers but those of other_attention, which are pairs (layers, their attention).
     experts: None where every layer has an MLP. recurrence: None where no layer has a Gated DeltaNet.
+    borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     parallel: attention and MLP are given the same norm's output. embedding_scale, residual_multiplier, logit_scale:
     embeddings, what a layer's halves add, and logits of tokens are multiplied by it. final_logit_softcapping: logits of
     tokens become cap * tanh(logits / cap).
@@ -91,6 +93,7 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     final_logit_softcapping: float | None = None
     cache_groups: tuple[CacheGroup, ...] = ()
+    borrowed: tuple[tuple[int, int], ...] = ()
     forms: tuple[tuple[str, WeightForm], ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
@@ -101,12 +104,30 @@ class ModelSpec:
             object.__setattr__(self, "cache_groups", (group,))
         check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
         check_above_zero(self, "final_logit_softcapping")
-        layers = sorted(layer for group in self.cache_groups for layer in group.layers)
-        if layers != list(range(self.num_hidden_layers)):
-            raise ValueError(f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once")
+        self._check_layers()
         kinds = [group.kind for group in self.cache_groups]
         if "state" in kinds[:-1] or kinds == ["state"]:
             raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
+
+    def _check_layers(self) -> None:
+        """Raises ValueError where layers are in the wrong groups, or layers of a group keep different vectors."""
+        for groups in (self.kv_groups, tuple(group for group in self.cache_groups if group.kind == "state")):
+            layers = sorted(layer for group in groups for layer in group.layers)
+            if len(set(layers)) < len(layers) or not set(layers) <= set(range(self.num_hidden_layers)):
+                raise ValueError(
+                    f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once at most"
+                )
+        own = {layer for group in self.kv_groups for layer in group.layers}
+        for layer, lender in self.borrowed:
+            if layer in own or lender not in own or not lender < layer < self.num_hidden_layers:
+                raise ValueError(f"layer {layer} borrows from {lender}; it must be an earlier one that has blocks")
+        for group in self.kv_groups:
+            kept = {self.attention_of(layer).kept for layer in group.layers}
+            if len(kept) > 1:
+                raise ValueError(
+                    f"layers {list(group.layers)} are one cache group and keep {sorted(kept)} (KV heads, sizes of "
+                    "their two vectors); layers that differ in these are groups of their own"
+                )
 
     def fitted(self, max_model_len: int) -> ModelSpec:
         """The spec of an engine whose longest context is this: longrope takes one list of factors for all of them."""
@@ -128,6 +149,16 @@ class ModelSpec:
         return tuple(layer for group in self.cache_groups if group.kind == "state" for layer in group.layers)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that attend: with blocks of their own, or of another."""
+        layers = [layer for group in self.kv_groups for layer in group.layers]
+        return tuple(sorted([*layers, *(layer for layer, _ in self.borrowed)]))
+
+    def lender_of(self, layer: int) -> int:
+        """The layer whose blocks a layer attends to: itself, where it borrows none."""
+        return dict(self.borrowed).get(layer, layer)
+
+    @property
     def moe_layers(self) -> tuple[int, ...]:
         """The layers with experts."""
         return () if self.experts is None else self.experts.layers
@@ -139,7 +170,8 @@ class ModelSpec:
 
     def window_of(self, layer: int) -> int | None:
         """How many positions a token of this layer attends to; None is all."""
-        return next(group.window for group in self.cache_groups if layer in group.layers)
+        lender = self.lender_of(layer)
+        return next((group.window for group in self.kv_groups if lender in group.layers), None)
 
     def attention_of(self, layer: int) -> AttentionSpec:
         """The attention of a layer."""
@@ -147,8 +179,22 @@ class ModelSpec:
 
     def digest_text(self) -> str:
         """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
-        fields = dataclasses.asdict(self)
+        fields = _without_defaults(dataclasses.asdict(self))
         del fields["dtype"], fields["eos_token_ids"]
-        if not self.forms:
-            del fields["forms"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+# Fields that are left out where a model does without, so that the keys of its blocks are those of earlier versions.
+_ABSENT: Mapping[str, Any] = {"forms": (), "borrowed": (), "v_head_dim": None, "latent": None}
+
+
+def _without_defaults(fields: Any) -> Any:
+    if isinstance(fields, list | tuple):
+        return [_without_defaults(each) for each in fields]
+    if not isinstance(fields, dict):
+        return fields
+    return {
+        name: _without_defaults(value)
+        for name, value in fields.items()
+        if name not in _ABSENT or value != _ABSENT[name]
+    }

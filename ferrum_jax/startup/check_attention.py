@@ -99,25 +99,26 @@ def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
 
 
 def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
-    """A case for each kind of bucket and each window that the model has, with one device's heads."""
-    spec, options = layout.options.spec, layout.options
+    """A case for each kind of bucket and each cache group that the model has, with one device's heads."""
+    local, options = layout.options.local, layout.options
+    kinds = dict.fromkeys((group.window, local.attention_of(group.layers[0])) for group in local.kv_groups)
     for bucket in layout.ladder.largest:
-        for window in dict.fromkeys(group.window for group in spec.kv_groups):
+        for window, own in kinds:
             yield (
                 Case(
                     name=str(bucket),
                     rows=_rows(bucket, options.block_size),
                     num_tokens=bucket.num_tokens,
                     num_rows=bucket.num_rows,
-                    num_heads=layout.model.heads,
-                    num_kv_heads=layout.model.kv_heads,
-                    head_dim=spec.attention.head_dim,
+                    num_heads=own.num_attention_heads,
+                    num_kv_heads=own.kept.num_kv_heads,
+                    head_dim=own.head_dim,
                     block_size=options.block_size,
                     decode_only=bucket.decode_only,
                     window=window,
-                    soft_cap=spec.attention.attn_logit_softcapping,
-                    has_sinks=spec.attention.sinks,
-                    scale=spec.attention.scale,
+                    soft_cap=own.attn_logit_softcapping,
+                    has_sinks=own.sinks,
+                    scale=own.scale,
                     dtype=layout.dtype.name,
                     kv_dtype=layout.kv_dtype,
                     tiny=True,
@@ -176,7 +177,7 @@ def _attend(case: Case, bucket: Bucket, options: StepOptions, fault: str | None)
         dtype=KV_DTYPES[case.kv_dtype],
         implementation=implementation,
     )
-    config: Any = attention_config(bucket, options, pool)
+    config: Any = attention_config(bucket, options, pool, case.num_heads)
     interpret: Any = False
     if options.target.platform != _platform() and implementation == "mosaic_tpu":
         from jax.experimental.pallas import tpu as pltpu

@@ -21,6 +21,7 @@ from ferrum_jax.executables.verdicts import START, Verdict, VerdictKey, VerdictS
 from ferrum_jax.processes.child import first_line, run_child
 from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.resolve import lacks_kernels
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.accelerators import Chips, explain
 from ferrum_jax.startup.check_attention import AttentionOrder, Rehearsal, check_attention, verdict_of
@@ -63,6 +64,11 @@ class AttentionChoice:
         return AttentionChoice(implementation=None)
 
 
+_ON_XLA = AttentionChoice(
+    implementation=None, why="attention runs on 'xla': no kernel was made for caches such as this model's"
+)
+
+
 def choose_attention(
     spec: ModelSpec,
     config: EngineConfig,
@@ -77,6 +83,8 @@ def choose_attention(
     is_bundled: its executables were compiled for the platform's kernel, which is set aside only where it is wrong.
     chips: of this machine, found where None. Raises ValueError where the config names a kernel that is found wrong.
     """
+    if config.implementation is None and lacks_kernels(spec):
+        return _ON_XLA
     chips = chips or Chips.here()
     platform = Target.named(rehearsal.target).platform if rehearsal is not None else _platform(chips)
     kernel = config.implementation or _KERNELS.get(platform)
@@ -110,6 +118,8 @@ def choose_with_others(
     What is checked here may take this process with it. So a check that begins is kept as one that did not end, until it
     has, and the next start sets the kernel aside. Raises ValueError where the config names one that is found wrong.
     """
+    if config.implementation is None and lacks_kernels(spec):
+        return _ON_XLA
     platform = mesh.devices.flat[0].platform if rehearsal is None else Target.named(rehearsal.target).platform
     kernel = config.implementation or _KERNELS.get(platform)
     if kernel in (None, "xla") or config.check == "off":

@@ -23,11 +23,13 @@ def kv_write(
 ) -> KVPool:
     """The pool with token t's K and V at [block_ids[t], offsets[t]]; in place where the pool is donated.
 
-    k, v: [T, K, H], kept as `kv_pool.encode` says. block_ids, offsets: [T] int32, inside the pool; padding tokens
-    name block 0. Where tokens name one place, as padding does, one of them is kept. Raises ValueError for shapes
+    k: [T, K, H], v: [T, K, V], kept as `kv_pool.encode` says. block_ids, offsets: [T] int32, inside the pool; padding
+    tokens name block 0. Where tokens name one place, as padding does, one of them is kept. Raises ValueError for shapes
     that do not fit and for an unknown implementation.
     """
-    sizes = check_shapes(("T K H", k), ("T K H", v), ("T", block_ids), ("T", offsets), H=pool.head_dim)
+    sizes = check_shapes(
+        ("T K H", k), ("T K V", v), ("T", block_ids), ("T", offsets), H=pool.head_dim, V=pool.v_head_dim
+    )
     check_pool(pool, sizes["K"], implementation)
     if implementation in ("xla", "mosaic_gpu"):  # a scatter in place is all that a GPU needs
         return xla.kv_write(pool, k, v, block_ids, offsets)

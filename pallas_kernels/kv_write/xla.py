@@ -25,13 +25,13 @@ def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, block_ids: jax.Array, off
 
 
 def _write_values(
-    pool: jax.Array,  # [P, C, 2K, H]
+    pool: jax.Array,  # [P, C, 2K, H], or packed [P, C, K, H + V]
     k: jax.Array,  # [T, K, H]
-    v: jax.Array,
+    v: jax.Array,  # [T, K, V]
     block_ids: jax.Array,  # [T]
     offsets: jax.Array,
 ) -> jax.Array:
-    token = jnp.stack([k, v], axis=2).reshape(len(k), *pool.shape[2:])  # [T, 2K, H]
+    token = jnp.concatenate([k, v], axis=2).reshape(len(k), *pool.shape[2:])  # [T, 2K, H] or [T, K, H + V]
     return pool.at[block_ids, offsets].set(token, mode="promise_in_bounds")
 
 

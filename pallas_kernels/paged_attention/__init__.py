@@ -85,11 +85,11 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     implementation: str = "xla",
-) -> tuple[jax.Array, KVPool]:  # [T, N, H], the dtype of q, zero for padding tokens; the pool with k and v
+) -> tuple[jax.Array, KVPool]:  # [T, N, V], the dtype of q, zero for padding tokens; the pool with k and v
     """softmax(scale * q k^T + mask) v of every token over its row's context, accumulated in float32.
 
-    q: [T, N, H]. k, v: [T, K, H] of the same tokens; they are written to the pool first (in place where it is
-    donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
+    q: [T, N, H]. k: [T, K, H], v: [T, K, V] of the same tokens; they are written to the pool first (in place where it
+    is donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
     for the same implementation. soft_cap: logits become soft_cap * tanh(logits / soft_cap). sinks: [N], a logit
     per head that takes weight and has no value. What no query may see is never read into a result: it may be NaN.
     It has nine parameters, its arrays and the numbers of the formula, so that a call reads like it.
@@ -98,7 +98,8 @@ def paged_attention(
     """
     check_positive(scale=scale)
     check_positive(", or None for none", soft_cap=soft_cap)
-    sizes = check_shapes(("T N H", q), ("T K H", k), ("T K H", v), T=schedule.num_tokens, H=pool.head_dim)
+    widths = {"Q": pool.key_dim, "H": pool.head_dim, "V": pool.v_head_dim}
+    sizes = check_shapes(("T N Q", q), ("T K H", k), ("T K V", v), T=schedule.num_tokens, **widths)
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"q has {sizes['N']} heads and k {sizes['K']}; N must be a multiple of K")
     if pool.block_size != schedule.block_size:

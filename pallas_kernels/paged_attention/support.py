@@ -15,10 +15,29 @@ def default_implementation(target: Target) -> str:
     return "mosaic_tpu" if target.runs_tpu_kernels else "xla"
 
 
-def refusals(implementation: str, *, target: Target, head_dim: int, block_size: int | None, kv_dtype: str) -> list[str]:
-    """Every reason why the implementation cannot run so; block_size None is the target's own choice."""
+def refusals(
+    implementation: str,
+    *,
+    target: Target,
+    head_dim: int,
+    v_head_dim: int | None = None,
+    is_latent: bool = False,
+    block_size: int | None,
+    kv_dtype: str,
+) -> list[str]:
+    """Every reason why the implementation cannot run so.
+
+    v_head_dim: None is head_dim. block_size: None is the target's own choice.
+    """
     if implementation == "xla":
         return []
+    if is_latent:
+        return [f"attention is latent, which {implementation!r} does not have; take implementation 'xla'"]
+    if v_head_dim not in (None, head_dim):
+        return [
+            f"head_dim is {head_dim} and that of V {v_head_dim}; {implementation!r} has them equal alone; take "
+            "implementation 'xla'"
+        ]
     if implementation == "mosaic_gpu":
         return _gpu_refusals(target, head_dim, block_size, kv_dtype)
     if implementation != "mosaic_tpu":

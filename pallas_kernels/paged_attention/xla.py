@@ -1,6 +1,6 @@
 """Paged attention in plain XLA: one query tile after the other, each over the KV tiles of its own context.
 
-K and V of a tile are gathered to [K, tile_kv, H], the layout in which the dots read them without a further
+K and V of a tile are gathered to [K, tile_kv, H or V], the layout in which the dots read them without a further
 copy; a pool is never copied, nor held in another dtype. Softmax is online and in float32, merged in ascending
 position. A KV tile in which a query sees nothing leaves that query's state as it is, to the bit.
 """
@@ -37,9 +37,9 @@ def attention(
     pool: KVPool,  # with the step's K and V
     schedule: Schedule,
     logits: Logits,
-) -> jax.Array:  # [T, N, H]
+) -> jax.Array:  # [T, N, V]
     """Attention over the pool, as `paged_attention` of the package defines it."""
-    out = jnp.zeros_like(q)
+    out = jnp.zeros((*q.shape[:2], pool.value_dim), q.dtype)
     for queries in schedule.passes:
 
         def one_tile(i: jax.Array, out: jax.Array, queries: QueryTiles = queries) -> jax.Array:
@@ -66,9 +66,9 @@ def _load_tile(
     )
 
 
-def _tokens_first(attended: jax.Array, tile_q: int) -> jax.Array:  # [K, tile_q * G, H] -> [tile_q, N, H]
-    K, Q, H = attended.shape
-    return attended.reshape(K, tile_q, Q // tile_q, H).transpose(1, 0, 2, 3).reshape(tile_q, K * (Q // tile_q), H)
+def _tokens_first(attended: jax.Array, tile_q: int) -> jax.Array:  # [K, tile_q * G, V] -> [tile_q, N, V]
+    K, Q, V = attended.shape
+    return attended.reshape(K, tile_q, Q // tile_q, V).transpose(1, 0, 2, 3).reshape(tile_q, K * (Q // tile_q), V)
 
 
 def _attend(
@@ -78,15 +78,15 @@ def _attend(
     first_kv: jax.Array,
     end_kv: jax.Array,
     logits: Logits,
-) -> jax.Array:  # [K, Q, H] float32; Q = tile_q * G
+) -> jax.Array:  # [K, Q, V] float32; Q = tile_q * G
     """Softmax over the row's visible positions, in one pass over its KV tiles.
 
     Source: Milakov and Gimelshein 2018 (online softmax); Dao et al. 2022 (its use in tiles).
     """
-    K, Q, H = tile.queries.shape
+    K, Q, _ = tile.queries.shape
 
     def one_kv_tile(j: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        highest, total, acc = state  # [K, Q], [K, Q], [K, Q, H]
+        highest, total, acc = state  # [K, Q], [K, Q], [K, Q, V]
         k, v, visible = _load_kv(tile, pool, schedule, j)
         scores = _scores(tile.queries, k)
         if logits.soft_cap is not None:
@@ -97,7 +97,7 @@ def _attend(
         kept = jnp.exp(highest - raised)
         return raised, total * kept + jnp.sum(weights, axis=-1), acc * kept[..., None] + _weighted_sum(weights, v)
 
-    empty = (jnp.full((K, Q), _HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, H)))
+    empty = (jnp.full((K, Q), _HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, pool.value_dim)))
     highest, total, acc = jax.lax.fori_loop(first_kv, end_kv, one_kv_tile, empty)
     if logits.sinks is not None:  # a sink is one more logit per head, without a value
         sink = jnp.tile(logits.sinks.astype(jnp.float32).reshape(K, -1), (1, len(tile.positions)))
@@ -109,7 +109,7 @@ def _attend(
 
 def _load_kv(
     tile: _QueryTile, pool: KVPool, schedule: Schedule, j: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H] float32; visible: [1, Q or 1, tile_kv]
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H or V] float32; visible: [1, Q or 1, tile_kv]
     """KV tile j of the row. Values that no query of the tile may see are zero, for they may be NaN in the pool."""
     C, tile_kv = pool.block_size, schedule.tile_kv
     block = j * (tile_kv // C) + jnp.arange(tile_kv // C)
@@ -127,19 +127,23 @@ def _load_kv(
     return k, jnp.where(readable[:, None], v, 0.0), jnp.atleast_2d(visible)[None]
 
 
-def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # ids: [n]; k, v: [K, n * C, H] float32
-    """K and V of blocks, token after token."""
-    P, C, pairs, H = pool.values.shape
-    K, n = pairs // 2, len(ids)
+def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # [K, n * C, H or V] float32 each
+    """K and V of the blocks `ids` [n], token after token."""
+    P, C, vectors, lanes = pool.values.shape
+    K, n = pool.num_kv_heads, len(ids)
     tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, n * C)
-    flat = pool.values.reshape(P * C, pairs, H)  # 2K is not split: a TPU would lay the whole pool out anew
-    k, v = (flat.at[tokens, jnp.arange(i, pairs, 2)[:, None]].get(mode="promise_in_bounds") for i in range(2))
-    k, v = (from_bits(x, pool).astype(jnp.float32) for x in (k, v))
-    if pool.scales is None:
-        return k, v
-    scales = pool.scales.at[ids].get(mode="promise_in_bounds").reshape(n, K, 2, C).transpose(2, 1, 0, 3)
-    k_scales, v_scales = scales.reshape(2, K, n * C, 1)
-    return k * k_scales, v * v_scales
+    flat = pool.values.reshape(P * C, vectors, lanes)  # 2K is not split: a TPU would lay the whole pool out anew
+
+    def of(first: int, step: int) -> jax.Array:
+        found = flat.at[tokens, jnp.arange(first, vectors, step)[:, None]].get(mode="promise_in_bounds")
+        return from_bits(found, pool).astype(jnp.float32)
+
+    k, v = jnp.split(of(0, 1), [pool.head_dim], axis=-1) if pool.is_packed else (of(0, 2), of(1, 2))
+    if pool.scales is not None:
+        scales = pool.scales.at[ids].get(mode="promise_in_bounds").reshape(n, K, 2, C).transpose(2, 1, 0, 3)
+        k_scales, v_scales = scales.reshape(2, K, n * C, 1)
+        k, v = k * k_scales, v * v_scales
+    return (jnp.concatenate([k, v], axis=-1), k) if pool.is_latent else (k, v)
 
 
 def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, tile_kv, H] -> [K, Q, tile_kv]
@@ -151,7 +155,7 @@ def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, ti
     return jnp.einsum("kqh,ksh->kqs", queries, k)
 
 
-def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:  # [K, Q, tile_kv], [K, tile_kv, H] -> [K, Q, H]
+def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:  # [K, Q, tile_kv], [K, tile_kv, V] -> [K, Q, V]
     Q = weights.shape[1]
     if Q <= _MAX_VECTOR_DOTS:
         return jnp.stack([jnp.einsum("ks,ksh->kh", weights[:, i], v) for i in range(Q)], axis=1)

@@ -123,7 +123,7 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
     text, memory = executable.as_text(), executable.memory_analysis()
     ops = ops_of(text)
     num_tokens, num_rows = _sizes(part)
-    pools = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.kv)}
+    pools = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.caches)}
     large = {w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= least_weight}
     activations = (num_tokens, layout.mesh.shape["dp"] * num_rows)  # of one shard, and gathered
     weights = {shape for shape in large if shape[0] not in activations}
@@ -146,7 +146,7 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
         "unexpected_collectives": unexpected_collectives(text, meant_collectives(layout, part)),
         "aliased_bytes": memory.alias_size_in_bytes,
         "pool_bytes": _donated_bytes(layout, part),
-        "layer_pool_bytes": local_bytes(jax.tree.leaves(layout.pools.kv[0])[0]),
+        "layer_pool_bytes": local_bytes(jax.tree.leaves(layout.pools.caches)[0]),
         "temp_bytes": memory.temp_size_in_bytes,
         "peak_bytes": peak - memory.alias_size_in_bytes,
         "memory_bytes": Target.of_device(layout.mesh.devices.flat[0]).memory_bytes,

@@ -119,7 +119,8 @@ def test_one_prompt_is_streamed_as_plain_text(llms, capsys):
 
 
 def test_kv_heads_that_several_devices_repeat_are_said_with_their_bytes(llms, capsys, monkeypatch):
-    monkeypatch.setattr(CommandLLM, "ledger", dataclasses.replace(CommandLLM.ledger, head_copies=4))
+    groups = tuple(dataclasses.replace(group, head_copies=4) for group in CommandLLM.ledger.groups)
+    monkeypatch.setattr(CommandLLM, "ledger", dataclasses.replace(CommandLLM.ledger, groups=groups))
     assert cli.main(["generate", "--model", "m", "--mesh", "tp=8", "x"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "tp=8 is more devices than KV heads: each head is on 4 of them" in said

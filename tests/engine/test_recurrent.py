@@ -1,4 +1,4 @@
-"""A model with recurrent layers, in the engine: tokens of a plain forward pass, whatever is reused."""
+"""A model whose layers have no cache, one, two or a borrowed one: tokens of a plain forward, whatever is reused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_repeat_computes_no_prompt_token_and_compiles_nothing(llm, expected):
 
 def test_states_are_written_in_place_and_counted_in_the_ledger(llm):
     layout = llm.loaded.layout
-    states = jax.tree.leaves(layout.pools.kv[0])
+    states = jax.tree.leaves(layout.pools.states[0])
     num_states = 1 + SMALL.max_num_seqs + SMALL.max_state_snapshots
     assert [state.shape for state in states] == [(num_states, hybrid.STATE_SIZE)]
     assert llm.ledger.states_bytes == llm.stats()["states_bytes"] == 2 * num_states * hybrid.STATE_SIZE * 4

@@ -72,6 +72,6 @@ def test_states_are_written_in_place_in_every_bucket():
     loaded = small_llm("qwen3_next", TILES).loaded
     for executable in (*loaded.executables.forwards.values(), loaded.executables.copy_blocks):
         text = executable.as_text()
-        for state in jax.tree.leaves(loaded.layout.pools.kv[0]):
+        for state in jax.tree.leaves(loaded.layout.pools.states[0]):
             shape = re.escape(f"f32[{','.join(map(str, state.shape))}]")
             assert re.search(shape, text) and not re.search(shape + r"\S* copy\(", text)

@@ -1,4 +1,8 @@
-"""A model for tests alone: recurrent layers beside one with full attention and one with a window.
+"""A model for tests alone, whose layers have all kinds of caches.
+
+    0  a recurrent state                       3  a window, with fewer KV heads and a V of another size
+    1  keys and values of all, and a state     4  those of layer 1
+    2  none
 
 state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o state
 """
@@ -6,7 +10,7 @@ state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o st
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from safetensors.numpy import save_file
 from checkpoints.rules import Rule
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
+from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.registry import Family, abstract_model, unbind
 from ferrum_jax.sharding import StateArray
@@ -56,13 +61,34 @@ class Recurrence(nnx.Module):
         return self.o(context.recur(self.layer, state, compute, len(x)), context.shards)
 
 
+class Both(nnx.Module):
+    """Attention and a recurrence of the same tokens."""
+
+    def __init__(self, attention: Callable[..., jax.Array], recurrence: Recurrence) -> None:
+        self.attention, self.recurrence = attention, recurrence
+
+    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        return self.attention(x, rotation, context) + self.recurrence(x, rotation, context)
+
+
+class Nothing(nnx.Module):
+    """Stands where a layer has neither."""
+
+    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        return jnp.zeros_like(x)
+
+
 class Hybrid(Decoder):
     """The decoder with recurrences in the layers of the spec's group "state"."""
 
     def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs | None) -> None:
         super().__init__(spec, dtype=dtype, rngs=rngs)
         for layer in spec.state_layers:
-            self.layers[layer].attention = Recurrence(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
+            recurrence = Recurrence(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
+            both = layer in spec.attention_layers
+            self.layers[layer].attention = Both(self.layers[layer].attention, recurrence) if both else recurrence
+        for layer in set(range(spec.num_hidden_layers)) - {*spec.state_layers, *spec.attention_layers}:
+            self.layers[layer].attention = Nothing()
 
 
 def _spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -70,15 +96,19 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         architecture=NAME,
         vocab_size=250,
         hidden_size=24,
-        num_hidden_layers=4,
+        num_hidden_layers=5,
         max_position_embeddings=256,
         attention=AttentionSpec(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
+        other_attention=(
+            ((3,), AttentionSpec(num_attention_heads=4, num_key_value_heads=1, head_dim=8, v_head_dim=12)),
+        ),
         mlp=MlpSpec(intermediate_size=32),
         cache_groups=(
             CacheGroup(kind="full", layers=(1,)),
             CacheGroup(kind="window", layers=(3,), window=21),
-            CacheGroup(kind="state", layers=(0, 2)),
+            CacheGroup(kind="state", layers=(0, 1)),
         ),
+        borrowed=((4, 1),),
     )
 
 

@@ -165,7 +165,8 @@ def test_layer_types_say_which_layers_have_a_window():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([("full", (0,), None)], r"cache_groups hold layers \[0\]; they must hold each of 2 once"),
+        ([("full", (0, 2), None)], r"cache_groups hold layers \[0, 2\]; they must hold each of 2 once at most"),
+        ([("full", (0, 1), None), ("window", (1,), 7)], r"hold layers \[0, 1, 1\]; they must hold each of 2 once"),
         ([("full", (0, 1), 7)], "a cache group of kind 'full' has window 7"),
         ([("window", (0, 1), None)], "a cache group of kind 'window' has window None"),
         ([("window", (0, 1), 0)], "a cache group of kind 'window' has window 0"),
@@ -177,6 +178,22 @@ def test_cache_groups_that_cannot_be_are_refused(groups, message):
     with pytest.raises(ValueError, match=message):
         made = tuple(CacheGroup(kind=kind, layers=layers, window=window) for kind, layers, window in groups)
         dataclasses.replace(spec_of(TINY), cache_groups=made)
+
+
+def test_layers_of_a_group_keep_alike_and_only_blocks_of_an_earlier_layer_are_borrowed():
+    spec = spec_of(TINY)
+    full = CacheGroup(kind="full", layers=(0,))
+    lent = dataclasses.replace(spec, cache_groups=(full,), borrowed=((1, 0),))
+    assert lent.attention_layers == (0, 1) and lent.window_of(1) is None and lent.lender_of(1) == 0
+    none = dataclasses.replace(spec, cache_groups=(full,))
+    assert none.attention_layers == (0,), "a layer without a cache"
+    for borrowed in ((1, 1), (0, 0), (2, 0)):
+        with pytest.raises(ValueError, match=f"layer {borrowed[0]} borrows from {borrowed[1]}; it must be an earlier"):
+            dataclasses.replace(spec, cache_groups=(full,), borrowed=(borrowed,))
+    other = dataclasses.replace(spec.attention, v_head_dim=14)
+    with pytest.raises(ValueError, match=r"layers \[0, 1\] are one cache group and keep .* \(KV heads, sizes of"):
+        dataclasses.replace(spec, other_attention=(((1,), other),))
+    assert lent.digest_text() != spec.digest_text() and "v_head_dim" not in lent.digest_text()
 
 
 @pytest.mark.parametrize("config", [QWEN25_05B, QWEN3_06B, QWEN3_30B_A3B])

@@ -76,7 +76,8 @@ def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
     ledger = Ledger(weights_bytes=1, slots_bytes=2, prompts_bytes=3, groups=(blocks,), block_size=16)
     assert (ledger.kv_bytes, ledger.kv_tokens, ledger.repeated_bytes) == (10_000, 144, 0)
-    assert dataclasses.replace(ledger, head_copies=4).repeated_bytes == 7_500
+    four = dataclasses.replace(blocks, head_copies=4)
+    assert dataclasses.replace(ledger, groups=(blocks, four)).repeated_bytes == 7_500
 
 
 def test_blocks_of_a_window_that_are_not_needed_make_room_for_others():

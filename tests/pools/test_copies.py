@@ -29,7 +29,7 @@ def pools() -> Pools:
         implementation="xla",
     )
     layers = [jax.tree.map(_numbered, make_pool(shape, fill=0.0)) for _ in range(3)]
-    return Pools(kv=tuple(layers), slots=None, prompts=None, masks=None, hidden=None)
+    return Pools(kv=tuple(layers), states=((),) * 3, slots=None, prompts=None, masks=None, hidden=None)
 
 
 def _numbered(array: jax.Array) -> jax.Array:
@@ -39,12 +39,12 @@ def _numbered(array: jax.Array) -> jax.Array:
 
 def _run(pools: Pools, copies: list[Copy]) -> list[list[np.ndarray]]:
     """Per layer, which block's content each block has, in values and in scales."""
-    kv = pools.flat_kv()
+    kv = pools.flat_caches()
     copy_blocks = jax.jit(make_copy(pools, GROUPS))
     for blob in pack_copies([copies]):
         assert blob.shape == (COPY_BLOB_SIZE,)
         kv = copy_blocks(kv, blob)
-    layers = jax.tree.unflatten(jax.tree.structure(pools.kv), kv)
+    layers, _ = jax.tree.unflatten(jax.tree.structure(pools.caches), kv)
     return [[np.asarray(a).reshape(NUM_BLOCKS, -1) for a in jax.tree.leaves(layer)] for layer in layers]
 
 

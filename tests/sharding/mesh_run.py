@@ -88,7 +88,7 @@ def aliases_pools(llm: LLM) -> Iterator[bool]:
     """Whether each half of a step writes what it donates in place."""
     pools, executables = llm.loaded.layout.pools, llm.loaded.executables
     donated = (
-        (executables.forwards, (pools.kv, pools.hidden)),
+        (executables.forwards, (pools.caches, pools.hidden)),
         (executables.samples, (pools.slots, pools.prompts)),
     )
     for halves, arrays in donated:
