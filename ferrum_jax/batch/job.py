@@ -29,7 +29,7 @@ from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.files import check_name, reading_rows
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_folder import JobFolder
-from ferrum_jax.batch.journal.job_identity import JobIdentity, object_in
+from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import Leases
@@ -97,18 +97,22 @@ class JobSettings:
 
     names: by which rows may name the model, beside its own and those of earlier starts; these may change. seed: of the
     job; a row without a seed gets one from it. defaults: sampling fields, as a row has them, for rows that do not give
-    them. others: settings of the caller. now: gives the seconds since 1970; asked and recorded when the job begins.
+    them. require_valid: a row whose structure was cut off gets an error line. others: settings of the caller. now: gives the
+    seconds since 1970; asked and recorded when the job begins.
     """
 
     names: Sequence[str] = ()
     seed: int = 0
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    require_valid: bool = False
     others: Mapping[str, object] = dataclasses.field(default_factory=dict)
     now: Callable[[], float] = time.time
 
     def recorded(self, model: str) -> dict[str, object]:
         """The settings as they stand in the job's record."""
-        own = {"defaults": dict(self.defaults)} if self.defaults else {}
+        own: dict[str, object] = {"defaults": dict(self.defaults)} if self.defaults else {}
+        if self.require_valid:
+            own[REQUIRE_VALID] = True
         return {"model": model, "seed": self.seed, **own, **self.others}
 
 

@@ -226,6 +226,8 @@ class Worker:
             self._set_aside(index, row, epoch)
         elif error is not None:
             self._fail(index, _bad_row(row, str(error)), epoch)
+        elif self._job.requires_valid and (cut := _cut_off(row, answers)) is not None:
+            self._fail(index, cut, epoch)
         else:
             line = (embedding_line if row.is_embedding else completed_line)(row, answers, self._job.label)  # type: ignore[arg-type]
             self._journal.append(OK, index, line[:-1], epoch)
@@ -269,3 +271,17 @@ def _bad_row(row: Row, why: str) -> BadRow:
     if why == NOT_FINITE_REASON:
         return BadRow(id=row.id, custom_id=row.custom_id, code="logits_not_finite", message=why)
     return BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
+
+
+def _cut_off(row: Row, answers: Sequence[Answer]) -> BadRow | None:
+    """What is said of a row with a structure that one of its choices did not come to the end of; else None."""
+    if row.asked.structured_outputs is None:
+        return None
+    choices = [choice for answer in answers if isinstance(answer, RequestOutput) for choice in answer.outputs]
+    for number, choice in enumerate(choices):
+        if choice.finish_reason == "stop" and choice.stop_reason is None:
+            continue
+        what = "max_tokens" if choice.finish_reason == "length" else f"the stop {choice.stop_reason!r}"
+        why = f"{what} cut choice {number} off after {len(choice.token_ids)} tokens, before its structure was whole"
+        return BadRow(id=row.id, custom_id=row.custom_id, code="structure_cut_off", message=why)
+    return None

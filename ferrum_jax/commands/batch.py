@@ -58,6 +58,11 @@ def add(commands: Any) -> None:
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
     )
     batch.add_argument(
+        "--require-valid",
+        action="store_true",
+        help="a row with structured output that max_tokens or a stop cuts off becomes an error line",
+    )
+    batch.add_argument(
         "--new-run",
         action="store_true",
         help="begin anew; an earlier output and journal are moved to old-1.NAME and so on, never deleted. Leave it "
@@ -149,7 +154,9 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         args.input,
         args.output,
         model=model,
-        settings=JobSettings(names=names, seed=config.seed, defaults=row_defaults(args)),
+        settings=JobSettings(
+            names=names, seed=config.seed, defaults=row_defaults(args), require_valid=args.require_valid
+        ),
         options=JobOptions(
             max_errors=args.max_errors,
             expiry_s=args.lease_expiry,

@@ -84,6 +84,7 @@ class Job:
         names: Sequence[str] = (),
         new_run: bool = False,
         strict_bits: bool = False,
+        require_valid: bool = False,
         llm: type[FakeLLM] = FakeLLM,
         **fake,
     ) -> int:
@@ -100,6 +101,7 @@ class Job:
                 names=names,
                 seed=seed,
                 defaults=defaults or {},
+                require_valid=require_valid,
                 others=settings or {},
                 now=lambda: next(self.clock),
             ),
@@ -231,6 +233,21 @@ def test_a_row_that_the_engine_refuses_fails_alone(tmp_path):
     found = job.by_id()
     assert found["d"]["error"] is None and found["c"]["error"] is None
     assert found["a"]["error"] == {"code": "invalid_request", "message": "the prompt has 8 tokens, more than 3"}
+
+
+def test_a_structure_that_is_cut_off_is_an_error_where_that_is_asked_for(tmp_path):
+    rows = [{"custom_id": "free", "prompt": "x"}, {"custom_id": "held", "prompt": "x", "n": 2, "max_tokens": 5}]
+    rows[1]["structured_outputs"] = {"regex": "a{9}"}
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    assert job.run() == EXIT_OK and job.by_id()["held"]["response"]["body"]["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(ValueError, match="begun with other settings: require valid"):
+        job.run(require_valid=True)
+    job.forget()
+    assert job.run(require_valid=True) == EXIT_ROWS_FAILED
+    assert job.by_id()["free"]["error"] is None and job.by_id()["held"]["error"] == {
+        "code": "structure_cut_off",
+        "message": "max_tokens cut choice 0 off after 5 tokens, before its structure was whole",
+    }
 
 
 def test_a_finished_job_started_again_changes_nothing_and_loads_no_model(tmp_path):

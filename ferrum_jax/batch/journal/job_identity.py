@@ -26,6 +26,7 @@ from ferrum_jax.identity import ModelIdentity, digest_of
 
 FORMAT = 1  # of all files of a journal
 RECORD = "job.json"
+REQUIRE_VALID = "require_valid"  # a setting, recorded where it is asked for
 _MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
 _MOST_SHOWN = 60  # characters of a value
 
@@ -50,6 +51,11 @@ class JobIdentity:
     def started(self) -> datetime.datetime:
         """The recorded start, the clock of chat templates."""
         return _moment(self.created)
+
+    @property
+    def requires_valid(self) -> bool:
+        """Whether a row whose structure was cut off fails."""
+        return bool(self._settings.get(REQUIRE_VALID))
 
     def check(self, identity: ModelIdentity) -> None:
         """Raises JobRefused unless a model of this identity may answer. Its weights need not be known yet."""
