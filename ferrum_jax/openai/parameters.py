@@ -31,8 +31,9 @@ _KNOWN = _SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "res
 KNOWN_COMPLETION = _KNOWN | {"prompt"}
 KNOWN_EMBEDDING = LABELS | {"input", "cache_salt"}
 KNOWN_CHAT = _KNOWN | _CHAT_OPTIONS | _TOOL_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
+KNOWN_CHAT |= {"reasoning_effort"}
 
-_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
 _OTHER_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
@@ -50,7 +51,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), "only text is generated; leave it out"),
     "audio": ((), "only text is generated; leave it out"),
     "prediction": ((), "leave it out"),
-    "reasoning_effort": ((), "ask for it in a message, as the model's own page says"),
+    "reasoning_effort": ((), "it goes with messages; give those in place of a prompt"),
     "service_tier": (("auto", "default"), "leave it out"),
     "store": ((False,), "nothing is stored but the output file; leave it out"),
     "priority": ((0,), "put urgent rows into a job of their own"),
@@ -216,7 +217,20 @@ def prompt_options(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     found = {name: body[name] for name in names if body.get(name) is not None}
     if body.get("tool_choice") == "none" or not found.get("tools"):
         found.pop("tools", None)  # what must not be called is not shown
+    if is_chat and body.get("reasoning_effort") is not None:
+        found["chat_template_kwargs"] = _with_effort(found.get("chat_template_kwargs", {}), body["reasoning_effort"])
     return found
+
+
+def _with_effort(variables: object, effort: object) -> dict[str, Any]:
+    """The template's variables with the effort, under the name by which templates read it."""
+    if not isinstance(effort, str):
+        raise ValueError(f"reasoning_effort is {effort!r}; it must be a string such as 'low'")
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"chat_template_kwargs is {variables!r}; it must be an object of names and values")
+    if variables.get("reasoning_effort", effort) != effort:
+        raise ValueError("reasoning_effort and that of chat_template_kwargs differ; give one of them")
+    return {**variables, "reasoning_effort": effort}
 
 
 def with_options(content: Content, options: Mapping[str, Any]) -> Prompt:
@@ -297,9 +311,21 @@ def _message(name: str, message: object) -> dict[str, Any]:
         content = "" if content is None else content
     if isinstance(content, list):
         content = "".join(_text_part(name, part) for part in content)
+    more |= _earlier_thought(name, message, content)
     if not isinstance(content, str):
         raise ValueError(f"{name}.content is {content!r}; it must be a string or a list of text parts")
     return {"role": role, "content": content, **more}
+
+
+def _earlier_thought(name: str, message: Mapping[str, Any], content: object) -> dict[str, str]:
+    """What an assistant's message thought, under the names by which templates read it."""
+    field = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
+    thought = message.get(field)
+    if thought is not None and not isinstance(thought, str):
+        raise ValueError(f"{name}.{field} is {thought!r}; it must be a string")
+    if not thought:
+        return {}
+    return {"reasoning_content": thought} | ({} if content else {"thinking": thought})
 
 
 def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.wire import Message, delta_of
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
 
 _BEAT_S = 0.25
 _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
@@ -72,7 +74,7 @@ class EngineSide:
         self, request_id: int, token_ids: list[int], params: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         try:
-            sampling = SamplingParams.from_dict(_with_bias(params))
+            sampling = SamplingParams.from_dict(_from_json(params))
         except ValueError as error:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
@@ -178,10 +180,16 @@ class EngineSide:
 _CONTENT = ("prompt_token_ids", "prompt")
 
 
-def _with_bias(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """JSON has no keys but texts."""
-    bias = params.get("logit_bias")
-    return params if bias is None else {**params, "logit_bias": {int(token): each for token, each in bias.items()}}
+def _from_json(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they were before JSON, which has no keys but texts and no calls that must come."""
+    found = dict(params)
+    if (bias := found.get("logit_bias")) is not None:
+        found["logit_bias"] = {int(token): each for token, each in bias.items()}
+    structure = found.get("structured_outputs") or {}
+    if (asked := structure.get("tools")) is not None:
+        tools = ToolsAsked(tools=tuple(Tool(**tool) for tool in asked["tools"]), parallel=asked["parallel"])
+        found["structured_outputs"] = StructuredOutputsParams(**{**structure, "tools": tools})
+    return found
 
 
 def _vector(request_id: int, vector: np.ndarray, num_tokens: int, num_cached: int) -> Message:

@@ -204,13 +204,19 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu.decode",
     ),
     "ferrum_jax.serve.link": ("nouns",),
-    "ferrum_jax.serve.http": ("ferrum_jax.openai", "ferrum_jax.serve.link", "ferrum_jax.text", "nouns"),
+    "ferrum_jax.serve.http": (
+        "ferrum_jax.openai",
+        "ferrum_jax.serve.link",
+        "ferrum_jax.structured",
+        "ferrum_jax.structured.asked",
+        "ferrum_jax.text",
+        "nouns",
+    ),
     "ferrum_jax.serve.app": (
         "ferrum_jax.openai",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
         "ferrum_jax.text",
-        "nouns",
     ),
     "ferrum_jax.serve": (
         "ferrum_jax.embeddings",
@@ -219,6 +225,7 @@ MAY_IMPORT = {
         "ferrum_jax.serve.app",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
+        "ferrum_jax.structured.asked",
         "nouns",
     ),
     "ferrum_jax": (

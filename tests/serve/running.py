@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +18,29 @@ from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.async_llm import AsyncLLM
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.local_app import make_app
-from tests.support import small_llm
+from tests.support import GOLDENS, SMALL
+
+# Shows tools, thoughts and calls: the marks say which forms the model writes.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}\n"
+    "{% endfor %}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }} {% endif %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@functools.cache
+def serving_llm():
+    """A small model whose chat template has tools and thoughts, made once in a process."""
+    from ferrum_jax.llm import LLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(GOLDENS / "qwen3" / "tokenizer.json", folder)
+        config = json.loads((GOLDENS / "qwen3" / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+        with open(f"{folder}/tokenizer_config.json", "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        return LLM(str(GOLDENS / "qwen3"), SMALL, tokenizer=folder)
 
 
 class Running:
@@ -82,7 +107,7 @@ def request(path: str, content: bytes, method: str = "POST", **headers: str) -> 
 @contextlib.contextmanager
 def running(settings: ServerSettings | None = None, *, send_buffer: int = 0) -> Iterator[Running]:
     """A server on a free port, over an engine with empty caches. send_buffer: bytes of it that Linux keeps."""
-    inner = small_llm("qwen3")
+    inner = serving_llm()
     inner.calls.drop()
     llm = AsyncLLM.over(inner)
     app = make_app(llm, settings or ServerSettings(names=("small",)))

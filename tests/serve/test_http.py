@@ -12,8 +12,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.serve.http.settings import ServerSettings
-from tests.serve.running import request, running
-from tests.support import small_llm
+from tests.serve.running import request, running, serving_llm
 
 PROMPT = "def main(arguments):"
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
@@ -35,7 +34,7 @@ def client(server):
 @pytest.fixture(scope="module")
 def offline(server):
     """Calls of LLM on the engine of the server, between its steps."""
-    llm = small_llm("qwen3")
+    llm = serving_llm()
 
     def call(name, *arguments):
         return server.llm.thread.call(lambda: getattr(llm, name)(*arguments)).result()
@@ -176,7 +175,7 @@ WRONG = [
     ({"stream_options": {}}, "stream_options", "without stream"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
     ({"stream": "yes"}, "stream", "true or false"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported by the server yet"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools are for messages"),
     ({"response_format": {"type": "poem"}}, "response_format.type", "poem"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "5"),
     ({"structured_outputs": {"regex": "("}}, None, "regex"),

@@ -23,6 +23,7 @@ from ferrum_jax.openai.logprob_forms import (
     echo_entries,
     number,
 )
+from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
 from ferrum_jax.prompt import take_apart
 from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput
 
@@ -91,8 +92,8 @@ def _choice(row: Row, output: RequestOutput, choice: CompletionOutput, index: in
         message = f'"text": {_json(choice.text if row.generates else output.prompt or "")}'
         logprobs = None if choice.logprobs is None else _completion_logprobs(row, output, choice)
     logprobs_json = "null" if logprobs is None else _json(logprobs)
-    calls = choice.message is not None and choice.message.tool_calls and choice.finish_reason == "stop"
-    ended = '"tool_calls"' if calls else "null" if choice.finish_reason is None else f'"{choice.finish_reason}"'
+    has_calls = choice.message is not None and bool(choice.message.tool_calls)
+    ended = _json(finish_reason_of(choice.finish_reason, has_calls=has_calls))
     token_ids = choice.token_ids if row.generates else ()
     more = f', "token_ids": {_json(token_ids)}' if row.returns_token_ids else ""
     if len(row.prompts) > 1:
@@ -104,20 +105,7 @@ def _message(row: Row, choice: CompletionOutput) -> str:
     """The assistant's message: its answer, and where the model's template shows them, reasoning and tool calls."""
     if choice.message is None:
         return f'{{"role": "assistant", "content": {_json(_continued(row) + choice.text)}}}'
-    said = choice.message
-    content = None if said.tool_calls and not said.content else _continued(row) + said.content
-    more = "" if said.reasoning is None else f', "reasoning": {_json(said.reasoning)}'
-    if said.tool_calls:
-        calls = [
-            {
-                "id": f"call_{row.id[:16]}_{choice.index}_{number}",  # the same after a restart
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(said.tool_calls)
-        ]
-        more += f', "tool_calls": {_json(calls)}'
-    return f'{{"role": "assistant", "content": {_json(content)}{more}}}'
+    return _json(assistant_message(choice.message, request=row.id, choice=choice.index, before=_continued(row)))
 
 
 def _continued(row: Row) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.request import CompletionOutput
 from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm, usage_of
+from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_body import AskedText, asked_text
@@ -103,13 +103,13 @@ class TextChunks:
             yield form.usage_chunk(self._usage())
         yield DONE
 
-    async def _outputs(self) -> AsyncIterator[tuple[int, CompletionOutput]]:
+    async def _outputs(self) -> AsyncIterator[tuple[int, ChoiceOutput]]:
         """What is new, with the place of its prompt."""
         if len(self._requests) == 1:
             async for new in self._service.outputs(self._requests[0]):
                 yield 0, new
             return
-        found: asyncio.Queue[tuple[int, CompletionOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+        found: asyncio.Queue[tuple[int, ChoiceOutput] | Exception | None] = asyncio.Queue(maxsize=1)
 
         async def read(place: int) -> None:
             try:

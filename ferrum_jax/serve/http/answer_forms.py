@@ -20,9 +20,12 @@ from ferrum_jax.openai.logprob_forms import (
     echo_entries,
     number,
 )
+from ferrum_jax.openai.message_forms import assistant_message, call_id, finish_reason_of, tool_call
 from ferrum_jax.request import CompletionOutput, RequestOutput
+from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.http.http_body import AskedText
 from ferrum_jax.serve.link.engine_client import EngineVector
+from ferrum_jax.structured.asked.message import ToolCall
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"
@@ -44,6 +47,8 @@ class AnswerForm:
         self._asked = asked
         kind, whole = ("chatcmpl", "chat.completion") if asked.is_chat else ("cmpl", "text_completion")
         self._of_chunk = whole + ".chunk" if asked.is_chat else whole
+        self._id = request_id
+        self._num_calls: dict[int, int] = {}  # of the choices so far
         self._fields = {"id": f"{kind}-{request_id}", "created": int(time.time()), "model": model}
         self._more = {"system_fingerprint": fingerprint}
         self._head = _json({"object": self._of_chunk, **self._fields, **self._more})[:-1]
@@ -74,19 +79,26 @@ class AnswerForm:
         asked = self._asked
         found: dict[str, Any] = {"index": index}
         if asked.is_chat:
-            found["message"] = {"role": "assistant", "content": asked.echoed + choice.text}
+            found["message"] = self._message(choice)
             found["logprobs"] = None if choice.logprobs is None else {"content": chat_logprobs(choice)}
         else:
             echoed = (output.prompt or "") if asked.echo else ""
             found["text"] = echoed + (choice.text if asked.generates else "")
             found["logprobs"] = None if choice.logprobs is None else self._completion_logprobs(output, choice)
-        found["finish_reason"] = choice.finish_reason
+        has_calls = choice.message is not None and bool(choice.message.tool_calls)
+        found["finish_reason"] = finish_reason_of(choice.finish_reason, has_calls=has_calls)
         found["stop_reason"] = choice.stop_reason
         if asked.returns_token_ids:
             found["token_ids"] = list(choice.token_ids) if asked.generates else []
         if len(asked.prompts) > 1:
             found |= _prompt_logprobs(output)
         return found
+
+    def _message(self, choice: CompletionOutput) -> dict[str, Any]:
+        said = choice.message
+        if said is None:
+            return {"role": "assistant", "content": self._asked.echoed + choice.text}
+        return assistant_message(said, request=self._id, choice=choice.index, before=self._asked.echoed)
 
     def _completion_logprobs(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, list[Any]]:
         first, entries = echo_entries(output) if self._asked.echo else (None, [])
@@ -105,22 +117,39 @@ class AnswerForm:
             return b""
         return self._event(f'{{"index":{index},"text":{_json(prompt)},"logprobs":null,"finish_reason":null}}')
 
-    def chunk(self, index: int, new: CompletionOutput, usage: dict[str, Any] | None) -> bytes:
+    def chunk(self, index: int, new: ChoiceOutput, usage: dict[str, Any] | None) -> bytes:
         """The chunk of what is new of a choice; b"" where it says nothing. usage: so far, where every chunk has it."""
         asked = self._asked
         shows_ids = asked.returns_token_ids
-        if not (new.text or new.logprobs or new.finish_reason or shows_ids):
+        if not (new.text or new.parts or new.logprobs or new.finish_reason or shows_ids):
             return b""
         text = _json(new.text) if asked.generates else '""'
-        body = f'"delta":{{"content":{text}}}' if asked.is_chat else f'"text":{text}'
-        if asked.is_chat and not new.text:
-            body = '"delta":{}'
-        ended = "null" if new.finish_reason is None else f'"{new.finish_reason}"'
+        body = self._delta(index, new) if asked.is_chat else f'"text":{text}'
+        ended = _json(finish_reason_of(new.finish_reason, has_calls=index in self._num_calls))
         more = "" if new.finish_reason is None else f',"stop_reason":{_json(new.stop_reason)}'
         if shows_ids:
             more += f',"token_ids":{_json(list(new.token_ids))}'
         logprobs = "null" if new.logprobs is None else self._chunk_logprobs(index, new)
         return self._event(f'{{"index":{index},{body},"logprobs":{logprobs},"finish_reason":{ended}{more}}}', usage)
+
+    def _delta(self, index: int, new: ChoiceOutput) -> str:
+        """What is new of a chat's message. A call comes in one piece, once it is whole."""
+        content = f'"content":{_json(new.text)}' if new.text else ""
+        if not new.parts:
+            return f'"delta":{{{content}}}'
+        fields = [content] if content else []
+        thought = "".join([part.reasoning or "" for part in new.parts])
+        if thought:
+            fields.append(f'"reasoning":{_json(thought)}')
+        calls = [self._call(index, call) for part in new.parts for call in part.tool_calls]
+        if calls:
+            fields.append(f'"tool_calls":{_json(calls)}')
+        return f'"delta":{{{",".join(fields)}}}'
+
+    def _call(self, index: int, call: ToolCall) -> dict[str, Any]:
+        place = self._num_calls.get(index, 0)
+        self._num_calls[index] = place + 1
+        return {"index": place, **tool_call(call, call_id(self._id, index, place))}
 
     def _chunk_logprobs(self, index: int, new: CompletionOutput) -> str:
         if self._asked.is_chat:

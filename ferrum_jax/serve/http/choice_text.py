@@ -1,23 +1,39 @@
-"""ChoiceText: one choice on its way to a reader: its tokens so far become text and log-probabilities with texts."""
+"""ChoiceText: one choice on its way to a reader: its tokens so far become text and log-probabilities with texts.
+
+The text of a chat is taken apart by the forms of the model's chat template into parts of a message.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
 from ferrum_jax.request import CompletionOutput, Logprob, SamplingParams
 from ferrum_jax.serve.link.wire import Delta, Entry
+from ferrum_jax.structured.asked.message import AssistantMessage
+from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 
 _MOST_TEXTS = 1 << 16
 
 
-class TokenTexts:
-    """The text of single tokens, kept."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChoiceOutput(CompletionOutput):
+    """What is new of a choice, or all of it. parts: of its message, in their order; None where it is plain text."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer = tokenizer
+    parts: tuple[AssistantMessage, ...] | None = None
+
+
+class TokenTexts:
+    """The texts of a model's tokens, those of single ones kept; forms: in which its chats are written."""
+
+    def __init__(self, tokenizer: Tokenizer | None, forms: MessageForms = NO_FORMS) -> None:
+        self.tokenizer, self.forms = tokenizer, forms
+        self._specials = () if tokenizer is None else tuple(tokenizer.special_texts())
         self.of = functools.lru_cache(maxsize=_MOST_TEXTS)(self._of)
 
     def _of(self, token_id: int) -> str | None:
@@ -30,11 +46,32 @@ class TokenTexts:
             for token_id, logprob, rank in entry
         }
 
+    def message(
+        self, params: SamplingParams, prompt: Sequence[int], tools: Sequence[Tool] | None
+    ) -> MessageStream | None:
+        """What takes a chat's text apart; None of a model whose template shows no forms, and where no text is made."""
+        if self.forms == NO_FORMS or self.tokenizer is None or not params.detokenize:
+            return None
+        end = self.tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        specials = self._specials if params.skip_special_tokens else ()
+        return self.forms.stream(tools=tools, is_open=self.forms.is_open_after(end), specials=specials)
+
 
 class ChoiceText:
     """Takes deltas and gives what is new. The text ends where the engine's own would (`engine/outputs.py`)."""
 
-    def __init__(self, index: int, params: SamplingParams, prompt: Sequence[int], texts: TokenTexts) -> None:
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        texts: TokenTexts,
+        message: MessageStream | None = None,
+    ) -> None:
+        """message: takes the text apart where it is one. Special tokens are shown to it, for its marks may be such.
+
+        With stop strings they are not, since those are looked for in the text without them.
+        """
         self.index = index
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
@@ -42,17 +79,24 @@ class ChoiceText:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._params, self._texts = params, texts
-        self._stream = _stream(params, prompt, texts.tokenizer)
+        self._message = message
+        self._parts: list[AssistantMessage] = []
+        skips = params.skip_special_tokens and (message is None or bool(params.stop))
+        self._stream = _stream(params, prompt, texts.tokenizer, skips=skips)
 
-    def push(self, delta: Delta) -> CompletionOutput:
+    def push(self, delta: Delta) -> ChoiceOutput:
         """What this delta adds, as an output of its own."""
         self.token_ids += delta.token_ids
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        text = self._text_of(delta)
+        text, parts = self._text_of(delta), None
+        if self._message is not None:
+            parts = self._message.feed(text) + ([] if delta.finish_reason is None else self._message.flush())
+            self._parts += parts
+            text = "".join([part.content for part in parts])
         self._pieces.append(text)
         entries = None if delta.logprobs is None else [self._texts.entry(entry) for entry in delta.logprobs]
         self.logprobs += entries or ()
-        return CompletionOutput(
+        return ChoiceOutput(
             index=self.index,
             text=text,
             token_ids=tuple(delta.token_ids),
@@ -60,11 +104,12 @@ class ChoiceText:
             logprobs=None if entries is None else tuple(entries),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            parts=None if parts is None else tuple(parts),
         )
 
-    def whole(self) -> CompletionOutput:
+    def whole(self) -> ChoiceOutput:
         """All of it."""
-        return CompletionOutput(
+        return ChoiceOutput(
             index=self.index,
             text="".join(self._pieces),
             token_ids=tuple(self.token_ids),
@@ -72,6 +117,8 @@ class ChoiceText:
             logprobs=None if self._params.logprobs is None else tuple(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            message=None if self._message is None else self._texts.forms.joined(self._parts),
+            parts=None if self._message is None else tuple(self._parts),
         )
 
     def _text_of(self, delta: Delta) -> str:
@@ -87,7 +134,10 @@ class ChoiceText:
         return stream.take()
 
 
-def _stream(params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer | None) -> TextStream | None:
+def _stream(
+    params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer | None, *, skips: bool
+) -> TextStream | None:
+    """skips: whether special tokens are no text."""
     if tokenizer is None or not params.detokenize:
         return None
     return TextStream(
@@ -95,6 +145,6 @@ def _stream(params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer 
         stop=tuple(params.stop),
         include_stop=params.include_stop_str_in_output,
         min_tokens=params.min_tokens,
-        skip_special_tokens=params.skip_special_tokens,
+        skip_special_tokens=skips,
         after=prompt,
     )

@@ -33,19 +33,14 @@ from ferrum_jax.request import SamplingParams
 _WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
 _HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | _WITHOUT_EFFECT
 _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
-_TOOLS = "tool calls are not supported by the server yet; describe the tools in a message"
-_LATER = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 _INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         **{name: rule for name, rule in REFUSED.items() if name not in _HERE},
-        "tools": (([],), _TOOLS),
-        "tool_choice": (("none",), _TOOLS),
-        "parallel_tool_calls": ((True, False), _TOOLS),
         "store": ((False,), "nothing is stored; leave it out"),
     }
 )
 COMPLETION = Rules(known=KNOWN_COMPLETION | _HERE, refused=_INSTEAD)
-CHAT = Rules(known=(KNOWN_CHAT - _LATER) | _HERE, refused=_INSTEAD)
+CHAT = Rules(known=KNOWN_CHAT | _HERE, refused=_INSTEAD)
 _VECTOR_HERE = frozenset({"encoding_format", "priority", "timeout", "pooling", "normalize", "prompt_name", "truncate"})
 EMBEDDING = Rules(
     known=KNOWN_EMBEDDING | _VECTOR_HERE | _WITHOUT_EFFECT,

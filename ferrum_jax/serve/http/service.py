@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.prompt import Prompt, take_apart
-from ferrum_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.prompt import Prompt, PromptParts, take_apart
+from ferrum_jax.request import RequestOutput, SamplingParams
 from ferrum_jax.serve.http.api_keys import ApiKey
-from ferrum_jax.serve.http.choice_text import ChoiceText, TokenTexts
+from ferrum_jax.serve.http.choice_text import ChoiceOutput, ChoiceText, TokenTexts
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_body import AskedText, AskedVectors
@@ -21,6 +21,9 @@ from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, RequestRefused
 from ferrum_jax.serve.link.wire import Delta
+from ferrum_jax.structured.asked.tools import tools_of
+from ferrum_jax.structured.message_parser import MessageForms
+from ferrum_jax.structured.message_stream import MessageStream
 from ferrum_jax.text.prompts import PromptEncoder
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
@@ -62,7 +65,8 @@ class Service:
 
     def open(self, prompts: PromptEncoder) -> None:
         """The engine is ready, and its `facts` are there."""
-        self.prompts, self._texts = prompts, TokenTexts(prompts.tokenizer)
+        forms = MessageForms.of_template(None if prompts.chat is None else prompts.chat.source)
+        self.prompts, self._texts = prompts, TokenTexts(prompts.tokenizer, forms)
         self.gate.num_rows = self.client.facts["num_rows"] or 256
         self.is_open = True
         self.client.tell_opened()
@@ -132,8 +136,18 @@ class Service:
             waiting=Waiting(entry, begin),
             prompt=text,
             prompt_token_ids=tuple(kept),
-            choices=[ChoiceText(index, params, kept, self._texts) for index in range(params.n)],
+            choices=[
+                ChoiceText(index, params, kept, self._texts, self._message(asked, parts, kept))
+                for index in range(params.n)
+            ],
         )
+
+    def _message(self, asked: AskedText, parts: PromptParts, kept: Sequence[int]) -> MessageStream | None:
+        """What takes a choice's text apart, where it is a whole message."""
+        if not asked.is_chat or parts.template.get("continue_final_message"):
+            return None
+        tools = parts.template.get("tools")
+        return self._texts.message(asked.params, kept, tools_of(tools) if tools else None)
 
     def _kept(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """The prompt as it will run. Raises RequestRefused where it is too long."""
@@ -152,7 +166,7 @@ class Service:
         tokenizer = self.prompts.tokenizer
         return tokenizer and tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
 
-    async def outputs(self, request: TextRequest) -> AsyncIterator[CompletionOutput]:
+    async def outputs(self, request: TextRequest) -> AsyncIterator[ChoiceOutput]:
         """What is new of each choice, until all have ended. Raises RequestRefused where the engine could not go on."""
         reply = await request.waiting.begun
         reply.on_slow = lambda: self._cut(request)
@@ -173,7 +187,7 @@ class Service:
         self.metrics.was_slow()
         request.on_slow()
 
-    def _output(self, request: TextRequest, delta: Delta) -> CompletionOutput:
+    def _output(self, request: TextRequest, delta: Delta) -> ChoiceOutput:
         self._time(request, delta)
         request.num_cached_tokens = min(delta.num_cached_tokens, len(request.prompt_token_ids))
         if delta.prompt_logprobs is not None:

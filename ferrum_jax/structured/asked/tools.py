@@ -76,6 +76,8 @@ def tools_asked(tools: object, tool_choice: object, parallel: object) -> ToolsAs
     if parallel is not None and not isinstance(parallel, bool):
         raise ValueError(f"parallel_tool_calls is {parallel!r}; it must be true or false")
     if not tools:
+        if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+            raise ValueError(f"tools is {tools!r}; it must be a list of tools")
         if tool_choice not in (None, "none", "auto"):
             raise ValueError(f"tool_choice is {tool_choice!r} without tools; give the tools it may choose")
         return None

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from unittest.mock import ANY
 
 import numpy as np
 
@@ -79,8 +81,9 @@ def test_a_chat_that_calls_tools_has_the_openai_form():
     made = output((1,), ())
     made = dataclasses.replace(made, outputs=(dataclasses.replace(made.outputs[0], logprobs=None, message=said),))
     choice = json.loads(completed_line(asked, [made], JOB))["response"]["body"]["choices"][0]
-    call = {"id": f"call_{asked.id[:16]}_0_0", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
+    call = {"id": ANY, "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
     assert choice["message"] == {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
+    assert re.fullmatch("[0-9a-f]{9}", choice["message"]["tool_calls"][0]["id"])
     assert choice["finish_reason"] == "tool_calls"
 
 
