@@ -34,6 +34,7 @@ from ferrum_jax.engine.arguments import (
 )
 from ferrum_jax.engine.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.score_requests import Completion, ScoreRequest, score_params, score_requests, scores_of
 from ferrum_jax.engine.shared import Inbox, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.identity import ModelIdentity
@@ -41,7 +42,14 @@ from ferrum_jax.models import registry
 from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, is_messages, listed, single, take_apart
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.request import (
+    CompletionOutput,
+    EmbeddingOutput,
+    RequestOptions,
+    RequestOutput,
+    SamplingParams,
+    SequenceLogprobs,
+)
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, with_weights
 from ferrum_jax.startup.model_source import ModelSource
@@ -382,6 +390,53 @@ class LLM:
     @property
     def _max_waiting(self) -> int:
         return MOST_WAITING * self.config.num_rows * self.ledger.num_shards
+
+    @checked
+    def compute_logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Completion] | None = None,
+        *,
+        top: int = 0,
+        mode: str = "raw",
+        sampling_params: SamplingParams | None = None,
+        progress: bool | None = None,
+    ) -> list[SequenceLogprobs]:
+        """The log-probability of each token of the completions, given all before it, by one prefill each.
+
+        prompts: one or many; see `ferrum_jax.prompt`. completions: of each prompt, as token ids or a text; None scores
+        the prompts themselves, from their second token on. Prompts that are equal or begin alike are computed once
+        where completions follow. top: how many alternatives are reported of each token; -1 reports the whole
+        vocabulary. mode: "raw" is the model's own distribution; "processed" is what a token would be drawn from under
+        sampling_params: after bias, penalties, temperature, min_p, top_k and top_p.
+        Raises ValueError naming the prompt that cannot be served; nothing has run then.
+        """
+        params, now = score_params(top, mode, sampling_params), datetime.datetime.now()
+        prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
+        requests = score_requests(prepared, completions, self.tokenizer, mode)
+        inbox: Inbox = deque()
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            ids = [self._add_scored(inbox, number, request, params) for number, request in enumerate(requests)]
+            with progress_bar(len(requests), shown=progress) as advance:
+                while len(outputs) < len(ids) - ids.count(None):
+                    output = self.calls.receive(inbox)
+                    outputs[output.request_id] = output
+                    advance(output)
+        finally:
+            self.calls.end(inbox)
+        return [scores_of(None if i is None else outputs[i], top, self.spec.vocab_size) for i in ids]
+
+    def _add_scored(
+        self, inbox: Inbox, number: int, request: ScoreRequest | None, params: SamplingParams
+    ) -> int | None:
+        """Queues a sequence; None for one of which no token is to be scored."""
+        if request is None:
+            return None
+        try:
+            return self.calls.add(inbox, request.token_ids, params, request.options)
+        except ValueError as error:
+            raise ValueError(f"prompt {number}: {error}") from error
 
     # -- embeddings ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool
 
 MAX_LOGPROBS = 20
+WHOLE_VOCABULARY = -1  # in place of a number of log-probabilities
 MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
 NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
@@ -41,8 +42,9 @@ class SamplingParams:
     temperature: 0 is greedy. min_p is applied first, then top_k, then top_p, as in vLLM. top_k: 0 or -1 is off.
     repetition_penalty counts prompt and output; presence and frequency penalties count output only.
     seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
-    logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token. They are
-    taken from the model's own distribution, before bias, penalties and temperature.
+    logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token, and of the prompt -1
+    reports every token of the vocabulary. They are taken from the model's own distribution, before bias, penalties and
+    temperature.
     truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
     max_tokens (or for one token if that is None) in max_model_len.
     logit_bias: from -100 to 100, or minus infinity, which forbids the token.
@@ -102,9 +104,10 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
         for field in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, field)
-            if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}")
+            value, lowest = getattr(self, field), WHOLE_VOCABULARY if field == "prompt_logprobs" else 0
+            if value is not None and not lowest <= value <= MAX_LOGPROBS:
+                every = ", or -1 for the whole vocabulary" if lowest else ""
+                raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}{every}")
         kept = self.truncate_prompt_tokens
         if kept is not None and kept < 1 and kept != -1:
             raise ValueError(f"truncate_prompt_tokens is {kept}; it must be at least 1, or -1 for as many as fit")
@@ -235,6 +238,18 @@ class CompletionOutput:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoresAsked:
+    """Log-probabilities of a sequence's tokens from position `start` on.
+
+    processed: of what a token would be drawn from, after bias, penalties, temperature and filters, with the tokens
+    before `start` as the prompt; else of the model's own distribution.
+    """
+
+    start: int
+    processed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestOptions:
     """What a user may ask of a request besides its tokens and how they are drawn.
 
@@ -244,6 +259,7 @@ class RequestOptions:
     spans count tokens of the prompt as it is given. embeds: the output has the prompt's embedding.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew.
+    scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
     is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
     tools: that the template was given; None leaves calls in the text.
     """
@@ -257,11 +273,33 @@ class RequestOptions:
     media: Sequence[MediaSpan] = ()
     resume: Sequence[CompletionOutput] = ()
     embeds: bool = False
+    scores: ScoresAsked | None = None
     is_chat: bool = False
     tools: Sequence[Tool] | None = None
 
 
 NO_OPTIONS = RequestOptions()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceLogprobs:
+    """Log-probabilities of n tokens of a sequence, each given all tokens before it; from `LLM.compute_logprobs`.
+
+    k: the alternatives that were asked for, most likely first, the lowest id first among equals.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: np.ndarray  # [n] float32
+    ranks: np.ndarray  # [n] int32, 1 is the most likely
+    top_ids: np.ndarray  # [n, k] int32
+    top_logprobs: np.ndarray  # [n, k] float32
+    all_logprobs: np.ndarray | None = None  # [n, V] float32 by token id, where the whole vocabulary was asked for
+    num_cached_tokens: int = 0  # tokens before them whose KV came from the prefix cache
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """That of all n tokens together."""
+        return math.fsum(self.logprobs.tolist())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,6 +315,7 @@ class RequestOutput:
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
     finished: bool = True
     embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], from `LLM.embed` only
+    scores: SequenceLogprobs | None = dataclasses.field(default=None, compare=False)  # `LLM.compute_logprobs` only
 
     @property
     def text(self) -> str:
@@ -320,6 +359,7 @@ class Request:
     choice: int = 0
     num_choices: int = 1  # of its prompt, which arrive together
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
+    most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
     has_grammar: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
@@ -334,3 +374,9 @@ class Request:
     slot: int = 0  # row slot while running, 0 when not
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    @property
+    def hit_limit(self) -> int:
+        """The most tokens whose KV may come from blocks of the cache: the last token is always computed."""
+        limit = len(self.token_ids) - 1
+        return limit if self.most_hit_tokens is None else min(limit, self.most_hit_tokens)

@@ -32,7 +32,7 @@ class _Dispatched(NamedTuple):
     """A step in flight, and the prompt log-probabilities that are computed of its tokens."""
 
     step: InFlight
-    scoring: Scoring | None
+    scoring: Sequence[Scoring]
 
 
 class Engine:
@@ -59,7 +59,7 @@ class Engine:
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
         self._ended: list[Submission] = []  # resumed ones with nothing left to do
-        self._num_prompt_logprobs = 0
+        self._num_scored = 0
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._request_log = request_log
         self._guard = guard or contextlib.nullcontext()
@@ -87,7 +87,7 @@ class Engine:
             self._compiling[submission.id] = submission
         submission.arrival = self._num_calls
         self._submissions[submission.id] = submission
-        self._num_prompt_logprobs += submission.prompt_logprobs is not None
+        self._num_scored += submission.scores is not None
         self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
         if not submission.num_left:
             self._ended.append(submission)
@@ -260,10 +260,10 @@ class Engine:
     def _schedule(self) -> StepPlan | None:
         return self.scheduler.schedule()
 
-    def _score(self, plan: StepPlan) -> Scoring | None:
+    def _score(self, plan: StepPlan) -> Sequence[Scoring]:
         """Starts the prompt log-probabilities of a step that was dispatched just now, while slots are its rows'."""
-        if not self._num_prompt_logprobs:
-            return None
+        if not self._num_scored:
+            return ()
         return start_scoring(self.runner, plan, lambda shard, slot: self._by_slot[shard, slot])
 
     def _commit(self, dispatched: _Dispatched | None) -> list[RequestOutput]:
@@ -272,7 +272,7 @@ class Engine:
         step = dispatched.step
         rows = step.rows()
         outputs: list[RequestOutput] = []
-        for choice in dispatched.scoring.collect() if dispatched.scoring is not None else ():
+        for choice in (damaged for scoring in dispatched.scoring for damaged in scoring.collect()):
             if choice.request.finish_reason is None:
                 self.scheduler.finish_not_finite(choice.request)
                 self._finish_choice(choice, outputs)
@@ -340,7 +340,7 @@ class Engine:
     def _forget(self, submission: Submission) -> None:
         """It has ended; the request log gets its line."""
         del self._submissions[submission.id]
-        self._num_prompt_logprobs -= submission.prompt_logprobs is not None
+        self._num_scored -= submission.scores is not None
         if self._request_log is not None:
             self._request_log.write(logged(submission))
 

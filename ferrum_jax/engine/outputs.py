@@ -41,7 +41,7 @@ def choice_delta(
 def _output(
     submission: Submission, choices: tuple[CompletionOutput, ...], tokenizer: Tokenizer | None, *, finished: bool
 ) -> RequestOutput:
-    entries = submission.prompt_logprobs if finished else None
+    scores, is_scored = submission.scores if finished else None, submission.options.scores is not None
     first = submission.choices[0].request
     num_cached_tokens = min(first.num_cached_tokens, first.num_prompt_tokens)  # a resumed one hits its own too
     return RequestOutput(
@@ -51,9 +51,12 @@ def _output(
         outputs=choices,
         num_cached_tokens=num_cached_tokens,
         num_cached_media=sum(span.end <= num_cached_tokens for span in first.media),
-        prompt_logprobs=None if entries is None else tuple(e and _with_text(e, tokenizer) for e in entries),
+        prompt_logprobs=None
+        if scores is None or is_scored
+        else tuple(e and _with_text(e, tokenizer) for e in scores.entries()),
         finished=finished,
         embedding=submission.embedding,
+        scores=scores.sequence(num_cached_tokens) if scores is not None and is_scored else None,
     )
 
 

@@ -8,11 +8,12 @@ import itertools
 import math
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.engine.prompt_scores import PromptScores
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
@@ -43,7 +44,7 @@ class Submission:
     sampling: SamplingParams
     options: RequestOptions
     choices: list[Choice] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    scores: PromptScores | None = None  # log-probabilities of its prompt's tokens, or of some
     num_left: int = 0
     grammar: Grammar | None = None  # under which its choices draw
     arrival: int = 0  # calls of `Engine.step` before it
@@ -88,17 +89,27 @@ class Intake:
 
         Raises ValueError for a prompt or parameters that cannot be served.
         """
+        whole = prompt_token_ids
+        if options.scores is not None:
+            _check_types(whole)
+            self._check_vocabulary("the sequence", whole)
+            prompt_token_ids = _all_but_last(whole, options.scores.start)
         token_ids = self._check(prompt_token_ids, sampling)
         spans = _check_media(options.media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
         submission = Submission(
             id=next(self._ids),
             prompt=self._echoed(options.prompt, token_ids, len(prompt_token_ids), sampling),
-            prompt_token_ids=tuple(token_ids),
+            prompt_token_ids=tuple(token_ids if options.scores is None else whole),
             sampling=sampling,
             options=options,
             grammar=self._grammar(sampling),
-            prompt_logprobs=None if sampling.prompt_logprobs is None else [None for _ in token_ids],
         )
+        if sampling.prompt_logprobs is not None:
+            submission.scores = PromptScores(
+                submission.prompt_token_ids,
+                first=options.scores.start if options.scores else 1,
+                num_tops=sampling.prompt_logprobs,
+            )
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, options.key)
         for choice in range(sampling.n):
             made = self._make_choice(submission, token_ids, spans, choice, seed)
@@ -127,7 +138,8 @@ class Intake:
             choice=choice,
             num_choices=sampling.n,
             # every choice but the first may hit: the prompt's logprobs come from the first one
-            takes_hits=sampling.prompt_logprobs is None or choice > 0,
+            takes_hits=sampling.prompt_logprobs is None or choice > 0 or options.scores is not None,
+            most_hit_tokens=None if options.scores is None else options.scores.start - 1,
             cache_salt=options.cache_salt.encode(),
             media=media,
         )
@@ -160,9 +172,7 @@ class Intake:
             ("stop_token_ids", sampling.stop_token_ids),
         )
         for what, ids in named:
-            if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-                wrong = next(t for t in ids if not 0 <= t < self._vocab_size)
-                raise ValueError(f"{what} holds token id {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
+            self._check_vocabulary(what, ids)
         total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens)
         if total > self._max_model_len:
             raise ValueError(
@@ -183,6 +193,12 @@ class Intake:
             )
         self._check_text(sampling)
         return array("i", token_ids)
+
+    def _check_vocabulary(self, what: str, ids: Collection[int]) -> None:
+        """Raises ValueError for a token id that the model does not have."""
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            wrong = next(t for t in ids if not 0 <= t < self._vocab_size)
+            raise ValueError(f"{what} holds token id {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
 
     def _check_text(self, sampling: SamplingParams) -> None:
         """Raises ValueError for what needs a tokenizer where there is none, and where no token may be drawn."""
@@ -226,15 +242,16 @@ class Intake:
 
     def slot_record(self, choice: Choice) -> np.ndarray:
         """The record of a choice that is about to run, as its row slot holds it."""
-        request, sampling = choice.request, choice.submission.sampling
+        request, sampling, scores = choice.request, choice.submission.sampling, choice.submission.options.scores
         return device_sampling.slot_record(
             sampling.without_min_tokens() if request.has_grammar else sampling,
             seed=choice.seed,
             choice=request.choice,
-            num_prompt_tokens=request.num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens if scores is None else scores.start,
             stop_ids=request.stop_ids,
             token_ids=request.token_ids,
             max_model_len=self._max_model_len,
+            processed=scores is not None and scores.processed,
         )
 
 
@@ -252,6 +269,19 @@ def _resume(choice: Choice, before: CompletionOutput) -> None:
     if choice.text is not None:
         for token in before.token_ids:
             choice.text.push(token)
+
+
+def _all_but_last(token_ids: Sequence[int], scores_from: int) -> Sequence[int]:
+    """What is computed of a sequence that is scored: its last token is never looked back at.
+
+    Raises ValueError where nothing is left to score or to score it by.
+    """
+    if not 1 <= scores_from < len(token_ids):
+        raise ValueError(
+            f"scores_from is {scores_from} of a sequence of {len(token_ids)} tokens; it must be from 1, as nothing is "
+            f"before the first token, to {len(token_ids) - 1}"
+        )
+    return token_ids[:-1]
 
 
 def _check_types(token_ids: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ class Junctions:
 
     def add(self, request: Request) -> None:
         """It waits from now on. One that takes no hits parts from nothing."""
-        limit = (len(request.token_ids) - 1) // self._block_size if request.takes_hits else 0
+        limit = request.hit_limit // self._block_size if request.takes_hits else 0
         self._num_keys[request.id] = limit
         self._waiting.update(self._keys.of_blocks(request, limit)[:limit])
 

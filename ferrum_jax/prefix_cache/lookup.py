@@ -59,8 +59,8 @@ class Lookup:
         return Hit(num_tokens=0, num_blocks=0, blocks=[[] for _ in self._groups])
 
     def find(self, request: Request, *, whole: bool = True) -> Hit:
-        """Leading blocks up to one token before the end, or, with `whole`, all of a cached prompt."""
-        limit = (len(request.token_ids) - 1) // self._block_size
+        """Leading blocks up to the request's limit, or, with `whole`, all of a cached prompt."""
+        limit = request.hit_limit // self._block_size
         keys = self._keys.of_blocks(request, limit)[:limit]
         blocks = self._find_blocks(keys)
         if whole and len(blocks[0]) == limit and self._prompts.keeps(request):

@@ -63,7 +63,7 @@ class Sharing:
         """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
         if not filling or not request.takes_hits:
             return False
-        limit = (len(request.token_ids) - 1) // self._block_size
+        limit = request.hit_limit // self._block_size
         keys = self._keys.of_blocks(request, limit)[:limit]
         return not filling.isdisjoint(keys) or (
             self._prompts.keeps(request) and self._keys.of_whole(request) in filling

@@ -30,7 +30,7 @@ class CachedPrompts:
 
     def keeps(self, request: Request) -> bool:
         """Whether an entry is made of the request's prompt, or looked for."""
-        return self._keeps_state(request) or self._keeps_tail(request)
+        return request.most_hit_tokens is None and (self._keeps_state(request) or self._keeps_tail(request))
 
     def _keeps_state(self, request: Request) -> bool:
         return self.slots is not None and len(request.token_ids) >= self._min_tokens

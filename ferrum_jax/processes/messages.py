@@ -20,7 +20,7 @@ import numpy as np
 
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOptions, SamplingParams
+from ferrum_jax.request import CompletionOutput, Logprob, RequestOptions, SamplingParams, ScoresAsked
 from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
@@ -64,7 +64,7 @@ CLASSES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Digest, Failure, End, Broken, Beat, Call),
-        *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, CompletionOutput, Logprob),
+        *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked, CompletionOutput, Logprob),
         *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall),
     )
 }

@@ -18,7 +18,7 @@ from ferrum_jax.runtime.buckets import Bucket
 
 _FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots")
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
-_SCORE_FIELDS = ("places", "following")
+_SCORE_FIELDS = ("places", "following", "slots", "positions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class ScoreInputs:
 
     places: jax.Array  # [n] int32, the token among those of the forward
     following: jax.Array  # [n] int32, the prompt's next token
+    slots: jax.Array  # [n] int32, its row
+    positions: jax.Array  # [n] int32, that the next token takes
     tops: jax.Array  # [] int32, 1 where the most likely tokens are asked for too
 
 
@@ -100,13 +102,12 @@ def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
     return blob.reshape(-1)
 
 
-def pack_score(parts: Sequence[tuple[np.ndarray, np.ndarray]], num_tokens: int, *, tops: bool) -> np.ndarray:
-    """[shards * score_words] int32 of each shard's places and following tokens, at most `num_tokens` of them."""
+def pack_score(parts: Sequence[np.ndarray], num_tokens: int, *, tops: bool) -> np.ndarray:
+    """[shards * score_words] int32 of each shard's tokens [fields, n], at most `num_tokens` of them."""
     blob = np.zeros((len(parts), score_words(num_tokens)), np.int32)
     for values, part in zip(parts, blob, strict=True):
         part[0] = tops
-        for field, value in zip(part[1:].reshape(len(_SCORE_FIELDS), num_tokens), values, strict=True):
-            field[: len(value)] = value
+        part[1:].reshape(len(_SCORE_FIELDS), num_tokens)[:, : values.shape[1]] = values
     return blob.reshape(-1)
 
 

@@ -30,7 +30,7 @@ from ferrum_jax.sharding import describe
 
 Part = Bucket | RowBucket | str
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
-OTHERS = ("score", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
+OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
 _FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
 
@@ -47,6 +47,10 @@ class Executables:
     @property
     def score(self) -> Executable:
         return self.others["score"]
+
+    @property
+    def score_all(self) -> Executable:
+        return self.others["score_all"]
 
     @property
     def write_slot(self) -> Executable:
@@ -124,6 +128,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
         **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
         "score": program("score", rows, lambda: trace_score(head, pools, options, mesh), _SAMPLE_EFFORT // 2),
+        "score_all": program("score all", rows, lambda: trace_score(head, pools, options, mesh, every=True)),
         **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},
     }
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
@@ -186,4 +191,4 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
     mixed, decode = ([bucket for bucket in buckets if bucket.decode_only == kind] for kind in (False, True))
     for parts in itertools.zip_longest(mixed, layout.ladder.row_buckets, decode):
         yield from (part for part in parts if part is not None)
-    yield from ("copy_blocks", "write_masks", "score")
+    yield from ("copy_blocks", "write_masks", "score", "score_all")

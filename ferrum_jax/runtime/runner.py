@@ -257,16 +257,24 @@ class Runner:
             larger = (b for b in ladder.buckets if not b.decode_only and b.num_tokens > most)
             wanted.update({b: b.num_tokens - most for b in larger})
 
-    def score(self, asked: Sequence[tuple[np.ndarray, np.ndarray]], *, tops: bool) -> Scores:
+    def score(self, asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
         """Starts prompt log-probabilities of tokens of the step that was dispatched last, before the next is.
 
-        asked: of each shard, places among its tokens and the tokens that follow. tops: the most likely ones too.
+        asked: [4, n] of each shard, places among its tokens, the tokens that follow, row slots and the positions that
+        what follows takes. tops: the most likely ones too.
         """
-        counts = [len(places) for places, _ in asked]
+        return self._by_tiles(self._executables.score, asked, tops=tops)
+
+    def score_all(self, asked: Sequence[np.ndarray]) -> Scores:
+        """The same over the whole vocabulary: [tokens, 1 + V] words, the token that follows and each token's."""
+        return self._by_tiles(self._executables.score_all, asked, tops=False)
+
+    def _by_tiles(self, score: Callable[..., Any], asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
+        counts = [tokens.shape[1] for tokens in asked]
         tiles = []
         for start in range(0, max(counts), SCORE_TILE):
-            parts = [(p[start : start + SCORE_TILE], f[start : start + SCORE_TILE]) for p, f in asked]
-            (tile,) = self._executables.score(self._head, self._hidden, pack_score(parts, SCORE_TILE, tops=tops))
+            parts = [tokens[:, start : start + SCORE_TILE] for tokens in asked]
+            (tile,) = score(self._head, self._slots, self._hidden, pack_score(parts, SCORE_TILE, tops=tops))
             tile.copy_to_host_async()
             tiles.append(tile)
         return Scores(counts=counts, _tiles=tiles)

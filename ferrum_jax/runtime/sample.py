@@ -4,7 +4,8 @@
 rows, last). It draws a token for each row and writes it where the next forward reads it. `rows` [R, words] are int32
 words as `sampling.unpack` reads them. `last` [R, D] is the final hidden state of each row's last token; it stays on the
 device unless an embedding is asked for.
-`score`, one executable: (head, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
+`score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
+`score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
 """
 
@@ -107,17 +108,24 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
     return sample
 
 
-def make_score(head: Head) -> Callable[..., tuple[jax.Array]]:
-    """The log-probabilities of a tile of prompt tokens: [SCORE_TILE, words]; padding is of the first token."""
+def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
+    """The log-probabilities of a tile of prompt tokens: [SCORE_TILE, words]; padding is of the first token.
 
-    def score(weights: tuple[jax.Array, ...], hidden: jax.Array, blob: jax.Array) -> tuple[jax.Array]:
+    every: over the whole vocabulary, [SCORE_TILE, 1 + V].
+    """
+
+    def score(weights: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array) -> tuple[jax.Array]:
         inputs = unpack_score(blob, SCORE_TILE)
 
-        def result(logits: jax.Array, following: jax.Array) -> jax.Array:
+        def result(logits: jax.Array, following: jax.Array, *rows: jax.Array) -> jax.Array:
             marked = sampling.finite_or_marked(logits, following)
-            return sampling.row_results(lambda: logits, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
+            if every:
+                return sampling.all_results(logits, marked)
+            of = sampling.reported(logits, slots, *rows)
+            return sampling.row_results(lambda: of, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
 
-        return (head.by_row(weights)(hidden[inputs.places], result, inputs.following),)
+        rows = inputs.following, inputs.slots, inputs.positions
+        return (head.by_row(weights)(hidden[inputs.places], result, *rows),)
 
     return score
 
@@ -135,11 +143,16 @@ def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, 
     return jitted.trace(*arguments)
 
 
-def trace_score(head: Head, pools: Pools, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
-    """The log-probabilities of a tile of prompt tokens of each data shard on a mesh, ready to be lowered."""
-    score: Callable[..., Any] = make_score(head)
+def trace_score(
+    head: Head, pools: Pools, options: StepOptions, mesh: Mesh, *, every: bool = False
+) -> jax.stages.Traced:
+    """The log-probabilities of a tile of prompt tokens of each data shard on a mesh, ready to be lowered.
+
+    every: over the whole vocabulary.
+    """
+    score: Callable[..., Any] = make_score(head, every=every)
     blob = on_mesh(mesh, (score_words(SCORE_TILE),), jnp.int32, "words")
-    arguments = (head.shapes, pools.hidden, blob)
+    arguments = (head.shapes, pools.slots, pools.hidden, blob)
     if mesh.size > 1:
         score, found = _results_on(mesh, score, num_pools=0, axes=("tokens",))
         score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)

@@ -8,8 +8,16 @@ again from the host's tokens continues with the same draws. `record_words` is it
 `logprobs` what is reported.
 """
 
-from ferrum_jax.sampling.draw import Sampled, sample
-from ferrum_jax.sampling.logprobs import RESULT_WORDS, ByRow, TokenLogprobs, finite_or_marked, row_results, unpack
+from ferrum_jax.sampling.draw import Sampled, reported, sample
+from ferrum_jax.sampling.logprobs import (
+    RESULT_WORDS,
+    ByRow,
+    TokenLogprobs,
+    all_results,
+    finite_or_marked,
+    row_results,
+    unpack,
+)
 from ferrum_jax.sampling.masks import ALL, write_masks
 from ferrum_jax.sampling.record_words import RECORD_WORDS, STOP_ROOM, slot_record
 from ferrum_jax.sampling.slots import append_tokens, read_tokens, write_slot
@@ -22,9 +30,11 @@ __all__ = [
     "ByRow",
     "Sampled",
     "TokenLogprobs",
+    "all_results",
     "append_tokens",
     "finite_or_marked",
     "read_tokens",
+    "reported",
     "row_results",
     "sample",
     "slot_record",

@@ -28,6 +28,7 @@ from ferrum_jax.sampling.record_words import (
     ASKS_LOGPROBS,
     ASKS_MIN_P,
     ASKS_NOISE,
+    ASKS_PROCESSED,
     ASKS_REPETITION,
     ASKS_TOP_K,
     ASKS_TOP_LOGPROBS,
@@ -72,14 +73,9 @@ def sample(
         allowed = functools.partial(allow, logits, masks, mask_ids)
         return lax.cond(masked, allowed, lambda: logits)
 
-    def edited() -> jax.Array:
-        x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), own())
-        x = _cond(jnp.any(forbids), lambda x: mask_stops(x, slots, row_slots, words, forbids), x)
-        penalties = _any(flags, ASKS_REPETITION | ASKS_COUNTS)
-        return _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
-
     def choose() -> jax.Array:
-        x = lax.cond(edits, edited, lambda: logits)
+        edited = functools.partial(_edited, slots=slots, row_slots=row_slots, flags=flags, positions=positions)
+        x = lax.cond(edits, lambda: edited(own(), words=words, forbids=forbids), lambda: logits)
         # The scores leave a branch as an array: an argmax that fuses with their computation is slow on the CPU.
         return _largest(_cond(_any(flags, ASKS_NOISE), lambda x: _scores(x, words, flags, positions), x))
 
@@ -95,6 +91,45 @@ def sample(
     return Sampled(token_ids=token_ids, result=jnp.where(active[:, None], result, 0))
 
 
+def reported(
+    logits: jax.Array,  # [n, V] f32, the model's own
+    slots: jax.Array,  # [S, W + L] int32
+    row_slots: jax.Array,  # [n] int32
+    positions: jax.Array,  # [n] int32, that the scored token takes
+) -> jax.Array:
+    """Logits of which log-probabilities are reported: the model's own, or of rows that ask for it those drawn from."""
+    words = read_parameters(slots, row_slots)
+    asks = words[:, FLAGS] & ASKS_PROCESSED != 0
+
+    def processed() -> jax.Array:
+        flags = jnp.where(asks, words[:, FLAGS], 0)
+        forbids = forbids_stops(words, flags, positions)
+        x = _edited(
+            logits, slots=slots, row_slots=row_slots, words=words, flags=flags, positions=positions, forbids=forbids
+        )
+        noisy, scaled, keeps = _kept(x, words, flags)
+        return jnp.where(noisy[:, None], jnp.where(keeps, scaled, -jnp.inf), x)
+
+    return lax.cond(jnp.any(asks), processed, lambda: logits)
+
+
+def _edited(
+    logits: jax.Array,
+    *,
+    slots: jax.Array,
+    row_slots: jax.Array,
+    words: jax.Array,
+    flags: jax.Array,
+    positions: jax.Array,
+    forbids: jax.Array,
+) -> jax.Array:
+    """Logits after logit_bias, min_tokens and penalties, of the rows whose flags ask for them."""
+    x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), logits)
+    x = _cond(jnp.any(forbids), lambda x: mask_stops(x, slots, row_slots, words, forbids), x)
+    penalties = _any(flags, ASKS_REPETITION | ASKS_COUNTS)
+    return _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
+
+
 def _largest(x: jax.Array) -> jax.Array:
     """The lowest index of each row's largest value: [R, V] f32 -> [R] int32."""
     return jnp.argmax(x, axis=1).astype(jnp.int32)
@@ -102,14 +137,19 @@ def _largest(x: jax.Array) -> jax.Array:
 
 def _scores(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
     """[R, V] float32; the largest is the draw: kept logits plus noise for rows with noise, else the logits."""
+    noisy, scaled, keeps = _kept(logits, words, flags)
+    noise = gumbel(words, positions, logits.shape[1])
+    return jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits)
+
+
+def _kept(logits: jax.Array, words: jax.Array, flags: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[R] rows with noise; [R, V] their logits over their temperature, and whether a token may be drawn."""
     noisy = flags & ASKS_NOISE != 0
     temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
     scaled = shifted / temperature[:, None]
     image = _ordered(scaled)
-    keeps = image >= _thresholds(scaled, image, words, flags)[:, None]
-    noise = gumbel(words, positions, logits.shape[1])
-    return jnp.where(noisy[:, None], jnp.where(keeps, scaled + noise, -jnp.inf), logits)
+    return noisy, scaled, image >= _thresholds(scaled, image, words, flags)[:, None]
 
 
 def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:

@@ -97,6 +97,12 @@ def row_results(
     return lax.cond(wanted, chosen, bare)
 
 
+def all_results(logits: jax.Array, token_ids: jax.Array) -> jax.Array:
+    """[R, 1 + V] int32 of logits [R, V] f32: the token, and the bits of every log-probability."""
+    values = logits - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    return jnp.concatenate([token_ids[:, None], _bits(values)], axis=1)
+
+
 def _tops(logits: jax.Array, normaliser: jax.Array) -> jax.Array:
     """[R, 2 * MAX_LOGPROBS] int32: ids and logprob bits of the most likely tokens."""
     count = min(MAX_LOGPROBS, logits.shape[1])

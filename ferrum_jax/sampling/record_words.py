@@ -34,6 +34,7 @@ ASKS_TOP_P = 1 << 6
 ASKS_MIN_P = 1 << 7
 ASKS_LOGPROBS = 1 << 8
 ASKS_TOP_LOGPROBS = 1 << 9
+ASKS_PROCESSED = 1 << 10  # of a prompt that is scored: log-probabilities of what its tokens are drawn from
 
 _GREEDY_BELOW = 1e-6  # a temperature so small that float32 division by it is of no use
 _INT32_MAX = 2**31 - 1
@@ -49,12 +50,13 @@ def slot_record(
     stop_ids: Iterable[int],
     token_ids: Sequence[int],
     max_model_len: int,
+    processed: bool = False,
 ) -> np.ndarray:
     """The record of one choice of a request: [RECORD_WORDS + max_model_len] int32.
 
     seed: any 64-bit integer, signed or not. stop_ids: what min_tokens forbids, end tokens and
     stop_token_ids together. token_ids: all tokens known so far, prompt first; fewer than num_prompt_tokens
-    is never right.
+    is never right. processed: see `RequestOptions.scores`.
 
     Raises ValueError if the tokens or the stop ids do not fit.
     """
@@ -66,7 +68,7 @@ def slot_record(
             f"{len(stops)} end tokens and stop_token_ids together; at most {STOP_ROOM} fit, give fewer stop_token_ids"
         )
     record = np.zeros(RECORD_WORDS + max_model_len, np.int32)
-    record[FLAGS] = _flags(sampling, stops)
+    record[FLAGS] = _flags(sampling, stops) | (ASKS_PROCESSED if processed else 0)
     record[CHOICE] = choice
     bits = seed & (2**64 - 1)
     record[SEED_HIGH : SEED_LOW + 1] = np.array([bits >> 32, bits & (2**32 - 1)], np.uint32).view(np.int32)

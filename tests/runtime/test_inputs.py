@@ -70,11 +70,12 @@ def test_a_row_that_computes_nothing_has_a_place_within_the_step():
 
 
 def test_tokens_that_are_scored_arrive_with_those_that_follow():
-    parts = [(np.array([3, 4], np.int32), np.array([70, 80], np.int32)), (np.zeros(0, np.int32),) * 2]
+    parts = [np.array([[3, 4], [70, 80], [1, 2], [9, 5]], np.int32), np.zeros((4, 0), np.int32)]
     first, second = pack_score(parts, 4, tops=True).reshape(2, score_words(4))
     inputs = unpack_score(first, 4)
     assert (inputs.places.tolist(), inputs.following.tolist(), int(inputs.tops)) == ([3, 4, 0, 0], [70, 80, 0, 0], 1)
-    assert second.tolist() == [1] + [0] * 8
+    assert (inputs.slots.tolist(), inputs.positions.tolist()) == ([1, 2, 0, 0], [9, 5, 0, 0])
+    assert second.tolist() == [1] + [0] * 16
 
 
 @pytest.mark.parametrize(

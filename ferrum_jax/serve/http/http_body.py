@@ -28,7 +28,7 @@ from ferrum_jax.openai.parameters import (
     with_options,
 )
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
 _WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
 _HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | _WITHOUT_EFFECT
@@ -125,6 +125,8 @@ def _text(
         raise ValueError(
             "stream is true beside log-probabilities of the prompt, which come with the whole; leave it out"
         )
+    if params.prompt_logprobs == WHOLE_VOCABULARY:
+        raise ValueError("prompt_logprobs is -1, the whole vocabulary of each token, which is not sent over HTTP")
     name = "messages" if is_chat else "prompt"
     if body.get(name) is None:
         raise FieldError(f"{name} is missing; the body must have it", name)
