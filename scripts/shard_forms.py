@@ -112,7 +112,7 @@ def _engine_step(form: str, shape: MeshShape, work: Workload, devices: Sequence[
 
     def make() -> tuple[Any, ...]:
         pools = layout.pools
-        kv = [_blocks(array) for array in pools.flat_kv()]
+        kv = [_blocks(array) for array in pools.flat_caches()]
         slots = _put(_slots(work, rows, shape.dp, pools.slots.shape[1]), pools.slots.sharding)
         prompts, hidden = (_put(np.zeros(a.shape, a.dtype), a.sharding) for a in (pools.prompts, pools.hidden))
         return (
@@ -227,7 +227,7 @@ def _shapes(layout: Layout, bucket: Bucket) -> tuple[Any, ...]:
     """The shapes of a step's arguments, on one device."""
     pools = layout.pools
     blob = jax.ShapeDtypeStruct((_words(layout, bucket),), jnp.int32)
-    return tuple(layout.targets.values()), pools.flat_kv(), pools.slots, pools.prompts, pools.hidden, blob
+    return tuple(layout.targets.values()), pools.flat_caches(), pools.slots, pools.prompts, pools.hidden, blob
 
 
 def _weights(layout: Layout) -> tuple[jax.Array, ...]:

@@ -88,7 +88,7 @@ def test_the_tier_compiles_nothing_after_ready_and_moves_no_pool():
     prompts = [rng.integers(6, 250, n).tolist() for n in (230, 240, 40, 235, 250, 250, 240)]
     params = dataclasses.replace(GREEDY, max_tokens=2)
     compiles = llm.stats()["compiles_after_ready"]
-    pools = [array.unsafe_buffer_pointer() for array in llm.engine.runner._kv]
+    pools = [array.unsafe_buffer_pointer() for array in llm.engine.runner._caches]
     for _ in range(2):
         for prompt in prompts:
             llm.generate([prompt], params, progress=False)
@@ -96,7 +96,7 @@ def test_the_tier_compiles_nothing_after_ready_and_moves_no_pool():
     assert stats["compiles_after_ready"] == compiles
     assert stats["spilled_blocks"] > 8 and stats["loaded_blocks"] > 8
     assert (stats["host_cache_bytes"], stats["host_memory_kind"]) == (config.host_cache_bytes, "pinned_host")
-    assert [array.unsafe_buffer_pointer() for array in llm.engine.runner._kv] == pools
+    assert [array.unsafe_buffer_pointer() for array in llm.engine.runner._caches] == pools
 
 
 def test_the_tier_is_off_by_default_and_with_the_cache():

@@ -22,7 +22,7 @@ def loaded():
 def _donated(loaded):
     """What each half of a step writes in place."""
     pools = loaded.layout.pools
-    return {Bucket: (*pools.flat_kv(), pools.hidden), RowBucket: (pools.slots, pools.prompts)}
+    return {Bucket: (*pools.flat_caches(), pools.hidden), RowBucket: (pools.slots, pools.prompts)}
 
 
 def _halves(loaded):
@@ -47,7 +47,7 @@ def test_what_a_half_donates_is_aliased_in_every_bucket(loaded):
 def test_no_step_copies_a_pool(loaded):
     """Under no shape: what has as many elements as a pool or more is a pool, the rest of a step is small."""
     pools = loaded.layout.pools
-    arrays = {Bucket: pools.flat_kv(), RowBucket: (pools.slots, pools.prompts)}
+    arrays = {Bucket: pools.flat_caches(), RowBucket: (pools.slots, pools.prompts)}
     for bucket, executable in _halves(loaded):
         least = min(math.prod(array.shape) for array in arrays[type(bucket)])
         copies = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", executable.as_text())
@@ -70,7 +70,7 @@ def test_a_slot_is_written_in_place(loaded):
 
 def test_blocks_are_copied_in_place(loaded):
     executable = loaded.executables.copy_blocks
-    pools = loaded.layout.pools.flat_kv()
+    pools = loaded.layout.pools.flat_caches()
     pool_bytes = sum(math.prod(pool.shape) * pool.dtype.itemsize for pool in pools)
     assert executable.memory_analysis().alias_size_in_bytes == pool_bytes
     assert executable.memory_analysis().temp_size_in_bytes < pool_bytes / 20
@@ -79,7 +79,7 @@ def test_blocks_are_copied_in_place(loaded):
 
 
 def test_temporaries_of_a_step_are_smaller_than_one_pool(loaded):
-    pool_bytes = math.prod(loaded.layout.pools.flat_kv()[0].shape) * loaded.layout.dtype.itemsize
+    pool_bytes = math.prod(loaded.layout.pools.flat_caches()[0].shape) * loaded.layout.dtype.itemsize
     for bucket, executable in _halves(loaded):
         assert executable.memory_analysis().temp_size_in_bytes < pool_bytes, str(bucket)
 
