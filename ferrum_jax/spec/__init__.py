@@ -4,8 +4,8 @@ Fields stand in groups, one for each kind of layer. Names are Hugging Face's whe
 the group says already: attention_bias is `attention.bias`. Errors name the key of config.json.
 """
 
-from ferrum_jax.spec.attention_spec import AttentionSpec, Kept, LatentSpec, QkNorm
-from ferrum_jax.spec.mlp_spec import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.heads import AttentionSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.model_spec import CacheGroup, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
 from ferrum_jax.spec.recurrence import GatedDeltaSpec

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ferrum_jax.forms import WeightForm
-from ferrum_jax.spec.attention_spec import AttentionSpec
 from ferrum_jax.spec.checks import check_above_zero, check_positive
-from ferrum_jax.spec.mlp_spec import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
+from ferrum_jax.spec.heads import AttentionSpec
 from ferrum_jax.spec.recurrence import GatedDeltaSpec
 
 NORM_KINDS = ("rms", "layer")
