@@ -97,8 +97,8 @@ class JobSettings:
 
     names: by which rows may name the model, beside its own and those of earlier starts; these may change. seed: of the
     job; a row without a seed gets one from it. defaults: sampling fields, as a row has them, for rows that do not give
-    them. require_valid: a row whose structure was cut off gets an error line. others: settings of the caller. now: gives the
-    seconds since 1970; asked and recorded when the job begins.
+    them. require_valid: a row whose structure was cut off gets an error line. others: settings of the caller. now:
+    gives the seconds since 1970; asked and recorded when the job begins.
     """
 
     names: Sequence[str] = ()

@@ -37,9 +37,15 @@ def build_engine(
     forms: in which the model writes tool calls and reasoning.
 
     config may differ from the layout's in fields that only the host reads, within the compiled limits: fewer
-    blocks, a smaller token budget, caching off.
+    blocks, fewer rows, a smaller token budget, caching off. Raises ValueError for more rows.
     """
     layout = loaded.layout
+    most = layout.num_rows // layout.num_shards
+    if config.num_rows > most:
+        raise ValueError(
+            f"max_num_seqs is {config.num_rows}, and the executables have {most} rows; lower it, or load "
+            "the model with it"
+        )
     sizes = _sizes(layout, config)
     caches = [
         CacheManager(
