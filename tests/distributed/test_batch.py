@@ -13,7 +13,7 @@ import pytest
 
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
 from tests.checkpoints.hub_server import Hub, serving
-from tests.distributed.folder import NUM_ROWS, write_model, write_rows
+from tests.distributed.folder import NUM_ROWS, write_model, write_rows, write_tokenizer
 from tests.support import COMPILED, GOLDENS, ROOT
 
 pytestmark = pytest.mark.slow
@@ -162,6 +162,41 @@ def test_with_data_shards_too_two_processes_answer_as_one(folder, alone):
     tokens, logprobs = answers(folder, "shards.jsonl")
     assert tokens == alone[0]
     assert logprobs == pytest.approx(alone[1], abs=1e-5)
+
+
+def test_two_processes_make_the_masks_of_their_rows_alike_also_after_one_is_killed(folder, tmp_path):
+    """Data shards of two processes; some rows have grammars, which are compiled while others run."""
+    write_tokenizer(write_model(tmp_path / "model"))
+    wishes = ({"regex": "[a-g]{9,30}!"}, None, {"json": {"enum": ["a", 7, None]}}, {"regex": "("})
+    rows = [
+        {"custom_id": f"row-{i}", "prompt": "abc" * 9, "max_tokens": 40, "temperature": 1.2, "logprobs": 2}
+        | ({"structured_outputs": wishes[i % 4]} if wishes[i % 4] else {"ignore_eos": True})
+        for i in range(NUM_ROWS)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    process = start(tmp_path, "alone.jsonl", "tp=8", 8)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1, said  # rows with a grammar that does not compile
+    killed = (ORDINARY, ("tests.distributed.killed", "12", "SIGKILL"))
+    (code, said), _ = run_two(tmp_path, "two.jsonl", "dp=2,tp=4", killed)
+    assert code == EXIT_PREEMPTED, said
+    (code, said), (_, other_said) = run_two(tmp_path, "two.jsonl", "dp=2,tp=4")
+    assert code == 1, said + other_said
+    alone, two_lines = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("alone.jsonl", "two.jsonl")
+    )
+    texts = [[line["response"] and _text(line) for line in lines] for lines in (alone, two_lines)]
+    assert texts[0] == texts[1]
+    for row, line in zip(rows, two_lines, strict=True):
+        asked = row.get("structured_outputs")
+        assert (line["error"] is not None) == (asked == wishes[3])
+        if asked == wishes[2]:
+            assert json.loads(_text(line)) in ("a", 7, None)
+
+
+def _text(line):
+    return line["response"]["body"]["choices"][0]["text"]
 
 
 @pytest.mark.long
