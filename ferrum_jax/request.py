@@ -25,6 +25,7 @@ MAX_LOGPROBS = 20
 WHOLE_VOCABULARY = -1  # in place of a number of log-probabilities
 MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
+MAX_BAD_WORDS = 300
 NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
 NOT_FINITE_REASON = (
     "the model's own logits hold NaN or infinity where finite numbers are expected, so no token can be drawn; what was "
@@ -48,9 +49,11 @@ class SamplingParams:
     truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
     max_tokens (or for one token if that is None) in max_model_len.
     logit_bias: from -100 to 100, or minus infinity, which forbids the token.
+    allowed_token_ids: only these may be drawn, end tokens among them; None allows all. bad_words: texts that may not be
+    written; the last token of one is forbidden where those before it have come.
     detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
-    structured_outputs: the structure that the text must have; log-probabilities are then those of the tokens that it
-    allows.
+    structured_outputs: the structure that the text must have. Log-probabilities are those of the tokens that it,
+    allowed_token_ids and bad_words allow.
 
     Raises ValueError with the field, its value and what is allowed.
     """
@@ -78,11 +81,13 @@ class SamplingParams:
     detokenize: bool = True
     echo: bool = False
     structured_outputs: StructuredOutputsParams | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for field in ("stop", "stop_token_ids"):
+        for field in ("stop", "stop_token_ids", "bad_words"):
             if getattr(self, field) is None:  # vLLM allows None for an empty list
                 object.__setattr__(self, field, ())
         for field, low, high, what in _RANGES:
@@ -139,6 +144,7 @@ class SamplingParams:
             raise ValueError(
                 f"stop_token_ids holds {len(set(self.stop_token_ids))} ids; at most {MAX_STOP_IDS} are allowed"
             )
+        self._check_words()
         bias = self.logit_bias or {}
         if len(bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias holds {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
@@ -146,6 +152,22 @@ class SamplingParams:
             _check_int("logit_bias key", token)
             if value != -math.inf:
                 _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100, or minus infinity")
+
+    def _check_words(self) -> None:
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids is empty; give at least one token id, or leave it out")
+        for token in self.allowed_token_ids or ():
+            _check_int("allowed_token_ids", token)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words holds {len(self.bad_words)} texts; at most {MAX_BAD_WORDS} are allowed")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip():
+                raise ValueError(f"bad_words holds {word!r}; each must be a text that is not blank")
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether its tokens are drawn under masks that the host makes."""
+        return self.structured_outputs is not None or self.allowed_token_ids is not None or bool(self.bad_words)
 
     def most_prompt_tokens(self, max_model_len: int) -> int | None:
         """How many tokens are kept at the end of a longer prompt; None keeps all."""
@@ -162,7 +184,7 @@ class SamplingParams:
         return found
 
     def without_min_tokens(self) -> SamplingParams:
-        """The same parameters but for min_tokens, which masks see to where there is a grammar."""
+        """The same parameters but for min_tokens, which masks see to where there are some."""
         found = object.__new__(SamplingParams)
         found.__dict__.update(self.__dict__, min_tokens=0)
         return found
@@ -192,6 +214,8 @@ _COLLECTIONS = (
     ("stop", Sequence | Set, "a string or a list of strings"),
     ("stop_token_ids", Sequence | Set, "a list of token ids"),
     ("logit_bias", Mapping | None, "a mapping of token id to bias"),
+    ("allowed_token_ids", Sequence | Set | None, "a list of token ids"),
+    ("bad_words", list | tuple | Set, "a list of texts"),
 )
 _FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 
@@ -360,7 +384,7 @@ class Request:
     num_choices: int = 1  # of its prompt, which arrive together
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
     most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
-    has_grammar: bool = False  # its next token is drawn under a mask, which the tokens before it decide
+    is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids

@@ -117,6 +117,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "samplin
         **repeated,
     )
     group.add_argument(
+        "--allowed-token-id",
+        dest="allowed_token_ids",
+        type=int,
+        metavar="ID",
+        help="draw no other token; may be repeated",
+        **repeated,
+    )
+    group.add_argument(
+        "--bad-word", dest="bad_words", metavar="TEXT", help="never write this text; may be repeated", **repeated
+    )
+    group.add_argument(
         "--structured-outputs",
         type=_json_object,
         default=argparse.SUPPRESS,

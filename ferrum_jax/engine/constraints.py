@@ -1,23 +1,24 @@
-"""Constraints: the grammars of an engine's choices, and the masks of the rows that draw under one.
+"""Constraints: what an engine's choices are held to, and the masks of the rows that draw under some.
 
-A choice's matcher is fed each token as its step is committed. Between the forward of the next step and its sampling,
-the masks of the rows that draw there are made in threads and written to the pool. So a row waits for its own token
-alone, while the device runs the forward.
+A choice with a grammar has a matcher, which is fed each token as its step is committed. Between the forward of the next
+step and its sampling, the masks of the rows that draw there are made in threads and written to the pool. So a row waits
+for its own token alone, while the device runs the forward.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ferrum_jax.engine.submission import Choice
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, fill_all
 from ferrum_jax.structured.message_parser import PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.token_rules import allow, forbid
 from ferrum_jax.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -44,6 +45,9 @@ class Constraints:
         self.forms = forms
         self._made: Grammars | None = None
         self._matchers: dict[int, Matcher] = {}  # by request id
+        self._faults: dict[int, str] = {}  # by request id: why it can go no further
+        self._all = np.zeros(ceil_div(vocab_size, 32), np.int32)  # a mask of all the model's tokens
+        allow(self._all, range(vocab_size))
         self._num_masks = 0
 
     def grammar(self, sampling: SamplingParams) -> Grammar | None:
@@ -62,6 +66,9 @@ class Constraints:
 
     def advance(self, choice: Choice, token: int) -> str | None:
         """Feeds a choice its next token; why it can go no further, None where it can."""
+        fault = self._faults.get(choice.request.id)
+        if fault is not None or choice.submission.grammar is None:
+            return fault
         matcher = self._matcher(choice)
         matcher.advance(token)
         return matcher.error
@@ -71,17 +78,38 @@ class Constraints:
 
         Where none may, all do: the choice ends with an error when its token comes.
         """
-        vocabulary = self._grammars.vocabulary
-        masks = vocabulary.blank_masks(len(choices))
-        matchers = [self._matcher(choice, next_token=True) for choice in choices]
-        fill_all(vocabulary, matchers, masks)
-        for choice, matcher, mask in zip(choices, matchers, masks, strict=True):
-            if matcher.has_begun and matcher.error is None:
-                matcher.error = _narrow(mask, choice)
-            if matcher.error is not None:
-                mask[:] = -1
+        masks = np.tile(self._all, (len(choices), 1))
+        self._fill(masks, choices)
+        for choice, mask in zip(choices, masks, strict=True):
+            self._narrow(mask, choice)
         self._num_masks += len(choices)
         return masks
+
+    def _fill(self, masks: np.ndarray, choices: Sequence[Choice]) -> None:
+        """Writes the masks of those whose grammar has begun; before that no end token may come."""
+        rows = [row for row, choice in enumerate(choices) if choice.submission.grammar is not None]
+        begun: dict[int, Matcher] = {}
+        for row in rows:
+            matcher = self._matcher(choices[row], next_token=True)
+            if matcher.has_begun:
+                begun[row] = matcher
+            else:
+                forbid(masks[row], self._end_ids)
+        if begun:
+            vocabulary = self._grammars.vocabulary
+            made = vocabulary.blank_masks(len(begun))
+            fill_all(vocabulary, list(begun.values()), made)
+            masks[list(begun)] = made
+
+    def _narrow(self, mask: np.ndarray, choice: Choice) -> None:
+        """Takes out what the request itself forbids; notes why the choice goes no further where that leaves nothing."""
+        request, matcher = choice.request, self._matchers.get(choice.request.id)
+        assert choice.submission.rules is not None
+        fault = matcher and matcher.error
+        fault = fault or choice.submission.rules.narrow(mask, request.token_ids[request.num_prompt_tokens :])
+        if fault is not None:
+            self._faults[request.id] = fault
+            mask[:] = self._all
 
     def _matcher(self, choice: Choice, *, next_token: bool = False) -> Matcher:
         """The choice's own; one that begins, or goes on from another process, is fed the tokens that it has."""
@@ -108,34 +136,10 @@ class Constraints:
     def forget(self, choice: Choice) -> None:
         """The choice has ended."""
         self._matchers.pop(choice.request.id, None)
+        self._faults.pop(choice.request.id, None)
 
     def counts(self) -> ConstraintCounts:
         made = self._made
         if made is None:
-            return ConstraintCounts()
+            return ConstraintCounts(masks=self._num_masks)
         return ConstraintCounts(grammars=made.num_compiled, grammar_hits=made.num_hits, masks=self._num_masks)
-
-
-def _narrow(mask: np.ndarray, choice: Choice) -> str | None:
-    """Takes out of a mask what the request itself forbids; an error where that leaves nothing.
-
-    A text that must end ends before min_tokens: its grammar allows no more.
-    """
-    request, sampling = choice.request, choice.submission.sampling
-    never = [token for token, bias in (sampling.logit_bias or {}).items() if bias == -math.inf]
-    _clear(mask, never)
-    if not mask.any():
-        return "logit_bias forbids every token that the grammar allows here"
-    if len(request.token_ids) - request.num_prompt_tokens < sampling.min_tokens:
-        longer = mask.copy()
-        _clear(longer, list(request.stop_ids))
-        if longer.any():
-            mask[:] = longer
-    return None
-
-
-def _clear(mask: np.ndarray, tokens: Sequence[int]) -> None:
-    """Forbids the tokens."""
-    words = mask.view(np.uint32)
-    for token in tokens:
-        words[token // 32] &= ~np.uint32(1 << token % 32)

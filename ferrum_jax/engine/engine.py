@@ -248,7 +248,7 @@ class Engine:
         return outputs
 
     def _write_masks(self, plan: StepPlan) -> None:
-        """Puts the masks of the plan's rows that draw under a grammar where its other half reads them."""
+        """Puts the masks of the plan's rows that draw under one where its other half reads them."""
         slots, masks = [], []
         for index, shard in enumerate(plan.shards):
             own = [slot for slot in shard.mask_ids[shard.samples > 0].tolist() if slot]
@@ -291,13 +291,13 @@ class Engine:
         return outputs
 
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
-        """What a row has beside its token; a grammar that goes no further ends the request."""
+        """What a row has beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
         if submission.options.embeds and submission.embedding is None:
             submission.embedding = step.last_states()[row]
         if choice.logprobs is not None:
             choice.logprobs.append(device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0))
-        if request.has_grammar:
+        if request.is_constrained:
             error = self._constraints.advance(choice, request.token_ids[-1])
             if error is not None:
                 self.scheduler.finish(request, "error", error)

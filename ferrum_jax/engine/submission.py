@@ -17,6 +17,7 @@ from ferrum_jax.engine.prompt_scores import PromptScores
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
+from ferrum_jax.structured.token_rules import TokenRules
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ class Submission:
     scores: PromptScores | None = None  # log-probabilities of its prompt's tokens, or of some
     num_left: int = 0
     grammar: Grammar | None = None  # under which its choices draw
+    rules: TokenRules | None = None  # of one that needs masks
     arrival: int = 0  # calls of `Engine.step` before it
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
 
@@ -103,6 +105,7 @@ class Intake:
             sampling=sampling,
             options=options,
             grammar=self._grammar(sampling),
+            rules=TokenRules(sampling, self._stop_ids(sampling), self.tokenizer) if sampling.needs_mask else None,
         )
         if sampling.prompt_logprobs is not None:
             submission.scores = PromptScores(
@@ -130,8 +133,8 @@ class Intake:
             token_ids=token_ids[:],
             num_prompt_tokens=len(token_ids),
             max_total_tokens=len(token_ids) + (room if sampling.max_tokens is None else sampling.max_tokens),
-            min_tokens=0 if submission.grammar else sampling.min_tokens,  # of one with a grammar its masks see to it
-            has_grammar=submission.grammar is not None,
+            min_tokens=0 if sampling.needs_mask else sampling.min_tokens,  # of one with masks these see to it
+            is_constrained=sampling.needs_mask,
             stop_ids=self._stop_ids(sampling),
             end_ids=self._ends(sampling),
             priority=options.priority,
@@ -169,6 +172,7 @@ class Intake:
         named = (
             ("the prompt", token_ids),
             ("logit_bias", sampling.logit_bias or ()),
+            ("allowed_token_ids", sampling.allowed_token_ids or ()),
             ("stop_token_ids", sampling.stop_token_ids),
         )
         for what, ids in named:
@@ -244,7 +248,7 @@ class Intake:
         """The record of a choice that is about to run, as its row slot holds it."""
         request, sampling, scores = choice.request, choice.submission.sampling, choice.submission.options.scores
         return device_sampling.slot_record(
-            sampling.without_min_tokens() if request.has_grammar else sampling,
+            sampling.without_min_tokens() if request.is_constrained else sampling,
             seed=choice.seed,
             choice=request.choice,
             num_prompt_tokens=request.num_prompt_tokens if scores is None else scores.start,

@@ -31,7 +31,7 @@ class RunningRows:
         self.computed = np.zeros(max_num_seqs + 1, np.int32)  # tokens whose KV is dispatched
         self.limits = np.zeros(max_num_seqs + 1, np.int32)  # max_total_tokens
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
-        self.mask_ids = np.zeros(max_num_seqs + 1, np.int32)  # the slot's own where its request has a grammar
+        self.mask_ids = np.zeros(max_num_seqs + 1, np.int32)  # the slot's own where its request is constrained
         self._prefilling: list[_Place] = []  # both sorted
         self._decoding: list[_Place] = []
         self._decode_slots: np.ndarray | None = None
@@ -51,7 +51,7 @@ class RunningRows:
         self.requests[slot] = request
         self.computed[slot] = num_computed
         self.limits[slot] = request.max_total_tokens
-        self.mask_ids[slot] = slot if request.has_grammar else 0
+        self.mask_ids[slot] = slot if request.is_constrained else 0
         bisect.insort(self._prefilling, _place(request))
 
     def start_decoding(self, request: Request) -> None:

@@ -79,8 +79,13 @@ class Matcher:
         return self._state.try_consume_tokens([token]) == 1
 
     def replay(self, tokens: Sequence[int]) -> bool:
-        """Takes tokens that were drawn before; False, with `error` set, at the first that is not allowed."""
-        return all(self.advance(token) for token in tokens)
+        """Takes tokens that were drawn before; False, with `error` set, at the first that is not allowed.
+
+        The mask before each token is made as it was when it was drawn: so each step has the work that it had then, and
+        the limits of a step, which count work, end a row where they would have ended it.
+        """
+        scratch = self._vocabulary.blank_masks(1)[0]
+        return all((not self.has_begun or self.fill(scratch)) and self.advance(token) for token in tokens)
 
     def rollback(self, count: int) -> None:
         """Gives back the last `count` tokens, as if they had not come; a token that was refused was never taken."""
@@ -130,17 +135,13 @@ def without_state(error: str) -> str:
 
 
 def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
-    """Writes the mask of each matcher into its row of `masks` [len(matchers), words] int32, in threads.
+    """Writes the mask of each matcher, whose grammar has begun, into its row of `masks` [n, words] int32, in threads.
 
-    A matcher that allows nothing has its `error` set; one whose grammar has not begun allows everything.
+    A matcher that allows nothing has its `error` set.
     """
     own = np.zeros((len(matchers), vocabulary.own_words), np.int32)
-    begun = [(matcher._state, row) for row, matcher in enumerate(matchers) if matcher.has_begun]
-    if begun:
-        vocabulary.executor.unsafe_compute_mask_ptr(begun, own.ctypes.data, own.shape[1] * 4, len(own))
+    states = [(matcher._state, row) for row, matcher in enumerate(matchers)]
+    vocabulary.executor.unsafe_compute_mask_ptr(states, own.ctypes.data, own.shape[1] * 4, len(own))
     masks[:, : own.shape[1]] = own
     for matcher, mask in zip(matchers, masks, strict=True):
-        if matcher.has_begun:
-            matcher._keep_mask(mask)
-        else:
-            mask[:] = -1
+        matcher._keep_mask(mask)

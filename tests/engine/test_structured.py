@@ -113,6 +113,29 @@ def test_a_row_that_can_go_no_further_ends_with_an_error_and_the_others_go_on():
     assert outputs[1].token_ids == run(llm(), [PROMPTS[1]], HOT)[0].token_ids
 
 
+def test_tokens_that_a_request_allows_and_words_that_it_forbids_need_no_grammar():
+    few = llm().tokenizer.encode("abcd", add_special_tokens=False)
+    only = dataclasses.replace(HOT, allowed_token_ids=few, max_tokens=40)
+    never = dataclasses.replace(only, bad_words=["ca", "d"])
+    both = dataclasses.replace(only, structured_outputs=asked(regex="[b-z]{5}"), allowed_token_ids=[*few, 0, 2])
+    stuck = dataclasses.replace(only, allowed_token_ids=few[:1], bad_words=["a"])
+    outputs = run(llm(), PROMPTS[:5], [only, never, both, HOT, stuck])
+    assert set(outputs[0].text) == set("abcd") and "ca" in outputs[0].text
+    assert set(outputs[1].text) == set("abc") and "ca" not in outputs[1].text
+    assert outputs[2].finish_reason == "stop" and re.fullmatch("[b-d]{5}", outputs[2].text)
+    assert outputs[3].token_ids == run(llm(), [PROMPTS[3]], HOT)[0].token_ids
+    assert outputs[4].finish_reason == "error" and outputs[4].outputs[0].stop_reason.startswith(
+        "allowed_token_ids and bad_words forbid every token"
+    )
+    with pytest.raises(ValueError, match="allowed_token_ids holds token id 310"):
+        llm().generate([PROMPTS[0]], dataclasses.replace(HOT, allowed_token_ids=[310]), progress=False)
+
+
+def test_more_rows_than_the_executables_have_are_refused():
+    with pytest.raises(ValueError, match="max_num_seqs is 5, and the executables have 4 rows; lower it"):
+        run(llm(), PROMPTS[:1], HOT, max_num_seqs=5)
+
+
 def test_a_whole_call_refuses_a_grammar_that_cannot_be_before_anything_runs():
     with pytest.raises(ValueError, match="prompt 1: the JSON schema does not compile, at #/items: regex parse"):
         llm().generate(PROMPTS[:2], [HOT, under(asked(json={"items": {"pattern": "("}}))], progress=False)
