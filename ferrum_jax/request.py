@@ -258,7 +258,7 @@ class CompletionOutput:
     finish_reason: str | None  # "stop", "length", "abort", "error"; None while it runs
     # The entry of stop_token_ids or stop that ended it, or what the error was; None if another cause did.
     stop_reason: int | str | None
-    message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended
+    message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended or is streamed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

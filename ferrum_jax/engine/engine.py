@@ -311,7 +311,7 @@ class Engine:
             text.flush()
             return
         if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
-            stopped = text.push(request.token_ids[-1])  # an end token has no text unless asked for
+            stopped = choice.push(request.token_ids[-1])  # an end token has no text unless asked for
         if request.finish_reason is None:
             if stopped is not None:
                 self.scheduler.finish(request, "stop", stopped)

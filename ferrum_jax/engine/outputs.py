@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from ferrum_jax.engine.growing_message import message_stream
 from ferrum_jax.engine.submission import Choice, Submission
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.structured.asked.message import AssistantMessage
-from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
 
@@ -87,23 +88,24 @@ def _new_text(choice: Choice) -> str:
 
 
 def _message(choice: Choice, tokenizer: Tokenizer | None, forms: MessageForms) -> AssistantMessage | None:
-    """A chat's whole answer taken apart; None while it runs, and of a model whose template shows no forms.
+    """A chat's answer taken apart, as far as it is certain where it is streamed; else None while it runs.
 
     Marks of calls and of reasoning may be special tokens, so those are read too where no stop string has cut the text.
     """
     submission = choice.submission
-    options, prompt = submission.options, submission.prompt_token_ids
-    if tokenizer is None or choice.request.finish_reason is None or not options.is_chat or forms == NO_FORMS:
+    sampling, prompt = submission.sampling, submission.prompt_token_ids
+    if choice.request.finish_reason is None:
+        return choice.message and choice.message.so_far
+    stream = message_stream(submission.options, sampling, prompt, tokenizer, forms)
+    if stream is None or tokenizer is None:
         return None
     token_ids = tuple(choice.request.token_ids[choice.request.num_prompt_tokens :])
     text = _final_text(choice, token_ids, tokenizer)
-    if not submission.sampling.stop:
+    if not sampling.stop:
         ended_by_token = choice.request.finish_reason == "stop"
         shown = token_ids[:-1] if ended_by_token else token_ids
         text = tokenizer.decode(shown, skip_special_tokens=False, after=prompt)
-    is_open = forms.is_open_after(tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False))
-    skipped = tokenizer.special_texts() if submission.sampling.skip_special_tokens else ()
-    return forms.message(text, tools=options.tools, is_open=is_open, specials=skipped)
+    return forms.joined([*stream.feed(text), *stream.flush()])
 
 
 def _final_text(choice: Choice, token_ids: tuple[int, ...], tokenizer: Tokenizer | None) -> str:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
 from ferrum_jax.engine.prompt_scores import PromptScores
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
+from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.structured.token_rules import TokenRules
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -33,6 +35,14 @@ class Choice:
     logprobs: list[dict[int, Logprob]] | None
     ended_text: str | None = None  # of one that had ended before it was resumed
     num_given: int = 0  # of its tokens, where only what is new is given
+    message: GrowingMessage | None = None  # of a chat that is streamed
+
+    def push(self, token_id: int) -> str | None:
+        """Feeds its texts, which there must be; the stop string that has ended them, if one has."""
+        assert self.text is not None
+        if self.message is not None:
+            self.message.push(token_id)
+        return self.text.push(token_id)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -74,9 +84,12 @@ class Intake:
         max_request_tokens: int,
         seed: int,
         grammar: Callable[[SamplingParams], Grammar | None],
+        forms: MessageForms = NO_FORMS,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
-        seed: the engine's, from which those of requests without one follow. grammar: that a request asks for."""
+        seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
+        forms: in which the model writes tool calls and reasoning.
+        """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = end_ids
@@ -84,6 +97,7 @@ class Intake:
         self._max_request_tokens = max_request_tokens
         self._seed = seed
         self._grammar = grammar
+        self._forms = forms
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -153,6 +167,7 @@ class Intake:
             seed=seed,
             text=self._text_stream(submission) if needs_text and self.tokenizer else None,
             logprobs=None if sampling.logprobs is None else [],
+            message=growing_message(options, sampling, submission.prompt_token_ids, self.tokenizer, self._forms),
         )
 
     def _echoed(
@@ -272,7 +287,7 @@ def _resume(choice: Choice, before: CompletionOutput) -> None:
     assert len(request.token_ids) < request.max_total_tokens, "a choice to resume has all its tokens"
     if choice.text is not None:
         for token in before.token_ids:
-            choice.text.push(token)
+            choice.push(token)
 
 
 def _all_but_last(token_ids: Sequence[int], scores_from: int) -> Sequence[int]:

@@ -76,6 +76,7 @@ def build_engine(
             max_request_tokens=layout.max_request_tokens,
             seed=config.seed,
             grammar=constraints.grammar,
+            forms=forms,
         ),
         constraints=constraints,
         guard=WriteGuard(caches, runner) if config.check_writes else None,

@@ -1,6 +1,7 @@
 """Rows with grammars end valid, whatever runs beside them, and rows without draw the tokens that they draw alone."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -152,6 +153,24 @@ def test_calls_that_are_demanded_come_in_the_model_s_form_and_are_taken_out_of_t
     message = output.outputs[0].message
     assert output.finish_reason == "stop" and [call.name for call in message.tool_calls] == ["go"]
     assert message.content == "" and message.reasoning is None
+
+
+def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
+    forms = MessageForms.of_template("<tool_call></think>")
+    engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
+    text = '<think>hm, so</think>\\nDone\\.<tool_call>\n{"name": "go", "arguments": \\{\\}}\n</tool_call>'
+    held = under(asked(regex=text.replace('": \\{\\}}', '": [{][}]}').replace("\n{", "\n[{]")), max_tokens=200)
+    engine.add(PROMPTS[0], held, RequestOptions(is_chat=True, tools=(), streams=True))
+    seen = []
+    while engine.has_unfinished:
+        seen += [output.outputs[0].message for output in engine.step()]
+    assert [call.name for call in seen[-1].tool_calls] == ["go"] and seen[-1].content == "Done."
+    assert seen[-1].reasoning == "hm, so"
+    for before, after in itertools.pairwise(seen):
+        assert after.content.startswith(before.content) and after.reasoning.startswith(before.reasoning)
+        assert after.tool_calls[: len(before.tool_calls)] == before.tool_calls
+    assert any(message.reasoning and not message.content for message in seen)
+    assert any(message.content and not message.tool_calls for message in seen)
 
 
 def test_grammars_and_masks_are_counted_and_steps_compile_nothing():
