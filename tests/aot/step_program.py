@@ -168,16 +168,21 @@ def _donated_bytes(layout: Layout, part: Part) -> int:
     pools = layout.pools
     if isinstance(part, Bucket):
         return layout.ledger.kv_bytes + layout.ledger.states_bytes + local_bytes(pools.hidden)
-    return sum(map(local_bytes, (pools.slots, pools.prompts))) if isinstance(part, RowBucket) else 0
+    if isinstance(part, RowBucket):
+        return sum(map(local_bytes, (pools.slots, pools.prompts)))
+    return local_bytes(pools.masks) if part == "write_masks" else 0
 
 
 def run(case: Case) -> list[dict[str, Any]]:
-    """The description of each bucket of a case, of what samples all rows, and beside mixed ones of prompt scores."""
+    """The description of each bucket of a case, of what samples all rows, of the write of masks, and of prompt scores.
+
+    Scores are beside mixed buckets only.
+    """
     layout = lay_out_case(case)
     wanted = [b for b in layout.ladder.buckets if (b.num_tokens, b.decode_only) in case.buckets]
     assert len(wanted) == len(case.buckets), f"{case.buckets} are not all in {layout.ladder.buckets}"
     score = ["score"] if any(not b.decode_only for b in wanted) else []
-    return [describe(layout, part) for part in (*wanted, layout.ladder.row_buckets[-1], *score)]
+    return [describe(layout, part) for part in (*wanted, layout.ladder.row_buckets[-1], "write_masks", *score)]
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ def meant_collectives(layout: Layout, part: Part) -> dict[str, int]:
         own = spec.attention.qk_norm
         of_layer = (1 if spec.parallel else 2) + (own is not None and own.over_all_heads)
         return counts | ({"all-reduce": of_layer * spec.num_hidden_layers + 1} if sizes["tp"] > 1 else {})
+    if part == "write_masks":
+        return {}
     num_results = 2 if isinstance(part, RowBucket) else 1
     divided = sizes["tp"] > 1
     return {"all-gather": divided + num_results * crosses_processes(layout.mesh), "all-to-all": int(divided)}
