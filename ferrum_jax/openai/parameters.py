@@ -17,17 +17,18 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import Content, Prompt, take_apart
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
 
-_SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 LABELS = frozenset({"model", "user", "metadata"})  # say who asks; by definition without effect on the answer
 _PROMPT_OPTIONS = frozenset({"cache_salt", "add_special_tokens"})
 _CHAT_OPTIONS = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"})
 _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-_KNOWN = _SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "response_format"}
+_KNOWN = SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "response_format"}
 KNOWN_COMPLETION = _KNOWN | {"prompt"}
 KNOWN_EMBEDDING = LABELS | {"input", "cache_salt"}
 KNOWN_CHAT = _KNOWN | _CHAT_OPTIONS | _TOOL_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
@@ -116,7 +117,7 @@ def sampling_values(body: Mapping[str, Any], *, is_chat: bool, rules: Rules | No
     rules: those of a job's row, unless others are given.
     """
     (rules or (JOB_CHAT if is_chat else JOB_COMPLETION)).refuse(body)
-    values = {key: body[key] for key in _SAMPLING_FIELDS if body.get(key) is not None}
+    values = {key: body[key] for key in SAMPLING_FIELDS if body.get(key) is not None}
     if "max_tokens" in body or is_chat:
         values["max_tokens"] = _max_tokens(body)
     if is_chat:
@@ -339,8 +340,8 @@ def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
             raise ValueError(f"{name}[{index}] is {call!r}; it must have a function with name and arguments")
         arguments = function.get("arguments") or "{}"
         try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError as error:
+            arguments = decoded(arguments) if isinstance(arguments, str) else arguments
+        except JsonError as error:
             raise ValueError(f"{name}[{index}].function.arguments is no JSON: {error}") from error
         found.append({**call, "function": {**function, "arguments": arguments}})
     return found

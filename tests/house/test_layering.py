@@ -204,8 +204,10 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu.decode",
     ),
     "ferrum_jax.serve.link": ("nouns",),
+    "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "nouns"),
     "ferrum_jax.serve.http": (
         "ferrum_jax.openai",
+        "ferrum_jax.serve.bodies",
         "ferrum_jax.serve.link",
         "ferrum_jax.structured",
         "ferrum_jax.structured.asked",
@@ -214,6 +216,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.serve.app": (
         "ferrum_jax.openai",
+        "ferrum_jax.serve.bodies",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
         "ferrum_jax.text",

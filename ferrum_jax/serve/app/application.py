@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ferrum_jax.serve.app import model_routes, page_routes, text_routes, vector_routes
+from ferrum_jax.serve.app import model_routes, page_routes, response_routes, text_routes, vector_routes
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
 from ferrum_jax.serve.http.exchange import ClientLeft, id_of
 from ferrum_jax.serve.http.http_errors import HttpError, http_error
@@ -30,6 +30,7 @@ _log = logging.getLogger("ferrum_jax.serve")
 _ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
     ("POST", "/v1/completions", text_routes.completions, _KEYS),
     ("POST", "/v1/chat/completions", text_routes.chat_completions, _KEYS),
+    ("POST", "/v1/responses", response_routes.responses, _KEYS),
     ("POST", "/v1/embeddings", vector_routes.embeddings, _KEYS),
     ("GET", "/v1/models", model_routes.models, _KEYS),
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS),

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.serve.bodies.http_body import AskedText, asked_text
 from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm, usage_of
 from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
-from ferrum_jax.serve.http.http_body import AskedText, asked_text
 from ferrum_jax.serve.http.service import Service, TextRequest
 
 

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrum_jax.serve.app.text_routes import warning_headers
+from ferrum_jax.serve.bodies.http_body import asked_vectors
 from ferrum_jax.serve.http.answer_forms import vectors_answer
 from ferrum_jax.serve.http.exchange import Exchange
-from ferrum_jax.serve.http.http_body import asked_vectors
 
 
 async def embeddings(request: Request) -> Response:

@@ -22,8 +22,8 @@ from ferrum_jax.openai.logprob_forms import (
 )
 from ferrum_jax.openai.message_forms import assistant_message, call_id, finish_reason_of, tool_call
 from ferrum_jax.request import CompletionOutput, RequestOutput
+from ferrum_jax.serve.bodies.http_body import AskedText
 from ferrum_jax.serve.http.choice_text import ChoiceOutput
-from ferrum_jax.serve.http.http_body import AskedText
 from ferrum_jax.serve.link.engine_client import EngineVector
 from ferrum_jax.structured.asked.message import ToolCall
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ferrum_jax.serve.bodies.http_body import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
-from ferrum_jax.serve.http.http_body import read_body
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
 

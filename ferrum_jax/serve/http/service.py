@@ -11,11 +11,11 @@ from typing import Any
 
 from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 from ferrum_jax.request import RequestOutput, SamplingParams
+from ferrum_jax.serve.bodies.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.choice_text import ChoiceOutput, ChoiceText, TokenTexts
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.serve.http.gate import Gate, Waiting
-from ferrum_jax.serve.http.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -80,6 +80,10 @@ class Service:
             return None
         silence_s = max(time.monotonic() - client.last_beat, client.beat.get("silence_s", 0.0))
         return f"no step has ended for {silence_s:.0f} s while requests run" if silence_s > most else None
+
+    def now(self) -> int:
+        """Seconds since 1970, as answers tell when they were made."""
+        return int(time.time())
 
     def require_ready(self) -> None:
         if self.drains:

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from ferrum_jax.serve.bodies.http_body import BodyLimits
 from ferrum_jax.serve.http.api_keys import ApiKey
-from ferrum_jax.serve.http.http_body import BodyLimits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

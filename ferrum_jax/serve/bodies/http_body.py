@@ -6,9 +6,10 @@ more, since it streams, and serves several who ask at once. Every error names it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -30,8 +31,8 @@ from ferrum_jax.openai.parameters import (
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
-_WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
-_HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | _WITHOUT_EFFECT
+WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
+_HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | WITHOUT_EFFECT
 _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
 _INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
@@ -41,9 +42,10 @@ _INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )
 COMPLETION = Rules(known=KNOWN_COMPLETION | _HERE, refused=_INSTEAD)
 CHAT = Rules(known=KNOWN_CHAT | _HERE, refused=_INSTEAD)
-_VECTOR_HERE = frozenset({"encoding_format", "priority", "timeout", "pooling", "normalize", "prompt_name", "truncate"})
+_HOW = ("pooling", "normalize", "prompt_name", "truncate", "dimensions")  # a vector is made
+_VECTOR_HERE = frozenset({"encoding_format", "priority", "timeout", *_HOW})
 EMBEDDING = Rules(
-    known=KNOWN_EMBEDDING | _VECTOR_HERE | _WITHOUT_EFFECT,
+    known=KNOWN_EMBEDDING | _VECTOR_HERE | WITHOUT_EFFECT,
     refused={name: rule for name, rule in _INSTEAD.items() if name not in (*_VECTOR_HERE, "input")},
 )
 
@@ -106,13 +108,9 @@ def read_body(content: bytes) -> dict[str, Any]:
 def asked_text(given: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
     """What a body asks for. Raises FieldError for the first thing that is wrong."""
     with_rules = CHAT if is_chat else COMPLETION
-    body, warnings = _known(given, with_rules, limits)
-    try:
+    body, warnings = known_fields(given, with_rules, limits)
+    with naming_fields(body):
         return _text(body, with_rules, limits, warnings, is_chat=is_chat)
-    except FieldError:
-        raise
-    except ValueError as error:
-        raise FieldError(str(error), param_of(str(error), body)) from error
 
 
 def _text(
@@ -147,37 +145,47 @@ def _text(
         generates=not (params.echo and body.get("max_tokens") == 0),
         model=model_of(body),
         warnings=warnings,
-        **_urgency(body),
+        **urgency(body),
     )
 
 
 def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
     """What a body of /v1/embeddings asks for. Raises FieldError for the first thing that is wrong."""
-    body, warnings = _known(given, EMBEDDING, limits)
+    body, warnings = known_fields(given, EMBEDDING, limits)
     form = body.get("encoding_format")
     if form not in (None, "float", "base64"):
         raise FieldError(f"encoding_format is {form!r}; it must be 'float' or 'base64'", "encoding_format")
     if body.get("input") is None:
         raise FieldError("input is missing; the body must have it", "input")
-    try:
+    with naming_fields(body):
         contents = prompts_of("input", body["input"])
         _check_many("input", len(contents), 1, limits)
-        for name in ("normalize", "truncate"):
-            flag(body, name)  # raises for what is neither true nor false
+        _check_how(body)
         return AskedVectors(
             prompts=tuple(each if isinstance(each, str) else list(each) for each in contents),  # type: ignore[misc]
-            options={name: body[name] for name in ("pooling", "normalize", "prompt_name", "truncate") if name in body}
-            | prompt_options(body, is_chat=False),
+            options={name: body[name] for name in _HOW if body.get(name) is not None} | salt_of(body),
             as_base64=form == "base64",
             model=model_of(body),
             warnings=warnings,
-            **_urgency(body),
+            **urgency(body),
         )
-    except ValueError as error:
-        raise FieldError(str(error), param_of(str(error), body)) from error
 
 
-def _known(given: Mapping[str, Any], rules: Rules, limits: BodyLimits) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _check_how(body: Mapping[str, Any]) -> None:
+    """Raises for fields of a vector that are of another type; the model says which of their values it takes."""
+    for name in ("normalize", "truncate"):
+        flag(body, name)
+    for name in ("pooling", "prompt_name"):
+        if body.get(name) is not None and not isinstance(body[name], str):
+            raise FieldError(f"{name} is {body[name]!r}; it must be a string", name)
+    dimensions = body.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise FieldError(f"dimensions is {dimensions!r}; it must be a whole number, 1 or more", "dimensions")
+
+
+def known_fields(
+    given: Mapping[str, Any], rules: Rules, limits: BodyLimits
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The body without what is to be ignored, and a warning for each field of that."""
     if not limits.ignores_unknown:
         rules.refuse(given)
@@ -211,7 +219,8 @@ def _stream_options(body: Mapping[str, Any], *, streams: bool) -> Mapping[str, b
     return {name: flag(options, name) is True for name in options}
 
 
-def _urgency(body: Mapping[str, Any]) -> dict[str, Any]:
+def urgency(body: Mapping[str, Any]) -> dict[str, Any]:
+    """When a request is to run: the fields of what is asked. Raises FieldError."""
     priority, timeout = body.get("priority"), body.get("timeout")
     if priority is not None and (type(priority) is not int or abs(priority) >= 2**31):
         raise FieldError(f"priority is {priority!r}; it must be a whole number, and lower runs first", "priority")
@@ -223,6 +232,25 @@ def _urgency(body: Mapping[str, Any]) -> dict[str, Any]:
 def _continued(messages: Any) -> str:
     """What an echo of a chat begins with: the assistant's message that goes on."""
     return messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+
+
+def salt_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The salt of a body's texts, where it gives one. Raises FieldError for what is none."""
+    salt = body.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise FieldError(f"cache_salt is {salt!r}; it must be a string that is not empty", "cache_salt")
+    return {} if salt is None else {"cache_salt": salt}
+
+
+@contextlib.contextmanager
+def naming_fields(body: Mapping[str, Any]) -> Iterator[None]:
+    """Makes a ValueError a FieldError of the field that its message begins with."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except ValueError as error:
+        raise FieldError(str(error), param_of(str(error), body)) from error
 
 
 def param_of(message: str, body: Mapping[str, Any]) -> str | None:
