@@ -61,7 +61,8 @@ class Text(Generic[Key]):
 class Embedder:
     """One model's way from prompts to token ids and from pooled states to vectors.
 
-    poolings: those that the model can do, the one that a checkpoint without a word takes first. max_tokens: of a text.
+    layout: what the checkpoint says. poolings: those that the model can do, the one that a checkpoint without a word
+    takes first. max_tokens: of a text.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Embedder:
         vocab_size: int,
         max_tokens: int,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         self._tokenizer = tokenizer
         self._poolings = tuple(poolings)
         self._vocab_size = vocab_size
@@ -83,7 +84,7 @@ class Embedder:
         self, *, prompt_name: str | None, pooling: str | None, normalize: bool | None, truncate: bool
     ) -> EmbeddingParams:
         """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be."""
-        layout = self._layout
+        layout = self.layout
         pooling = pooling or layout.pooling or self._poolings[0]
         if pooling not in self._poolings:
             raise ValueError(

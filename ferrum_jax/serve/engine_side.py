@@ -10,7 +10,7 @@ import base64
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,14 @@ _BEAT_S = 0.25
 _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
 
 
+class _AskedVector(NamedTuple):
+    """dimensions: how much of the vector is wanted, from its beginning; None for all."""
+
+    text: Text[Any]
+    params: EmbeddingParams
+    dimensions: int | None
+
+
 class EngineSide:
     """send: takes messages, from any thread, and blocks nobody for long."""
 
@@ -36,7 +44,7 @@ class EngineSide:
         self._send = send
         self._ids: dict[Ticket, int] = {}
         self._tickets: dict[int, Ticket] = {}
-        self._texts: dict[Ticket, tuple[Text[Any], EmbeddingParams]] = {}
+        self._texts: dict[Ticket, _AskedVector] = {}
         self._waiting: list[int] = []  # texts for an encoder
         self._stats_asked = False
         self.opened = threading.Event()  # HTTP takes requests
@@ -115,9 +123,8 @@ class EngineSide:
                 kind = "invalid" if isinstance(answer, ValueError) else "failed"
                 messages.append(["refused", request_id, kind, str(answer)])
             elif answer.embedding is not None:
-                text, params = self._texts.pop(ticket)
-                vector = finish(answer.embedding, params)
-                messages.append(_vector(request_id, vector, len(text.token_ids), answer.num_cached_tokens))
+                asked = self._texts.pop(ticket)
+                messages.append(_vector(request_id, answer.embedding, asked, answer.num_cached_tokens))
             else:
                 deltas.append(delta_of(request_id, answer))
         self._send(messages if deltas else messages[1:])
@@ -136,7 +143,7 @@ class EngineSide:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
         ticket = self._ticket(request_id)
-        self._texts[ticket] = text, params
+        self._texts[ticket] = _AskedVector(text, params, options.get("dimensions"))
         if self._llm.is_encoder:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
@@ -147,16 +154,16 @@ class EngineSide:
     def _encode(self) -> None:
         """On the engine's thread: all texts that wait, those of a pooling together."""
         waiting, self._waiting = self._waiting, []
-        found = [(ticket, *self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))]
-        for pooling in {params.pooling for _, _, params in found}:
-            chosen = {each.key: (ticket, each, params) for ticket, each, params in found if params.pooling == pooling}
+        found = [(ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))]
+        for pooling in {asked.params.pooling for _, asked in found}:
+            chosen = {each[1].text.key: each for each in found if each[1].params.pooling == pooling}
             try:
-                for text, vector in self._llm.encode([each for _, each, _ in chosen.values()], pooling):
-                    ticket, _, params = chosen.pop(text.key)
+                for text, vector in self._llm.encode([asked.text for _, asked in chosen.values()], pooling):
+                    ticket, asked = chosen.pop(text.key)
                     if (request_id := self._forget(ticket)) is not None:
-                        self._send([_vector(request_id, finish(vector, params), len(text.token_ids), 0)])
+                        self._send([_vector(request_id, vector, asked, 0)])
             except Exception as error:
-                for ticket, _, _ in chosen.values():
+                for ticket, _ in chosen.values():
                     self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
 
     # -- how it goes -----------------------------------------------------------------------------------
@@ -192,9 +199,14 @@ def _from_json(params: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _vector(request_id: int, vector: np.ndarray, num_tokens: int, num_cached: int) -> Message:
+def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached: int) -> Message:
+    """A pooled state as the vector that is asked for. Cut first, so that what is left has length 1 where it is to."""
+    if (asked.dimensions or 0) > len(state):
+        message = f"dimensions is {asked.dimensions}; the model's vectors have {len(state)}"
+        return ["refused", request_id, "invalid", message]
+    vector = finish(state[: asked.dimensions], asked.params)
     content = base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
-    return ["vector", request_id, content, num_tokens, num_cached]
+    return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
 
 
 def facts_of(llm: LLM) -> dict[str, Any]:
@@ -207,5 +219,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "vocab_size": llm.spec.vocab_size,
         "fingerprint": (llm.identity.weights or "")[:16],
         "startup_s": llm.startup_s,
+        "compares": llm.is_encoder or llm.embedder.layout.pooling is not None,
+        "prompts": sorted(llm.embedder.layout.prompts),
         "texts": None if llm.texts is None else str(llm.texts),
     }

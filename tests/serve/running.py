@@ -84,7 +84,8 @@ class Running:
         while self.llm.thread.num_open or service.num_open or service.client.num_open or service.gate.num_waiting:
             assert time.monotonic() < until, "something of a request is left"
             time.sleep(0.01)
-        self.llm.thread.call(self._check).result()
+        if not self.llm.llm.is_encoder:
+            self.llm.thread.call(self._check).result()
 
     def _check(self) -> None:
         engine = self.llm.llm.engine
@@ -105,10 +106,14 @@ def request(path: str, content: bytes, method: str = "POST", **headers: str) -> 
 
 
 @contextlib.contextmanager
-def running(settings: ServerSettings | None = None, *, send_buffer: int = 0) -> Iterator[Running]:
-    """A server on a free port, over an engine with empty caches. send_buffer: bytes of it that Linux keeps."""
-    inner = serving_llm()
-    inner.calls.drop()
+def running(settings: ServerSettings | None = None, *, send_buffer: int = 0, encoder: Any = None) -> Iterator[Running]:
+    """A server on a free port, over an engine with empty caches, or an encoder.
+
+    send_buffer: bytes of it that Linux keeps.
+    """
+    inner = encoder or serving_llm()
+    if encoder is None:
+        inner.calls.drop()
     llm = AsyncLLM.over(inner)
     app = make_app(llm, settings or ServerSettings(names=("small",)))
     server = uvicorn_server(app)

@@ -1,14 +1,23 @@
-"""/v1/embeddings: texts in, vectors out."""
+"""/v1/embeddings: texts in, vectors out; /v1/score and /v1/rerank: how alike texts are."""
 
 from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.serve.app.text_routes import warning_headers
+from ferrum_jax.serve.bodies.compare_body import AskedComparison, asked_ranking, asked_score, with_prompts
 from ferrum_jax.serve.bodies.http_body import asked_vectors
 from ferrum_jax.serve.http.answer_forms import vectors_answer
 from ferrum_jax.serve.http.exchange import Exchange
+from ferrum_jax.serve.http.http_errors import HttpError
+from ferrum_jax.serve.link.engine_client import EngineVector
 
 
 async def embeddings(request: Request) -> Response:
@@ -21,3 +30,62 @@ async def embeddings(request: Request) -> Response:
     service.metrics.prompt_tokens(num_tokens)
     answer = vectors_answer(vectors, num_tokens, model=model, as_base64=asked.as_base64)
     return exchange.json(answer, warning_headers(asked.warnings))
+
+
+async def score(request: Request) -> Response:
+    """vLLM's score: of each text of text_2 beside that of text_1."""
+    exchange = Exchange(request)
+    asked = asked_score(await exchange.body(), exchange.service.settings.limits)
+    scores, answer = await _compared(exchange, asked)
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    answer |= {"id": f"score-{exchange.id}", "object": "list", "created": exchange.service.now(), "data": data}
+    return exchange.json(answer, warning_headers(asked.left.warnings))
+
+
+async def rerank(request: Request) -> Response:
+    """Documents in the order of how well they fit a query."""
+    exchange = Exchange(request)
+    asked = asked_ranking(await exchange.body(), exchange.service.settings.limits)
+    asked = with_prompts(asked, exchange.service.client.facts["prompts"])
+    scores, answer = await _compared(exchange, asked)
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if asked.shows_documents:
+        for result in results:
+            result["document"] = {"text": asked.right.prompts[result["index"]]}
+    answer |= {"id": f"rerank-{exchange.id}", "results": results}
+    return exchange.json(answer, warning_headers(asked.left.warnings))
+
+
+async def _compared(exchange: Exchange, asked: AskedComparison) -> tuple[list[float], dict[str, Any]]:
+    """Cosines, and what every answer has."""
+    service = exchange.service
+    model = exchange.model(asked.left.model)
+    if not service.client.facts["compares"]:
+        message = (
+            f"{service.client.facts['architecture']} is no encoder, and its folder does not say how vectors of its "
+            "texts are made; texts are scored by models of embeddings"
+        )
+        raise HttpError(400, message, param="model", code="model_not_supported")
+    both = _both(exchange, asked)
+    left, right = await exchange.unless_left(both, asked.left.timeout_s)
+    num_tokens = sum(vector.num_tokens for vector in (*left, *right))
+    service.metrics.prompt_tokens(num_tokens)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return _cosines(left, right), {"model": model, "usage": usage}
+
+
+async def _both(exchange: Exchange, asked: AskedComparison) -> tuple[list[EngineVector], list[EngineVector]]:
+    service = exchange.service
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.vectors(each, exchange.key)) for each in (asked.left, asked.right)]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result()
+
+
+def _cosines(left: Sequence[EngineVector], right: Sequence[EngineVector]) -> list[float]:
+    """Of each on the right with its own on the left, or with the only one."""
+    pairs = zip(left if len(left) > 1 else itertools.repeat(left[0]), right, strict=False)
+    return [number(one.cosine(other)) for one, other in pairs]

@@ -22,6 +22,7 @@ import numpy as np
 from ferrum_jax.serve.link.wire import Delta, Message, Unframer, framed
 
 MOST_UNREAD_TOKENS = 8192
+_SMALLEST_NORM = 1e-12
 
 
 class RequestRefused(ValueError):
@@ -40,6 +41,11 @@ class EngineVector(NamedTuple):
     values: np.ndarray  # [D] float32
     num_tokens: int
     num_cached_tokens: int
+
+    def cosine(self, other: EngineVector) -> float:
+        """Of the angle between them; 0 where one has no length."""
+        one, two = self.values.astype(np.float64), other.values.astype(np.float64)
+        return float(one @ two / max(np.linalg.norm(one) * np.linalg.norm(two), _SMALLEST_NORM))
 
 
 class Link(Protocol):
