@@ -26,7 +26,8 @@ from typing import Any
 from ferrum_jax.llm import LLM
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
-from ferrum_jax.serve.link.wire import Message, Unframer, send
+from ferrum_jax.serve.link.outbox import Outbox
+from ferrum_jax.serve.link.wire import Unframer, send
 
 EXIT_SERVED, EXIT_CUT, EXIT_FAILED, EXIT_BROKEN_OFF = 0, 75, 70, 130
 _ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,8 @@ class HttpChild:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as words_to:  # it has ended, and says why
             words_to.write(pickle.dumps(make_order(*fds)))
         listener.close()
-        self._outgoing: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._broken: str | None = None  # why the link carries nothing any more
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def __enter__(self) -> HttpChild:
@@ -71,10 +73,9 @@ class HttpChild:
     def serve(self, llm: LLM, *, drain_s: float, on_ready: Callable[[], None] = lambda: None) -> int:
         """Answers until the end; the exit code."""
         thread = EngineThread(llm)
-        side = EngineSide(llm, thread, self._outgoing.put)
-        workers = [threading.Thread(target=work, daemon=True) for work in (self._write, lambda: self._read(side))]
-        for worker in workers:
-            worker.start()
+        side = EngineSide(llm, thread, self._outbox)
+        for work in (self._write, lambda: self._read(side)):
+            threading.Thread(target=self._carry, args=(work,), daemon=True).start()
         gc.collect()
         gc.freeze()  # what is there now stays: no step waits for a look at it
         side.begin()
@@ -109,8 +110,8 @@ class HttpChild:
                 on_ready()
             if self._process.poll() is not None:
                 return EXIT_SERVED if until is not None else EXIT_FAILED
-            if thread.failed is not None:
-                return self._fail(str(thread.failed))
+            if thread.failed is not None or self._broken is not None:
+                return self._fail(str(thread.failed or self._broken))
             if number is not None and until is not None:
                 return EXIT_BROKEN_OFF if number == signal.SIGINT else EXIT_CUT
             if number is not None:
@@ -134,7 +135,7 @@ class HttpChild:
         return EXIT_FAILED
 
     def _tell(self, order: str) -> None:
-        self._outgoing.put([["end", order]])
+        self._outbox.put([["end", order]])
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads, or the disk is full
@@ -142,23 +143,23 @@ class HttpChild:
 
     # -- the link --------------------------------------------------------------------------------------
 
+    def _carry(self, work: Callable[[], None]) -> None:
+        """Runs until the link is closed, which is seen elsewhere. Any other end is the server's."""
+        try:
+            work()
+        except OSError:  # the other process has ended
+            return
+        except Exception as error:
+            self._broken = f"the link to the HTTP process failed: {type(error).__name__}: {error}"
+
     def _write(self) -> None:
-        while (messages := self._outgoing.get()) is not None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    messages = messages + (self._outgoing.get_nowait() or [])
-            try:
-                send(self._link, messages)
-            except OSError:  # the other process has ended, which is seen elsewhere
-                return
+        while True:
+            send(self._link, self._outbox.take(None))
 
     def _read(self, side: EngineSide) -> None:
         unframer = Unframer()
         while True:
-            try:
-                content = self._link.recv(1 << 18)
-            except OSError:
-                return
+            content = self._link.recv(1 << 18)
             if not content:
                 return
             for message in unframer.feed(content):

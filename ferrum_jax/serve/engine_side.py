@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
-from ferrum_jax.serve.link.wire import Message, delta_of
+from ferrum_jax.serve.link.outbox import Outbox
+from ferrum_jax.serve.link.wire import Delta, Message, delta_of
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
 
@@ -36,12 +37,13 @@ class _AskedVector(NamedTuple):
 
 
 class EngineSide:
-    """send: takes messages, from any thread, and blocks nobody for long."""
+    """outbox: where messages wait for HTTP."""
 
-    def __init__(self, llm: LLM, thread: EngineThread, send: Callable[[list[Message]], None]) -> None:
+    def __init__(self, llm: LLM, thread: EngineThread, outbox: Outbox) -> None:
         self.thread = thread
         self._llm = llm
-        self._send = send
+        self._outbox = outbox
+        self._send = outbox.put
         self._ids: dict[Ticket, int] = {}
         self._tickets: dict[int, Ticket] = {}
         self._texts: dict[Ticket, _AskedVector] = {}
@@ -109,8 +111,9 @@ class EngineSide:
 
     def _answer(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
         """On the engine's thread: what one step gave."""
-        deltas: list[Any] = []
-        messages: list[Message] = [["deltas", deltas]]
+        deltas: list[Delta] = []
+        messages: list[Message] = []
+        time_us = int(self.thread.last_step * 1e6)
         for ticket, answer in answers:
             if isinstance(answer, RequestOutput) and not answer.finished:
                 request_id = self._ids.get(ticket)
@@ -126,8 +129,11 @@ class EngineSide:
                 asked = self._texts.pop(ticket)
                 messages.append(_vector(request_id, answer.embedding, asked, answer.num_cached_tokens))
             else:
-                deltas.append(delta_of(request_id, answer))
-        self._send(messages if deltas else messages[1:])
+                deltas.append(delta_of(request_id, answer, time_us))
+        for request_id in self._outbox.add(deltas) if deltas else ():
+            self._abort(request_id)  # before the next step
+        if messages:
+            self._send(messages)
 
     # -- vectors ---------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         opened = llm if isinstance(llm, AsyncLLM) else await asyncio.to_thread(llm)
         link = LocalLink(asyncio.get_running_loop())
-        side = EngineSide(opened.llm, opened.thread, link.deliver)
+        side = EngineSide(opened.llm, opened.thread, link.outbox)
         service = app.state.service = Service(EngineClient(link), settings or ServerSettings())
         link.take = side.take
         side.begin()

@@ -10,7 +10,7 @@ from typing import Any
 from ferrum_jax.openai.parameters import FieldError
 from ferrum_jax.request import NOT_FINITE_REASON
 from ferrum_jax.serve.http.gate import QueueFull
-from ferrum_jax.serve.link.engine_client import EngineLost, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
@@ -51,6 +51,9 @@ def http_error(error: Exception) -> HttpError | None:
         return HttpError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_s)})
     if isinstance(error, EngineLost):
         return HttpError(500, str(error), code="engine_failed")
+    if isinstance(error, ReaderTooSlow):
+        message = f"the server could not send as fast as the model generates: {error}; ask again in a moment"
+        return HttpError(503, message, code="overloaded", headers={"Retry-After": "1"})
     if isinstance(error, asyncio.TimeoutError):
         return HttpError(
             408, "the request's timeout is over; what ran for it has ended", param="timeout", code="timeout"

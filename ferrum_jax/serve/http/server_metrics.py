@@ -1,6 +1,8 @@
 """Metrics in Prometheus' form: under vLLM's names what others' autoscalers and gateways read, and ours as `ferrum:`.
 
-Times are measured where users feel them, at HTTP; counts of the engine are as it told them last, at most a second ago.
+Times begin when HTTP has a request; those of tokens end when the engine commits their step, so that a reader who takes
+them late changes none, and those of whole requests when they are answered. Counts of the engine are as it told them
+last, at most a second ago.
 """
 
 from __future__ import annotations

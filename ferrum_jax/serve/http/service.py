@@ -202,14 +202,15 @@ class Service:
         return request.choices[delta.choice].push(delta)
 
     def _time(self, request: TextRequest, delta: Delta) -> None:
-        now, before = time.monotonic(), request.last_token.get(delta.choice)
-        if delta.token_ids:
+        """Counts the delta's tokens, by the times at which the engine committed their steps."""
+        for time_us in dict.fromkeys(delta.times_us):
+            now, before = time_us / 1e6, request.last_token.get(delta.choice)
             if before is not None:
                 self.metrics.between_tokens(now - before)
             elif not request.last_token:
                 self.metrics.first_token(now - request.waiting.arrived)
             request.last_token[delta.choice] = now
-            self.metrics.generated_tokens(len(delta.token_ids))
+        self.metrics.generated_tokens(len(delta.token_ids))
 
     async def whole(self, request: TextRequest) -> RequestOutput:
         """All of it, once it has ended."""

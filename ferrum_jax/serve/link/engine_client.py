@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Delta, Message, Unframer, framed
 
 MOST_UNREAD_TOKENS = 8192
@@ -79,11 +80,14 @@ class Reply:
         self._items.append(item)
         self._filled.set()
         if self._num_unread > MOST_UNREAD_TOKENS and not self.has_ended:
-            self._items.clear()
-            self._items.append(ReaderTooSlow(f"{self._num_unread} tokens were not read"))
-            self.has_ended = True
             self._leave(self)
-            self.on_slow()
+            self.cut(f"{self._num_unread} tokens were not read")
+
+    def cut(self, why: str) -> None:
+        """Its reader is too slow: what waits for it is dropped."""
+        self._items.clear()
+        self.put(ReaderTooSlow(why))
+        self.on_slow()
 
     async def next(self) -> Delta | EngineVector:
         """What comes next. Raises what ended the request."""
@@ -171,8 +175,7 @@ class EngineClient:
                 values = np.frombuffer(base64.b64decode(content), "<f4")
                 self._put(rest[0], EngineVector(values, num_tokens, num_cached), True)
             elif kind == "refused":
-                error = RequestRefused(rest[2]) if rest[1] == "invalid" else EngineLost(rest[2])
-                self._put(rest[0], error, True)
+                self._refuse(*rest)
             elif kind == "beat":
                 self.beat, self.last_beat = rest[0], time.monotonic()
                 if self.beat["dead"] is not None:
@@ -186,6 +189,13 @@ class EngineClient:
             elif kind == "end":
                 self.on_order(rest[0])
 
+    def _refuse(self, request_id: int, kind: str, why: str) -> None:
+        if kind != "slow":
+            self._put(request_id, RequestRefused(why) if kind == "invalid" else EngineLost(why), True)
+        elif (reply := self._replies.pop(request_id, None)) is not None:
+            reply.cut(why)
+            reply.on_end()
+
     def _put(self, request_id: int, item: Delta | EngineVector | Exception, ends: bool) -> None:
         reply = self._replies.pop(request_id, None) if ends else self._replies.get(request_id)
         if reply is not None:  # else its reader has left meanwhile
@@ -195,20 +205,21 @@ class EngineClient:
 
 
 class LocalLink:
-    """To an engine in this process. take: of its `EngineSide`; `deliver` is what that one sends by."""
+    """To an engine in this process. take: of its `EngineSide`, which puts what it says into `outbox`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.receive: Callable[[Sequence[Message]], None] = lambda messages: None
         self.take: Callable[[Message], None] = lambda message: None
+        self.outbox = Outbox(self._wake)
         self._loop = loop
 
     def send(self, message: Message) -> None:
         self.take(message)
 
-    def deliver(self, messages: Sequence[Message]) -> None:
+    def _wake(self) -> None:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.receive, messages)
+            self._loop.call_soon_threadsafe(lambda: self.receive(self.outbox.take()))
 
 
 class PipeLink(asyncio.Protocol):

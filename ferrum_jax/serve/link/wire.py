@@ -6,8 +6,9 @@
                        ["vector", id, base64 of float32, num_tokens, num_cached]
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 
-A delta is what is new of one choice. Over a socket a message is its length in four bytes and its JSON: whoever breaks
-into the process that reads from the network can send values and nothing else.
+A delta is what is new of one choice, with the times of its tokens. The kind of a refusal is "invalid" (the request is
+wrong), "failed" (the engine) or "slow" (its reader). Over a socket a message is its length in four bytes and its JSON:
+whoever breaks into the process that reads from the network can send values and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ Entry = list[tuple[int, float, int]]  # token id, log-probability and rank: of t
 
 
 class Delta(NamedTuple):
-    """What is new of one choice. is_last: no other choice of the request goes on."""
+    """What is new of one choice. is_last: no other choice of the request goes on.
+
+    times_us: when the step of each token was committed, in microseconds of the clock that all processes of a machine
+    share (`time.monotonic`).
+    """
 
     id: int
     choice: int
@@ -40,10 +45,11 @@ class Delta(NamedTuple):
     is_last: bool
     num_cached_tokens: int
     prompt_logprobs: list[Entry | None] | None
+    times_us: list[int]
 
 
-def delta_of(request_id: int, output: RequestOutput) -> Delta:
-    """An output of one choice, as `RequestOptions.deltas` asks for it."""
+def delta_of(request_id: int, output: RequestOutput, time_us: int) -> Delta:
+    """An output of one choice, as `RequestOptions.deltas` asks for it. time_us: when its step was committed."""
     (choice,) = output.outputs
     prompt = output.prompt_logprobs
     return Delta(
@@ -56,6 +62,19 @@ def delta_of(request_id: int, output: RequestOutput) -> Delta:
         output.finished,
         output.num_cached_tokens,
         None if prompt is None else [None if each is None else _entry(each) for each in prompt],
+        [time_us] * len(choice.token_ids),
+    )
+
+
+def joined(first: Delta, then: Delta) -> Delta:
+    """What two deltas of one choice say, as one."""
+    both = (first.logprobs, then.logprobs)
+    logprobs = None if both == (None, None) else [*(first.logprobs or ()), *(then.logprobs or ())]
+    return then._replace(
+        token_ids=first.token_ids + then.token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=first.prompt_logprobs if then.prompt_logprobs is None else then.prompt_logprobs,
+        times_us=first.times_us + then.times_us,
     )
 
 
