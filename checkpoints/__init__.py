@@ -18,15 +18,18 @@ from typing import Any, Literal
 import jax
 
 from checkpoints import hub, huggingface, orbax_folder
+from checkpoints.adapters.config import CONFIG, AdapterConfig
+from checkpoints.adapters.lora import WEIGHTS, Adapter, take_apart
 from checkpoints.convert import CastError, ConvertSummary, convert, to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
 from checkpoints.formats import KEYS, StoredForms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
-from checkpoints.rules import HEAD, Expansion, Rule, TensorSlice, saved_alone
+from checkpoints.rules import HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
 from ferrum_jax.paths import is_url
 
 __all__ = [
+    "Adapter",
     "CastError",
     "Checkpoint",
     "ConvertSummary",
@@ -36,6 +39,7 @@ __all__ = [
     "convert",
     "fingerprint",
     "open_checkpoint",
+    "read_adapter",
     "to_huggingface",
 ]
 
@@ -135,3 +139,21 @@ def _kind(folder: Path, remote: RemoteFolder | None) -> Literal["huggingface", "
         f"{orbax_folder.DESCRIPTION} (ours) nor {huggingface.SINGLE} or {huggingface.INDEX} "
         "(Hugging Face); weights in other formats must first be saved as safetensors"
     )
+
+
+def read_adapter(
+    path: str | os.PathLike[str], *, rules: Sequence[Rule], weights: Mapping[str, Shape], max_rank: int | None = None
+) -> Adapter:
+    """The LoRA in a folder that PEFT saved, or behind its URL, of a model with these rules and weights.
+
+    weights: the shape of each weight by name, whole. Raises one ValueError for all that does not fit: what is not a
+    LoRA, what the model has not, other shapes, a missing half, numbers that are not finite, a rank above max_rank.
+    """
+    text = os.fspath(path)
+    remote = RemoteFolder(text) if is_url(text) else None
+    folder = Path(text) if remote is None else remote.path
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{text} is not an adapter: it has no {CONFIG}; name a folder that PEFT saved")
+    config = AdapterConfig.of(read_json(folder / CONFIG))
+    tensors = huggingface.map_file(folder / WEIGHTS) if remote is None else huggingface.map_remote_file(remote, WEIGHTS)
+    return take_apart(text, config, tensors, rules=rules, weights=weights, max_rank=max_rank)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from checkpoints import huggingface, orbax_folder
+from checkpoints.adapters.lora import HEAD_PART, Adapter, merged
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import check_space, copy_companions, new_folder, read_json
 from checkpoints.formats import PackedWeight, join, scheme_of, stored_scale_dtype
@@ -67,10 +68,12 @@ def convert(
     harmless: Iterable[str],
     targets: Mapping[str, jax.ShapeDtypeStruct],
     dtype: str | None = None,
+    adapter: Adapter | None = None,
 ) -> ConvertSummary:
     """Writes `out_dir` from the Hugging Face folder `hf_dir`, or its URL; one that was interrupted goes on.
 
     targets: the model's parameters. dtype: what all of them are stored in; None takes that of their tensors.
+    adapter: is added to the weights, in float32 before they are rounded to what they are stored in.
     What is in memory at once is the largest parameter, or `writer.GROUP_BYTES`, and as much again while it is written:
     1.0 GB where 1.2 GB are written, and where 2.4 are.
     Raises ValueError when `out_dir` is there and not empty, when the weights do not fit the targets, and
@@ -95,7 +98,10 @@ def convert(
     }
     parts = expand(of_base_model(rules, tensors))
     used = {part.name for name in sources for part in parts[name]}
-    digest = fingerprint(json.dumps(config, sort_keys=True), "", stored)
+    if adapter is not None:
+        _refuse_merge(adapter, sources)
+    about_config = json.dumps(config, sort_keys=True) + ("" if adapter is None else f" {adapter.digest}")
+    digest = fingerprint(about_config, "", stored)
     packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedWeight)}
     about = {
         "source_digest": digest,
@@ -112,6 +118,7 @@ def convert(
                 params, record = {}, {}
                 for name in names:
                     own = leaves_of(sources[weight_of(name)], name)
+                    own = own if adapter is None else merged(adapter, name, own)
                     params[name] = place(own, wanted[name])
                     record[name] = _cast_error(name, own, np.asarray(params[name]))
                 writer.write(group, params, record)
@@ -134,6 +141,19 @@ def convert(
         source_digest=digest,
         num_resumed=resumed,
     )
+
+
+def _refuse_merge(adapter: Adapter, sources: Mapping[str, Sequence[Any]]) -> None:
+    """Raises ValueError where the base has a weight that the adapter cannot be added to."""
+    names = [*adapter.parts, *([] if adapter.head is None else [HEAD_PART])]
+    if packed := [name for name in names if name in sources and _is_packed(sources[name])]:
+        raise ValueError(
+            f"{packed[0]} is quantised, and nothing can be added to its codes; serve the adapter beside the base"
+        )
+    if HEAD_PART in names and HEAD_PART not in sources:
+        raise ValueError(
+            "the adapter is of the head, which this model shares with its embedding: they cannot be merged"
+        )
 
 
 def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rule]) -> int:

@@ -135,7 +135,7 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
     local = folder if isinstance(folder, Path) else folder.path
 
     def open_file(name: str) -> dict[str, Any]:
-        return map_file(folder / name) if isinstance(folder, Path) else _remote(folder, name)
+        return map_file(folder / name) if isinstance(folder, Path) else map_remote_file(folder, name)
 
     if not (local / INDEX).is_file():
         if not ((folder / SINGLE).is_file() if isinstance(folder, Path) else SINGLE in folder.sizes):
@@ -201,7 +201,7 @@ def _entries(header: dict[str, Any], file: Path | str) -> dict[str, dict[str, An
     return entries
 
 
-def _remote(folder: RemoteFolder, name: str) -> dict[str, RemoteArray]:
+def map_remote_file(folder: RemoteFolder, name: str) -> dict[str, RemoteArray]:
     """The tensors of a remote file; only its header is read."""
     file = f"{folder.url}/{name}"
     if name not in folder.sizes:

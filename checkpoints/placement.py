@@ -76,6 +76,11 @@ def whole_targets(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.
     return found
 
 
+def weight_shapes(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight, whole."""
+    return {name: tuple(target.shape) for name, target in whole_targets(targets).items()}
+
+
 def leaves_of(sources: Sequence[Any], name: str) -> list[Any]:
     """What a parameter is read from, given the sources of its weight: they themselves, or that leaf of each."""
     found = weight_of_leaf(name)

@@ -36,21 +36,25 @@ def add(commands: Any) -> None:
         choices=("float32", "bfloat16", "float16"),
         help="dtype of the weights (default: of each its own); the error that this makes is printed",
     )
+    convert.add_argument(
+        "--adapter", metavar="DIR", help="with --hf, a LoRA that PEFT saved, or its URL; it is merged into the weights"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.hf is not None:
         if args.out is None or args.to_hf is not None:
             raise ValueError("--hf wants --out, the folder to write")
-        return _from_hf(args.hf, args.revision, args.out, args.dtype)
-    if args.to_hf is None or not args.out is args.dtype is args.revision is None:
+        return _from_hf(args.hf, args.revision, args.out, args.dtype, args.adapter)
+    if args.to_hf is None or not args.out is args.dtype is args.revision is args.adapter is None:
         raise ValueError("--orbax wants --to-hf, the folder to write, and nothing else")
     return _to_hf(args.orbax, args.to_hf)
 
 
-def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None) -> int:
-    from checkpoints import convert, open_checkpoint
+def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None, adapter: str | None) -> int:
+    from checkpoints import convert, open_checkpoint, read_adapter
     from checkpoints.hub import model_folder
+    from checkpoints.placement import weight_shapes
     from ferrum_jax.models import registry
     from ferrum_jax.progress import plain_console, status
 
@@ -59,8 +63,9 @@ def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None) -> int
     weights = registry.weights_of(
         checkpoint.config, has_head=lambda: checkpoint.has_head, stored=checkpoint.stored_forms
     )
+    lora = adapter and read_adapter(adapter, rules=weights.rules, weights=weight_shapes(weights.targets))
     with status(plain_console(stderr=True), f"converting {hf}"):
-        summary = convert(hf, out, **weights._asdict(), dtype=dtype)
+        summary = convert(hf, out, **weights._asdict(), dtype=dtype, adapter=lora or None)
     print(
         f"{out}: {summary.parameters} parameters, {summary.bytes / 1e6:,.1f} MB in {summary.dtype}, "
         f"largest rounding {summary.max_cast_error:.3g}"

@@ -1,0 +1,1 @@
+"""Adapters of checkpoints: LoRA as PEFT saves it."""

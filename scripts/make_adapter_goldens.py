@@ -1,0 +1,104 @@
+"""Makes tests/goldens/adapters/: tiny LoRA adapters of golden models, with what peft says of them, float32, on the CPU.
+
+    python -m scripts.make_adapter_goldens [--out tests/goldens/adapters] [name ...]
+
+Needs torch, transformers and peft (made with 2.13, 5.23 and 0.21); the tests need none of them. Each folder is one that
+`PeftModel.save_pretrained` wrote, and `golden.npz` beside it holds, for three prompts of the base model's golden:
+
+    prompt_I [T] int32   tokens_I [64] int32, greedy   best_I [64, 2] float32, the two best logits of each step
+    last_logits [prompts, V]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft  # pyright: ignore[reportMissingImports]
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+from scripts.goldens.command import run
+from scripts.goldens.reference import draw_prompts, greedy
+
+GOLDENS = Path("tests/goldens")
+_PROMPTS = (2, 3, 4)
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_MLP = ["gate_proj", "up_proj", "down_proj"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """base: a folder of tests/goldens. lora: what LoraConfig is given."""
+
+    seed: int
+    base: str
+    lora: dict[str, Any]
+
+
+ADAPTERS = {
+    "llama_attention": Adapter(
+        seed=1, base="llama", lora={"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    ),
+    "llama_patterns": Adapter(
+        seed=2,
+        base="llama",
+        lora={
+            "r": 6,
+            "lora_alpha": 9,
+            "use_rslora": True,
+            "target_modules": [*_ATTENTION, *_MLP],
+            "rank_pattern": {"down_proj": 3, "layers.1.self_attn.q_proj": 8},
+            "alpha_pattern": {"gate_proj": 5, "^model.layers.2.mlp.up_proj": 12},
+        },
+    ),
+    "qwen3_moe_experts": Adapter(
+        seed=3,
+        base="qwen3_moe",
+        lora={
+            "r": 2,
+            "lora_alpha": 4,
+            "target_modules": [*_ATTENTION, *_MLP],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        },
+    ),
+    "qwen3_moe_head": Adapter(
+        seed=4, base="qwen3_moe", lora={"r": 5, "lora_alpha": 5, "target_modules": ["o_proj", "lm_head"]}
+    ),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    """Writes one folder."""
+    chosen = ADAPTERS[name]
+    torch.manual_seed(chosen.seed)
+    config = json.loads((GOLDENS / chosen.base / "config.json").read_text())
+    experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in config else {}
+    base = transformers.AutoModelForCausalLM.from_pretrained(
+        GOLDENS / chosen.base, dtype=torch.float32, attn_implementation="eager", **experts
+    )
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **chosen.lora)).eval()
+    with torch.no_grad():
+        for parameter_name, weight in model.named_parameters():
+            if "lora_" in parameter_name:
+                weight.normal_(0.0, weight.shape[-1] ** -0.5)
+    model.peft_config["default"].base_model_name_or_path = chosen.base
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    prompts = draw_prompts(config["vocab_size"], chosen.seed)
+    arrays: dict[str, np.ndarray] = {}
+    last = []
+    for i, place in enumerate(_PROMPTS):
+        tokens, best, logits = greedy(model, prompts[place])
+        arrays |= {f"prompt_{i}": prompts[place], f"tokens_{i}": tokens, f"best_{i}": best}
+        last.append(logits)
+        print(f"  {len(prompts[place])} tokens: smallest gap {np.min(best[:, 0] - best[:, 1]):.1e}")
+    arrays["last_logits"] = np.stack(last)
+    np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
+
+
+if __name__ == "__main__":
+    run(__doc__, ADAPTERS, "tests/goldens/adapters", make)
