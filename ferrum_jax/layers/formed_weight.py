@@ -48,7 +48,7 @@ def put_forms(model: nnx.Module, forms: Iterable[tuple[str, WeightForm]]) -> Non
     problems = []
     for name, form in forms:
         path, _, last = name.rpartition(".")
-        holder = functools.reduce(_step, path.split("."), model)
+        holder = functools.reduce(step_into, path.split("."), model)
         shape = getattr(getattr(holder, last, None), "shape", None)
         wrong = "the model has no such parameter" if shape is None else form.problem(shape)
         if shape is None or wrong is not None:
@@ -59,5 +59,6 @@ def put_forms(model: nnx.Module, forms: Iterable[tuple[str, WeightForm]]) -> Non
         raise ValueError("forms of weights do not fit the model:\n  " + "\n  ".join(problems))
 
 
-def _step(holder: Any, name: str) -> Any:
+def step_into(holder: Any, name: str) -> Any:
+    """A part of a model by its name, or by its place in a list; None where there is none."""
     return holder[int(name)] if name.isdecimal() else getattr(holder, name, None)

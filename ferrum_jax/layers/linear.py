@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.sharding import WHOLE, Shards
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul, token_scales
@@ -19,12 +20,14 @@ _WEIGHT_FIRST_ROWS = range(2, 33)
 
 def project(
     x: jax.Array,  # [T, I]
-    weight: jax.Array | QuantizedWeight,  # [O, I], dtype of x or codes
+    weight: jax.Array | QuantizedWeight | Adapted,  # [O, I], dtype of x or codes
     *,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:  # [T, O] out_dtype, x's when None
-    """x Wᵀ, accumulated in float32 or better."""
+    """x Wᵀ, accumulated in float32 or better, and what adapters add to it."""
     out_dtype = jnp.dtype(out_dtype or x.dtype)
+    if isinstance(weight, Adapted):
+        return weight.add(project(x, weight.base, out_dtype=out_dtype), x)
     if isinstance(weight, QuantizedWeight):
         return quantized_matmul(x, weight, out_dtype=out_dtype)
     if x.shape[0] in _WEIGHT_FIRST_ROWS:
@@ -78,6 +81,17 @@ class Linear(nnx.Module):
     def _product(self, x: jax.Array, inputs: Shards, out_dtype: jax.typing.DTypeLike | None) -> jax.Array:
         """x Wᵀ of the inputs that are here, before the sum over devices."""
         weight = self.weight[...]
+        if isinstance(weight, Adapted):
+            return weight.add(self._base_product(x, weight.base, inputs, out_dtype), x)
+        return self._base_product(x, weight, inputs, out_dtype)
+
+    @staticmethod
+    def _base_product(
+        x: jax.Array,
+        weight: jax.Array | QuantizedWeight,
+        inputs: Shards,
+        out_dtype: jax.typing.DTypeLike | None,
+    ) -> jax.Array:
         if not isinstance(weight, QuantizedWeight) or inputs.size == 1:
             return project(x, weight, out_dtype=out_dtype)
         if weight.order is not None:

@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "ferrum_jax.text": ("nouns",),
     "ferrum_jax.structured": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "pallas_kernels.causal_conv": ("pallas_kernels",),
+    "pallas_kernels.low_rank": ("pallas_kernels",),
     "pallas_kernels.quantized_matmul": ("pallas_kernels",),
     "pallas_kernels.grouped_matmul": ("pallas_kernels", "pallas_kernels.quantized_matmul"),
     "pallas_kernels.kv_write": ("pallas_kernels",),
@@ -85,6 +86,7 @@ MAY_IMPORT = {
         "pallas_kernels.causal_conv",
         "pallas_kernels.gated_delta",
         "pallas_kernels.grouped_matmul",
+        "pallas_kernels.low_rank",
         "pallas_kernels.quantized_matmul",
     ),
     "pallas_kernels.paged_attention.tpu": (

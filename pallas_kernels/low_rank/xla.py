@@ -1,0 +1,46 @@
+"""add_low_rank in plain XLA: a loop over pairs of tiles, each two products; one pair needs no loop."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.low_rank.slots import LowRankSlots
+
+
+def add_low_rank(
+    y: jax.Array,  # [T, O]
+    x: jax.Array,  # [T, I]
+    weights: LowRankSlots,
+    *,
+    slots: jax.Array,  # [T]
+    token_tiles: jax.Array,  # [pairs]
+    rank_tiles: jax.Array,  # [pairs]
+    num_pairs: jax.Array,
+    tile: int,
+) -> jax.Array:  # [T, O]
+    """See the package's add_low_rank."""
+    T, n = x.shape[0], weights.slots_per_tile
+
+    def one_pair(p: jax.Array | int, y: jax.Array) -> jax.Array:
+        first, group = token_tiles[p] * tile, rank_tiles[p]
+        start = jnp.minimum(first, T - tile)  # the last tile lies within the step, and leaves what others own
+        rows, own = (jax.lax.dynamic_slice_in_dim(array, start, tile) for array in (x, slots))
+        names = jnp.where(start + jnp.arange(tile) >= first, own, 0) - 1  # [tile], -1 for none
+        is_named = (names >= 0) & (names // n == group)
+        a, b, scales = (
+            jax.lax.dynamic_index_in_dim(array, group, keepdims=False)
+            for array in (weights.a, weights.b, weights.scales)
+        )
+        inner = jnp.einsum("ti,ci->tc", rows, a, preferred_element_type=jnp.float32)
+        columns = jnp.arange(a.shape[0]) // weights.rank  # [C], which of the tile's slots
+        is_own = is_named[:, None] & (columns[None, :] == (names % n)[:, None])
+        inner = jnp.where(is_own, inner * scales[None, :], 0.0).astype(b.dtype)
+        delta = jnp.einsum("tc,co->to", inner, b, preferred_element_type=jnp.float32)
+        before = jax.lax.dynamic_slice_in_dim(y, start, tile)
+        after = (before.astype(jnp.float32) + delta).astype(y.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(is_named[:, None], after, before), start, 0)
+
+    if len(token_tiles) == 1:
+        return one_pair(0, y)
+    return jax.lax.fori_loop(0, num_pairs, one_pair, y)
