@@ -425,7 +425,7 @@ def _parted_groups(spec: ModelSpec, tp: int) -> list[str]:
     for name, form in spec.forms:
         if axes_of(name)[-1] in RULES:
             num_in = _num_inputs(spec, name)
-            if form.group is not None and num_in % tp == 0 and form.problem((num_in // tp,)):
+            if num_in % tp == 0 and form.problem((num_in // tp,)):
                 found.setdefault((num_in, form.unit), name)
     return [
         f"the {num_in} inputs of {name} in groups of {unit} cannot be spread over tp, {tp}"

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 FAST_FAMILIES = ("qwen3",)
+QUANTISED = ("quantised/w4a16_zeros", "quantised/w8a8_experts")  # dense, and experts with rounded activations
 COMPILED = ROOT / ".pytest_cache" / "executables"
 
 # Few and small executables: decode of 1, 2, 4 rows, mixed of 16 tokens.

@@ -97,6 +97,6 @@ class Linear(nnx.Module):
         if weight.order is not None:
             x = inputs.gather_columns(x)  # an order of inputs goes across devices
         scales = None
-        if weight.activations is not None and weight.activation_group is None:
+        if weight.activations is not None and weight.activation_group is None and weight.input_scale is None:
             scales = inputs.max(token_scales(x, weight))  # of the whole token, so that a mesh rounds as one device does
         return quantized_matmul(x, weight, out_dtype=out_dtype, activation_scales=scales)

@@ -12,7 +12,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, run, small_llm
+from tests.support import FAMILIES, GOLDENS, INVARIANT, QUANTISED, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 LENGTHS = (1, 17, 70, 33, 5)
@@ -22,7 +22,10 @@ GENERATING = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
 MANY_ROWS = dataclasses.replace(INVARIANT, max_num_seqs=64, num_blocks=512)
 
 
-@pytest.fixture(scope="module", params=[f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
+@pytest.fixture(
+    scope="module",
+    params=[f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in (*FAMILIES, *QUANTISED)],
+)
 def family(request) -> str:
     return request.param
 
@@ -30,7 +33,7 @@ def family(request) -> str:
 @pytest.fixture(scope="module")
 def prompts(family) -> list[list[int]]:
     rng = np.random.default_rng(6)
-    return [rng.integers(6, 250, n).tolist() for n in LENGTHS]
+    return [rng.integers(6, 96 if family in QUANTISED else 250, n).tolist() for n in LENGTHS]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, e
         ("qwen3_moe", 128),
         *(
             pytest.param(name, 2048, marks=[pytest.mark.slow, *([] if name in ALL_BUCKETS else [pytest.mark.long])])
-            for name in GENERATING
+            for name in (*GENERATING, *QUANTISED)
         ),
     ],
 )

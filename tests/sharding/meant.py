@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ferrum_jax.forms import WeightForm
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.programs import Part
-from ferrum_jax.sharding import crosses_processes
+from ferrum_jax.sharding import RULES, axes_of, crosses_processes
 
 
 def meant_collectives(layout: Layout, part: Part) -> dict[str, int]:
@@ -13,18 +14,27 @@ def meant_collectives(layout: Layout, part: Part) -> dict[str, int]:
 
     A forward has two sums over "tp" in each layer, one of a parallel block, and the embedding's; norms over all heads
     of q and of k share one. Where data shards have experts together, tokens and routes are gathered before those of a
-    layer, and their sums scattered after them. What samples exchanges logits once and gathers what it drew, and so do
-    prompt log-probabilities. Where data shards are of several hosts, results of the latter two are gathered too.
+    layer, and their sums scattered after them. Where devices have parts of a quantised weight's inputs, the largest
+    input of a token that is rounded is that of all of them, and inputs that are put in order are gathered first. What
+    samples exchanges logits once and gathers what it drew, and so do prompt log-probabilities. Where data shards are of
+    several hosts, results of the latter two are gathered too.
     """
     spec, sizes = layout.options.spec, layout.mesh.shape
     if isinstance(part, Bucket):
         exchanges = len(spec.moe_layers) if layout.options.expert_shards.size > 1 else 0
-        counts = {"all-gather": 2 * exchanges, "reduce-scatter": exchanges}
+        divided = [form for name, form in spec.forms if axes_of(name)[-1] in RULES and sizes["tp"] > 1]
+        gathers = 2 * exchanges + sum(form.has_order for form in divided)
+        counts = {"all-gather": gathers, "reduce-scatter": exchanges}
         own = spec.attention.qk_norm
         of_layer = (1 if spec.parallel else 2) + (own is not None and own.over_all_heads)
-        return counts | ({"all-reduce": of_layer * spec.num_hidden_layers + 1} if sizes["tp"] > 1 else {})
+        largest = sum(map(_shares_a_scale, divided))
+        return counts | ({"all-reduce": of_layer * spec.num_hidden_layers + 1 + largest} if sizes["tp"] > 1 else {})
     if part == "write_masks":
         return {}
     num_results = 2 if isinstance(part, RowBucket) else 1
     divided = sizes["tp"] > 1
     return {"all-gather": divided + num_results * crosses_processes(layout.mesh), "all-to-all": int(divided)}
+
+
+def _shares_a_scale(form: WeightForm) -> bool:
+    return form.activations is not None and form.activation_group is None and not form.has_input_scale

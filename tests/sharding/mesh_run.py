@@ -38,7 +38,7 @@ ROWS = (
     ([*PREFIX, 60], DRAWN),
 )
 # Two on each of four shards, whose pools hold one of them whole.
-PRESSED = [[stem * 19 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
+PRESSED = [[stem * 9 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
 
 
 def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:

@@ -18,6 +18,14 @@ from tests.support import GOLDENS
 FAMILIES = ("llama_linear", "mistral", "gpt_oss_mxfp4", "qwen3_next")
 WAYS = ("tp=2", "tp=4", "dp=2,tp=2", "ep=4")  # "ep=4" is "dp=4"
 WAYS_OF_EXPERTS = (*WAYS, "dp=2,tp=2,ep=2")
+# Quantised weights: activations rounded by a scale of all devices, an order of inputs across them, packed experts.
+QUANTISED = {
+    "quantised/w8a8": WAYS,
+    "quantised/w8a8_experts": WAYS_OF_EXPERTS,
+    "quantised/w4a16_experts": ("tp=2", "dp=2,tp=2", "dp=2,tp=2,ep=2"),  # 64 inputs in groups of 32
+    "quantised/fp8_blocks": ("tp=2", "dp=2,tp=2"),
+    "quantised/gptq_v2_ordered": ("tp=2", "dp=2,tp=2"),
+}
 
 # Every other golden on one of them, as its heads, widths and experts divide. Few KV heads are repeated, an uneven
 # vocabulary is padded; there are experts, recurrent layers, sinks, fused projections.
@@ -48,15 +56,26 @@ def test_tokens_and_hits_on_a_mesh_equal_those_of_one_device_and_logits_agree_to
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_mesh_of_four_devices_says_the_same_with_hits_and_preemption(family):
-    ways = WAYS_OF_EXPERTS if has_experts(family) else WAYS
-    one, *others = run_on(family, "tp=1", *ways)
-    for mesh, many in zip(ways, others, strict=True):
-        check(family, mesh, one, many)
+    check_all(family, WAYS_OF_EXPERTS if has_experts(family) else WAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "golden", [g if g == "quantised/w8a8" else pytest.param(g, marks=pytest.mark.long) for g in QUANTISED]
+)
+def test_quantised_weights_on_every_mesh_that_parts_no_group_say_what_they_say_on_one_device(golden):
+    check_all(golden, QUANTISED[golden])
 
 
 def test_every_golden_is_on_a_mesh_of_four_devices():
     assert {*FAMILIES, *(golden for golden, _ in CASES)} == {path.parent.name for path in GOLDENS.glob("*/golden.npz")}
     assert MeshShape.parse("ep=4") == MeshShape.parse("dp=4")
+
+
+def check_all(golden: str, ways: tuple[str, ...]) -> None:
+    one, *others = run_on(golden, "tp=1", *ways)
+    for mesh, many in zip(ways, others, strict=True):
+        check(golden, mesh, one, many)
 
 
 def has_experts(golden: str) -> bool:

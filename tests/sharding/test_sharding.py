@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from checkpoints import open_checkpoint
 from checkpoints.fingerprint import fingerprint
 from checkpoints.placement import place
 from checkpoints.rules import Expansion
@@ -123,6 +124,25 @@ def test_experts_that_do_not_divide_among_all_devices_are_refused_with_the_meshe
     assert some.endswith("num_experts, 24, is not a multiple of dp * tp, 16; tp may be 1, 2"), some
     (none,) = refusals(spec, MeshShape(dp=16, tp=4))
     assert none.endswith("tp may be 1 with ep=1, 2 with ep=2, 4 with ep=4, 8 with ep=8"), none
+
+
+@pytest.mark.parametrize(
+    ("golden", "tp", "reason"),
+    [
+        (
+            "w4a16",
+            4,
+            "layers.0.attention.o.weight in groups of 32 cannot be spread over tp, 4",
+        ),
+        ("fp8_blocks", 4, "layers.0.attention.o.weight in groups of 32 cannot be spread over tp, 4"),
+        ("w8a8", 4, None),
+        ("w4a16_experts", 2, None),
+    ],
+)
+def test_a_mesh_that_parts_a_group_of_inputs_is_refused_with_those_that_do_not(golden, tp, reason):
+    checkpoint = open_checkpoint(GOLDENS / "quantised" / golden)
+    found = refusals(spec_of(checkpoint.config, stored=checkpoint.stored_forms), MeshShape(tp=tp))
+    assert (reason in found[0] and found[0].endswith("; tp may be 1, 2")) if reason else not found
 
 
 def test_fewer_kv_heads_than_devices_and_an_odd_vocabulary_are_no_reason():
