@@ -20,7 +20,8 @@ import jax
 from checkpoints import hub, huggingface, orbax_folder
 from checkpoints.adapters.config import CONFIG, AdapterConfig
 from checkpoints.adapters.lora import WEIGHTS, Adapter, take_apart
-from checkpoints.convert import CastError, ConvertSummary, convert, to_huggingface
+from checkpoints.convert import CastError, ConvertSummary, convert
+from checkpoints.export import to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
 from checkpoints.formats import KEYS, StoredForms, scheme_of, stored_scale_dtype

@@ -1,14 +1,14 @@
-"""From a Hugging Face folder to our own checkpoint folder, and back: tensor by tensor, in constant memory."""
+"""From a Hugging Face folder to our own checkpoint folder: tensor by tensor, in constant memory."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -17,13 +17,13 @@ import numpy as np
 from checkpoints import huggingface, orbax_folder
 from checkpoints.adapters.lora import HEAD_PART, Adapter, merged
 from checkpoints.fingerprint import fingerprint
-from checkpoints.folder import check_space, copy_companions, new_folder, read_json
-from checkpoints.formats import PackedWeight, join, scheme_of, stored_scale_dtype
+from checkpoints.folder import read_json
+from checkpoints.formats import PackedWeight, Scheme, join, scheme_of, stored_scale_dtype
 from checkpoints.placement import leaves_of, place
 from checkpoints.remote import RemoteFolder
-from checkpoints.rules import BASE, Rule, Shape, StoredTensor, expand, of_base_model
+from checkpoints.rules import Rule, expand, of_base_model
 from checkpoints.writer import describe, open_writer
-from ferrum_jax.forms import weight_of
+from ferrum_jax.forms import WeightForm, weight_of
 from ferrum_jax.paths import is_url
 
 _CHUNK = 1 << 20  # elements compared at a time
@@ -67,13 +67,15 @@ def convert(
     rules: Sequence[Rule],
     harmless: Iterable[str],
     targets: Mapping[str, jax.ShapeDtypeStruct],
+    forms: Mapping[str, WeightForm] = MappingProxyType({}),
     dtype: str | None = None,
     adapter: Adapter | None = None,
 ) -> ConvertSummary:
     """Writes `out_dir` from the Hugging Face folder `hf_dir`, or its URL; one that was interrupted goes on.
 
-    targets: the model's parameters. dtype: what all of them are stored in; None takes that of their tensors.
-    adapter: is added to the weights, in float32 before they are rounded to what they are stored in.
+    targets: the model's parameters; dense weights are quantised where these are leaves of a form. forms: all that is
+    known of those forms; where none is given, what the tensors say. dtype: what dense parameters are stored in; None
+    takes that of their tensors. adapter: is added to the weights, in float32, before they are rounded.
     What is in memory at once is the largest parameter, or `writer.GROUP_BYTES`, and as much again while it is written:
     1.0 GB where 1.2 GB are written, and where 2.4 are.
     Raises ValueError when `out_dir` is there and not empty, when the weights do not fit the targets, and
@@ -102,11 +104,13 @@ def convert(
         _refuse_merge(adapter, sources)
     about_config = json.dumps(config, sort_keys=True) + ("" if adapter is None else f" {adapter.digest}")
     digest = fingerprint(about_config, "", stored)
-    packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedWeight)}
+    said = used | _packed_tensors(used, tensors, scheme)
     about = {
         "source_digest": digest,
-        "source_shapes": {name: list(stored[name].shape) for name in sorted(used & stored.keys() - packed)},
-        "forms": {name: dataclasses.asdict(own[0].form) for name, own in sources.items() if _is_packed(own)},
+        "source_shapes": {name: list(tensors[name].shape) for name in sorted(used)},
+        "forms": {
+            name: dataclasses.asdict(forms.get(name, own[0].form)) for name, own in sources.items() if _is_packed(own)
+        },
     }
     errors: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     resumed = 0
@@ -125,7 +129,7 @@ def convert(
             for name, (largest, error, size) in record.items():
                 old = errors[re.sub(r"\.\d+\.", ".*.", name)]
                 old[:] = max(old[0], largest), old[1] + error, old[2] + size
-        writer.finish(source, {n: a for n, a in stored.items() if n not in used or n in packed})
+        writer.finish(source, {name: array for name, array in stored.items() if name not in said})
     found = [
         CastError(parameters=name, largest=largest, relative_rms=(error / size) ** 0.5 if size else 0.0)
         for name, (largest, error, size) in errors.items()
@@ -156,74 +160,12 @@ def _refuse_merge(adapter: Adapter, sources: Mapping[str, Sequence[Any]]) -> Non
         )
 
 
-def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rule]) -> int:
-    """Writes our checkpoint `path` as a Hugging Face folder, atomically; how many tensors that were.
-
-    Tensors have the names and bits of the source, and its dtypes where the conversion did not cast; packed ones are
-    those that the conversion kept. One parameter is in memory at a time. Raises ValueError when `out_dir` is there and
-    not empty, for parameters that cannot go back (MXFP4 that an earlier version did not keep), and where the disk has
-    too little room: a mapped file that does not fit ends the process.
-    """
-    source, out = Path(path), Path(out_dir)
-    orbax_folder.check_free(out)
-    description = orbax_folder.read_description(source)
-    rules = of_base_model(rules, description.get("source_shapes") or [BASE])
-    plan = expand(rules)
-    stacked = {target for rule in rules if rule.experts for target, _ in rule.expand()}
-    leftovers = huggingface.map_file(source / huggingface.LEFTOVERS) if _has_leftovers(source) else {}
-    kept = _kept(plan, description, leftovers)
-    shapes = _source_tensors(plan, stacked, description, kept)
-    shapes_of_all = shapes | {n: (a.shape, a.dtype) for n, a in leftovers.items()}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    check_space(out.parent, sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes_of_all.values()))
-    with new_folder(out) as temporary:
-        copy_companions(source, temporary)
-        views = huggingface.write_folder(temporary, shapes_of_all)
-        for name, array in leftovers.items():
-            views[name][...] = array
-        for target, array in orbax_folder.read_params(source, plan.keys() - kept):
-            for part, rows in zip(plan[target], array if target in stacked else [array], strict=True):
-                part.of(views)[...] = rows
-        del views  # what is mapped is written when nobody holds it
-    return len(shapes_of_all)
-
-
-def _source_tensors(
-    plan: Mapping[str, tuple[StoredTensor, ...]],
-    stacked: set[str],
-    description: Mapping[str, dict],
-    kept: Sequence[str],
-) -> dict[str, tuple[Shape, np.dtype]]:
-    """(shape, dtype) of every tensor that the parameters make, all but those whose tensors were kept."""
-    known, found = description.get("source_shapes", {}), {}
-    parameters = {weight_of(name) for name in description["parameters"]}
-    missing = [*(plan.keys() - parameters), *(parameters - plan.keys())]
-    if missing:
-        raise ValueError(f"the checkpoint's parameters are not those of its config.json: {sorted(missing)}")
-    for target in plan.keys() - kept:
-        entry, parts = description["parameters"][target], plan[target]
-        shape = tuple(entry["shape"][1:] if target in stacked else entry["shape"])
-        for part in parts:
-            if part.name not in known and part.part is not None:
-                raise ValueError(
-                    f"{target} cannot go back into {part.name}, whose form is not known (MXFP4?); "
-                    "convert the source again"
-                )
-            found[part.name] = (tuple(known.get(part.name, shape)), np.dtype(entry["dtype"]))
-    return found
-
-
-def _kept(
-    plan: Mapping[str, tuple[StoredTensor, ...]], description: Mapping[str, dict], leftovers: Mapping[str, np.ndarray]
-) -> list[str]:
-    """Weights whose tensors were packed, and kept beside the parameters. An earlier version said no forms of MXFP4."""
-    packed = join(leftovers, scheme_of({"quantization_config": {"quant_method": "mxfp4"}}))
-    is_kept = {target: all(_is_packed([packed.get(part.name)]) for part in parts) for target, parts in plan.items()}
-    return [target for target in plan if is_kept[target] or target in description.get("forms", {})]
-
-
-def _has_leftovers(path: Path) -> bool:
-    return (path / huggingface.LEFTOVERS).is_file()
+def _packed_tensors(used: Collection[str], tensors: Mapping[str, Any], scheme: Scheme | None) -> set[str]:
+    """Names of what the quantised ones among these weights are stored as."""
+    if scheme is None:
+        return set()
+    bases = [name.removesuffix(scheme.stands_for) for name in used if isinstance(tensors[name], PackedWeight)]
+    return {base + end for base in bases for end in (*scheme.marks, *scheme.others)}
 
 
 def _is_packed(sources: Sequence[Any]) -> bool:

@@ -33,6 +33,7 @@ from checkpoints.orbax_folder import (
     group_folder,
     save_arrays,
 )
+from ferrum_jax.forms import weight_of_leaf
 
 GROUP_BYTES = 1 << 29  # what is in memory at once, unless a single parameter is larger
 Params = Mapping[str, jax.Array | np.ndarray]
@@ -90,7 +91,8 @@ class Writer:
             views = write_tensors(self._part / LEFTOVERS, {n: (a.shape, a.dtype) for n, a in leftovers.items()})
             for name, array in leftovers.items():
                 views[name][...] = array
-        dtypes = [entry["dtype"] for entry in self._plan["parameters"].values()]
+        parameters = self._plan["parameters"]
+        dtypes = [entry["dtype"] for name, entry in parameters.items() if weight_of_leaf(name) is None]
         description = {
             **self._plan,
             "format": FORMAT,

@@ -17,24 +17,24 @@ Ranges = tuple[range, ...]
 
 
 class Leaf:
-    """An array that is read in parts. read: the elements of these ranges of its axes."""
+    """An array that is read in parts. read: the elements of these ranges of its axes; ranges: those that it is."""
 
     def __init__(self, read: Callable[[Ranges], np.ndarray], shape: tuple[int, ...], dtype: Any) -> None:
-        self._read, self._ranges, self.dtype = read, tuple(map(range, shape)), np.dtype(dtype)
+        self._read, self.ranges, self.dtype = read, tuple(map(range, shape)), np.dtype(dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(map(len, self._ranges))
+        return tuple(map(len, self.ranges))
 
     def __getitem__(self, index: Any) -> Leaf:
         """Slices of the axes, nothing read yet."""
         index = index if isinstance(index, tuple) else (index,)
         part = Leaf(self._read, (), self.dtype)
-        part._ranges = tuple(r[s] for r, s in zip(self._ranges, index, strict=False)) + self._ranges[len(index) :]
+        part.ranges = tuple(r[s] for r, s in zip(self.ranges, index, strict=False)) + self.ranges[len(index) :]
         return part
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        found = self._read(self._ranges)
+        found = self._read(self.ranges)
         assert found.shape == self.shape and found.dtype == self.dtype, f"read {found.shape} {found.dtype}"
         return found if dtype is None else found.astype(dtype)
 

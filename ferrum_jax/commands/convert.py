@@ -32,6 +32,13 @@ def add(commands: Any) -> None:
     convert.add_argument("--out", type=Path, metavar="DIR", help="with --hf, the folder to write, new or empty")
     convert.add_argument("--to-hf", type=Path, metavar="DIR", help="with --orbax, the folder to write, new or empty")
     convert.add_argument(
+        "--weights",
+        default="auto",
+        metavar="FORM",
+        help="with --hf, the form that a dense model's layers are quantised to: int8, int8-a16, fp8, fp8-a16, int4 or "
+        "int4-gN (default: auto, as they are stored)",
+    )
+    convert.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         help="dtype of the weights (default: of each its own); the error that this makes is printed",
@@ -45,13 +52,19 @@ def _run(args: argparse.Namespace) -> int:
     if args.hf is not None:
         if args.out is None or args.to_hf is not None:
             raise ValueError("--hf wants --out, the folder to write")
-        return _from_hf(args.hf, args.revision, args.out, args.dtype, args.adapter)
-    if args.to_hf is None or not args.out is args.dtype is args.revision is args.adapter is None:
+        if args.adapter is not None and args.weights != "auto":
+            raise ValueError(
+                f"--weights {args.weights} and --adapter do not go together: merge the adapter first, write the result "
+                "with --to-hf, and quantise that folder"
+            )
+        return _from_hf(args.hf, args.revision, args.out, args.dtype, args.weights, args.adapter)
+    alone = args.out is args.dtype is args.revision is args.adapter is None
+    if args.to_hf is None or not alone or args.weights != "auto":
         raise ValueError("--orbax wants --to-hf, the folder to write, and nothing else")
     return _to_hf(args.orbax, args.to_hf)
 
 
-def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None, adapter: str | None) -> int:
+def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None, form: str, adapter: str | None) -> int:
     from checkpoints import convert, open_checkpoint, read_adapter
     from checkpoints.hub import model_folder
     from checkpoints.placement import weight_shapes
@@ -61,7 +74,7 @@ def _from_hf(hf: str, revision: str | None, out: Path, dtype: str | None, adapte
     hf = model_folder(hf, revision)
     checkpoint = open_checkpoint(hf)
     weights = registry.weights_of(
-        checkpoint.config, has_head=lambda: checkpoint.has_head, stored=checkpoint.stored_forms
+        checkpoint.config, has_head=lambda: checkpoint.has_head, stored=checkpoint.stored_forms, weights=form
     )
     lora = adapter and read_adapter(adapter, rules=weights.rules, weights=weight_shapes(weights.targets))
     with status(plain_console(stderr=True), f"converting {hf}"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrum_jax.request import RequestOptions, SamplingParams
-from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream

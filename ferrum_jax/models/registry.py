@@ -13,6 +13,7 @@ from flax import nnx
 
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
+from ferrum_jax.forms import WeightForm
 from ferrum_jax.layers import gated_delta
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.models import (
@@ -135,11 +136,15 @@ _NOTHING_STORED = StoredForms()
 
 
 class Weights(NamedTuple):
-    """Which tensors make which parameters: a family's rules, what may be left over, and the parameters as structs."""
+    """Which tensors make which parameters: a family's rules, what may be left over, and the parameters as structs.
+
+    forms: of parameters that are not dense.
+    """
 
     rules: tuple[Rule, ...]
     harmless: tuple[str, ...]
     targets: dict[str, jax.ShapeDtypeStruct]
+    forms: dict[str, WeightForm]
 
 
 def family_of(architecture: str) -> Family:
@@ -170,14 +175,21 @@ def weights_of(
     *,
     has_head: Callable[[], bool] = lambda: True,
     stored: StoredForms = _NOTHING_STORED,
+    weights: str = "auto",
 ) -> Weights:
-    """The weights of a config.json's model, which may be an encoder. has_head, stored: as in `spec_of`."""
+    """The weights of a config.json's model, which may be an encoder.
+
+    has_head, stored: as in `spec_of`. weights: the forms that dense ones are given, as in `EngineConfig`.
+    """
     if is_encoder(config):
+        if weights != "auto":
+            raise ValueError(f"weights is {weights!r}, and an encoder's weights are not quantised; leave it 'auto'")
         spec = encoder_spec_of(config)
-        return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), unbind(abstract_encoder(spec, dtype))[1])
-    spec = spec_of(config, has_head, stored)
-    family = family_of(spec.architecture)
-    return Weights(family.weight_rules(spec), family.harmless(spec), abstract_parts(spec, dtype)[1])
+        targets = unbind(abstract_encoder(spec, dtype))[1]
+        return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), targets, {})
+    spec = quantised_spec(spec_of(config, has_head, stored), weights)
+    family, targets = family_of(spec.architecture), abstract_parts(spec, dtype)[1]
+    return Weights(family.weight_rules(spec), family.harmless(spec), targets, dict(spec.forms))
 
 
 def spec_of(

@@ -37,7 +37,7 @@ def test_what_the_family_cannot_be_is_refused_by_name(change, reason):
 
 
 def test_layers_that_predict_several_tokens_may_be_left_over_and_nothing_else():
-    rules, harmless, targets = weights_of(TINY)
+    rules, harmless, targets, _ = weights_of(TINY)
     shapes = {name: target.shape for name, target in targets.items()}
     sources = {}
     for rule in rules:
