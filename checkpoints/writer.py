@@ -92,7 +92,8 @@ class Writer:
             for name, array in leftovers.items():
                 views[name][...] = array
         parameters = self._plan["parameters"]
-        dtypes = [entry["dtype"] for name, entry in parameters.items() if weight_of_leaf(name) is None]
+        dense = [entry["dtype"] for name, entry in parameters.items() if weight_of_leaf(name) is None]
+        dtypes = dense or [entry["dtype"] for entry in parameters.values()]
         description = {
             **self._plan,
             "format": FORMAT,

@@ -7,9 +7,9 @@ import dataclasses
 import threading
 
 import pytest
-from ferrum_jax.serve.http.http_body import AskedText
 
 from ferrum_jax.request import SamplingParams
+from ferrum_jax.serve.bodies.http_body import AskedText
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.http.api_keys import OPEN

@@ -109,7 +109,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("read", "body", "param"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("read", "body", "param"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_an_error_names_the_field(read, body, param):
     with pytest.raises(FieldError) as found:
         read(body, BodyLimits())
