@@ -78,35 +78,38 @@ class Constraints:
 
         Where none may, all do: the choice ends with an error when its token comes.
         """
-        masks = np.tile(self._all, (len(choices), 1))
-        self._fill(masks, choices)
+        masks = self._filled(choices)
         for choice, mask in zip(choices, masks, strict=True):
             self._narrow(mask, choice)
         self._num_masks += len(choices)
         return masks
 
-    def _fill(self, masks: np.ndarray, choices: Sequence[Choice]) -> None:
-        """Writes the masks of those whose grammar has begun; before that no end token may come."""
-        rows = [row for row, choice in enumerate(choices) if choice.submission.grammar is not None]
-        begun: dict[int, Matcher] = {}
-        for row in rows:
-            matcher = self._matcher(choices[row], next_token=True)
-            if matcher.has_begun:
-                begun[row] = matcher
-            else:
-                forbid(masks[row], self._end_ids)
+    def _filled(self, choices: Sequence[Choice]) -> np.ndarray:
+        """The masks of the grammars: before one begins, all but the end tokens may come."""
+        held = {
+            row: self._matcher(choice, next_token=True)
+            for row, choice in enumerate(choices)
+            if choice.submission.grammar is not None
+        }
+        begun = {row: matcher for row, matcher in held.items() if matcher.has_begun}
+        made = np.empty((len(begun), len(self._all)), np.int32)
         if begun:
-            vocabulary = self._grammars.vocabulary
-            made = vocabulary.blank_masks(len(begun))
-            fill_all(vocabulary, list(begun.values()), made)
-            masks[list(begun)] = made
+            fill_all(self._grammars.vocabulary, list(begun.values()), made)
+        if len(begun) == len(choices):
+            return made
+        masks = np.tile(self._all, (len(choices), 1))
+        masks[list(begun)] = made
+        for row in held.keys() - begun.keys():
+            forbid(masks[row], self._end_ids)
+        return masks
 
     def _narrow(self, mask: np.ndarray, choice: Choice) -> None:
         """Takes out what the request itself forbids; notes why the choice goes no further where that leaves nothing."""
-        request, matcher = choice.request, self._matchers.get(choice.request.id)
-        assert choice.submission.rules is not None
+        request, matcher, rules = choice.request, self._matchers.get(choice.request.id), choice.submission.rules
+        assert rules is not None
         fault = matcher and matcher.error
-        fault = fault or choice.submission.rules.narrow(mask, request.token_ids[request.num_prompt_tokens :])
+        if fault is None and not rules.say_nothing:
+            fault = rules.narrow(mask, request.token_ids[request.num_prompt_tokens :])
         if fault is not None:
             self._faults[request.id] = fault
             mask[:] = self._all

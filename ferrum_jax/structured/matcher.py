@@ -105,14 +105,14 @@ class Matcher:
         """Sets a bit for each token that may come next: `mask` [words] int32. False, with `error` set, if none may."""
         own = mask[: self._vocabulary.own_words]
         self._state.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
-        return self._keep_mask(mask)
-
-    def _keep_mask(self, mask: np.ndarray) -> bool:
-        """What a mask that was made says of the row."""
         mask[self._vocabulary.own_words :] = 0
+        return self._keep_mask(bool(mask.any()))
+
+    def _keep_mask(self, has_tokens: bool) -> bool:
+        """What a mask that was made says of the row."""
         if self._state.is_error():
             self._note_failure()
-        elif not mask.any():
+        elif not has_tokens:
             self.error = STUCK
         return self.error is None
 
@@ -139,9 +139,11 @@ def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndar
 
     A matcher that allows nothing has its `error` set.
     """
-    own = np.zeros((len(matchers), vocabulary.own_words), np.int32)
+    is_whole = vocabulary.own_words == masks.shape[1] and masks.flags.c_contiguous
+    own = masks if is_whole else np.zeros((len(matchers), vocabulary.own_words), np.int32)
     states = [(matcher._state, row) for row, matcher in enumerate(matchers)]
     vocabulary.executor.unsafe_compute_mask_ptr(states, own.ctypes.data, own.shape[1] * 4, len(own))
-    masks[:, : own.shape[1]] = own
-    for matcher, mask in zip(matchers, masks, strict=True):
-        matcher._keep_mask(mask)
+    if not is_whole:
+        masks[:, : own.shape[1]], masks[:, own.shape[1] :] = own, 0
+    for matcher, has_tokens in zip(matchers, own.any(axis=1).tolist(), strict=True):
+        matcher._keep_mask(has_tokens)

@@ -32,6 +32,11 @@ class TokenRules:
         self._allowed = None if sampling.allowed_token_ids is None else sorted(set(sampling.allowed_token_ids))
         self._bad = _sequences(sampling.bad_words, encodes)
 
+    @property
+    def say_nothing(self) -> bool:
+        """Whether they leave every mask as it is."""
+        return self._allowed is None and not (self._never or self._bad or self._min_tokens)
+
     def narrow(self, mask: np.ndarray, output: Sequence[int]) -> str | None:
         """Takes out of a mask [words] int32 what the rules forbid after `output`; an error where nothing is left.
 
