@@ -6,6 +6,7 @@ Limits are counts (bytes, states, fuel), never times, so that the same requests 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ _LIMITS: dict[str, Any] = {
 # \u is not among them: a name that is written with it would pass for another than it is.
 _ESCAPES = '"\\bfnrt'
 _WHITE_SPACE = r"[ \n\r\t]{0,40}"  # bounded: a model that is unsure writes white space without end
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")  # of regular expressions
 _MOST_PARTS = 2_000  # of a schema that are compiled alone to say which one is at fault
 ANY_OBJECT = '{"type":"object"}'
 
@@ -45,15 +47,14 @@ def grammar_text(
     library = require_llguidance()
     kind = asked.kind
     if kind == "json":
-        text = str(asked.json)
-        schema = text if text.startswith("{") else f'{{"allOf":[{text}]}}'  # true and false take no options
-        return library.LLMatcher.grammar_from_json_schema(schema, overrides=json_options(asked))
+        return _schema_grammar(str(asked.json), json_options(asked))
     if kind == "json_object":
         return library.LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=json_options(asked))
     if kind == "regex":
         return library.LLMatcher.grammar_from_regex(asked.regex)
     if kind == "choice":
-        return library.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(quoted, asked.choice or ()))}")
+        # one expression, since alternatives of a grammar would count as so many items of a step
+        return library.LLMatcher.grammar_from_regex("|".join(map(escaped, asked.choice or ())))
     if kind == "structural_tag":
         return _structural_tag(str(asked.structural_tag))
     if kind == "tools":
@@ -77,9 +78,20 @@ def json_options(asked: StructuredOutputsParams) -> dict[str, Any]:
     return options | {"whitespace_pattern": _WHITE_SPACE}
 
 
-def quoted(text: str) -> str:
-    """A text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+def _schema_grammar(text: str, options: dict[str, Any]) -> str:
+    """The grammar of a JSON schema. Raises ValueError for numbers that the compiler cannot read."""
+    schema = text if text.startswith("{") else f'{{"allOf":[{text}]}}'  # true and false take no options
+    try:
+        return require_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:
+        raise ValueError(
+            f"the JSON schema cannot be read: {error}; NaN, infinities and numbers beyond 64 bits are no JSON numbers"
+        ) from error
+
+
+def escaped(text: str) -> str:
+    """A regular expression that matches this text alone."""
+    return _META.sub(r"\\\g<0>", text)
 
 
 def _structural_tag(text: str) -> str:

@@ -61,6 +61,9 @@ class Matcher:
         if self.error is not None:
             return False
         if self.has_begun and not self._take(token):
+            if token < self._vocabulary.size and self._state.is_error():  # a limit, or a lexer that went too far
+                self._note_failure()
+                return False
             text = self._vocabulary.tokens.dbg_tokens([token]) if token < self._vocabulary.size else "padding"
             self.error = f"the grammar does not allow token {token} ({text}) here"
             return False

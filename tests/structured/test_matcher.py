@@ -163,6 +163,40 @@ def test_wishes_that_are_none_are_refused(values, match):
         StructuredOutputsParams.from_dict(values)
 
 
+def test_choices_are_their_texts_and_may_be_many():
+    texts = [
+        "a\x00b",
+        "a.b",
+        "(x)",
+        "[y]{2}",
+        "^$",
+        "a|b",
+        "\\d",
+        "é😀",
+        "-~&#",
+        "<a>",
+        "\n\t ",
+        '"q"',
+        "yes",
+        "yesterday",
+    ]
+    ready = GRAMMARS.get(StructuredOutputsParams(choice=[*texts, *(f"{number:x}" for number in range(9000))]))
+
+    def takes(text: str) -> bool:
+        matcher = ready.matcher()
+        return matcher.replay(demo_tokenizer().encode(text)) and matcher.may_end
+
+    assert all(map(takes, [*texts, "0", "2327"])) and not any(map(takes, ["aXb", "x", "yy", "2328", "yest", ""]))
+
+
+def test_a_limit_that_a_token_meets_is_named():
+    many = {f"p{number}": {"type": "null"} for number in range(600)}
+    asked = StructuredOutputsParams(json={"type": "object", "properties": many, "additionalProperties": False})
+    matcher = GRAMMARS.get(asked).matcher()
+    assert not matcher.replay(demo_tokenizer().encode('{"p1":null'))
+    assert matcher.error is not None and "items; max is 2000" in matcher.error
+
+
 def test_structural_tags_hold_where_their_trigger_comes():
     tag = {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}
     grammar = GRAMMARS.get(StructuredOutputsParams(structural_tag=json.dumps(tag)))

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from ferrum_jax.structured.asked.params import MOST_BYTES, StructuredOutputsParams
+from ferrum_jax.structured.asked.schema import _ENFORCED
 from ferrum_jax.structured.grammars import Grammars
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 
@@ -54,6 +55,41 @@ CASES = [
 ]  # fmt: skip
 
 
+# of each keyword that is enforced: a schema, and instances that break it alone
+BROKEN = {
+    "type": ({"type": ["string", "null"]}, [1, True, [], {}]),
+    "enum": ({"enum": ["a", 1, None]}, ["b", 2, False, "a "]),
+    "const": ({"const": [1, "é"]}, [[1, "e"], [1], [1, "é", 1]]),
+    "properties": ({"type": "object", "properties": {"a": {"type": "integer"}}}, [{"a": "1"}, {"a": None}]),
+    "required": ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, [{}, {"b": 1}]),
+    "additionalProperties": ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}},
+                             [{"b": 1}, {"a": 1, "c": ""}]),
+    "patternProperties": ({"type": "object", "patternProperties": {"^k": {"type": "null"}}}, [{"k": 1}, {"kk": ""}]),
+    "minProperties": ({"type": "object", "minProperties": 1}, [{}]),
+    "maxProperties": ({"type": "object", "additionalProperties": {"type": "null"}, "maxProperties": 1},
+                      [{"a": None, "b": None}]),
+    "items": ({"type": "array", "items": {"type": "integer"}}, [[1, "2"], [None]]),
+    "prefixItems": ({"type": "array", "prefixItems": [{"type": "null"}]}, [[1], ["", None]]),
+    "additionalItems": ({"type": "array", "items": [{"type": "null"}], "additionalItems": {"type": "integer"}},
+                        [[None, "x"], [None, 1, None]]),
+    "minItems": ({"type": "array", "minItems": 2}, [[], [1]]),
+    "maxItems": ({"type": "array", "maxItems": 2}, [[1, 2, 3]]),
+    "minLength": ({"type": "string", "minLength": 2}, ["", "é", "😀"]),
+    "maxLength": ({"type": "string", "maxLength": 2}, ["abc", "ééé", "😀😀😀"]),
+    "pattern": ({"type": "string", "pattern": "^a+[0-9]$"}, ["a", "1", "aa12", "ba1"]),
+    "format": ({"type": "string", "format": "date"}, ["2024-13-01", "24-01-01", "2023-02-30", ""]),
+    "minimum": ({"type": "integer", "minimum": -3}, [-4, -100]),
+    "maximum": ({"type": "number", "maximum": 2.5}, [2.6, 3, 100]),
+    "exclusiveMinimum": ({"type": "integer", "exclusiveMinimum": 3}, [3, 0, -3]),
+    "exclusiveMaximum": ({"type": "number", "exclusiveMaximum": 1.5}, [1.5, 2]),
+    "multipleOf": ({"type": "integer", "multipleOf": 6}, [5, 13, -4]),
+    "allOf": ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, [2, 6, "4"]),
+    "anyOf": ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 3}]}, [2, "", True]),
+    "oneOf": ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, [0, "null"]),
+    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, [1, [[], [1]]]),
+}  # fmt: skip
+
+
 def grammar(schema, **more):
     return Grammars(demo_vocabulary()).get(StructuredOutputsParams(json=schema, **more))
 
@@ -67,6 +103,16 @@ def accepts(schema, text: str) -> bool:
 def test_a_keyword_lets_its_instances_through_and_no_others(schema, good, bad):
     assert accepts(schema, json.dumps(good, ensure_ascii=False))
     assert not accepts(schema, json.dumps(bad, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("keyword", sorted(_ENFORCED - {"$defs", "definitions"}))
+def test_what_breaks_a_keyword_does_not_come(keyword):
+    schema, broken = BROKEN[keyword]
+    for instance in broken:
+        draft = jsonschema.Draft7Validator if keyword == "additionalItems" else jsonschema.Draft202012Validator
+        if keyword != "format":  # which jsonschema does not look at
+            assert not draft(schema).is_valid(instance)
+        assert not accepts(schema, json.dumps(instance, ensure_ascii=False)), instance
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=lambda value: None)
@@ -139,6 +185,12 @@ def test_what_does_not_compile_says_where(schema, match):
     assert fault is not None
     with pytest.raises(ValueError, match=match):
         raise fault
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1" * 400])
+def test_numbers_that_are_none_of_json_are_refused(number):
+    with pytest.raises(ValueError, match="the JSON schema cannot be read: .*; NaN, infinities and numbers beyond"):
+        grammar(f'{{"type": "number", "minimum": {number}}}')
 
 
 def test_a_class_that_gives_its_schema_is_one():
