@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,9 +105,10 @@ class Rule:
 
     def expand(self) -> list[tuple[str, tuple[StoredTensor, ...]]]:
         """(target, sources) of every layer; there is one source, or one for each expert."""
-        return [self._at(layer) for layer in self.layers] if self.layers else [self._at(0)]
+        return [self.at(layer) for layer in self.layers] if self.layers else [self.at(0)]
 
-    def _at(self, layer: int) -> tuple[str, tuple[StoredTensor, ...]]:
+    def at(self, layer: int) -> tuple[str, tuple[StoredTensor, ...]]:
+        """(target, sources) of one layer."""
         source = self.source.replace("{i}", str(layer))
         target = self.target.replace("{i}", str(layer))
         if not self.experts:
@@ -153,6 +154,16 @@ def expand(rules: Iterable[Rule]) -> dict[str, tuple[StoredTensor, ...]]:
     if twice:
         raise ValueError(f"weight rules name these more than once: {twice}")
     return dict(pairs)
+
+
+def touching(rules: Iterable[Rule], names: Collection[str]) -> tuple[Rule, ...]:
+    """The rules of parameters of which at least one source is among the names, layer by layer."""
+    found = []
+    for rule in rules:
+        layers = tuple(i for i in rule.layers or (0,) if any(source.name in names for source in rule.at(i)[1]))
+        if layers:
+            found.append(dataclasses.replace(rule, layers=layers if rule.layers else ()))
+    return tuple(found)
 
 
 def of_base_model(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:

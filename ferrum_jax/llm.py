@@ -38,7 +38,6 @@ from ferrum_jax.engine.score_requests import Completion, ScoreRequest, score_par
 from ferrum_jax.engine.shared import Inbox, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.identity import ModelIdentity
-from ferrum_jax.models import registry
 from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, is_messages, listed, single, take_apart
@@ -51,13 +50,16 @@ from ferrum_jax.request import (
     SequenceLogprobs,
 )
 from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.startup.load import Loaded, with_weights
+from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.startup.new_weights import NewWeights, copies_for, updated
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Key = TypeVar("Key", bound=Hashable)
+
+WHAT_BECOMES = ("abort", "wait", "keep")  # of requests that run while weights are updated
 
 # as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
 MOST_WAITING = 2
@@ -153,22 +155,55 @@ class LLM:
         llm._take(Opening(source=source, config=config, tokenizer=tokenizer, on_progress=on_progress))
         return llm
 
-    def update_weights(self, state: nnx.Module | nnx.State | Mapping[Any, Any]) -> None:
-        """Takes copies of other weights, without a compile. Afterwards caches are empty and counters are 0.
+    def update_weights(
+        self,
+        state: NewWeights,
+        *,
+        requests: str | None = None,
+        partial: bool = False,
+        names: Mapping[str, str] | None = None,
+        cast: bool = False,
+    ) -> int:
+        """Takes copies of other weights, without a compile; returns the version, the number of updates so far.
 
-        state: a model, its state, or a mapping from dotted paths to arrays, with all parameters. Old and new weights
-        are in memory together for a moment. Raises ValueError, with nothing changed, for all arrays that do not fit,
-        and while requests run.
+        state: a model, its state, or a mapping of names to arrays: dotted paths of parameters, or the names of a
+        Hugging Face checkpoint, which go through the rules that loading has. Arrays may be on any devices, in any
+        sharding: they go from device to device where no tensor is cut, stacked or quantised. Or a checkpoint's folder.
+        requests: what becomes of those that run: "abort" ends them, "wait" lets them end first, "keep" goes on over the
+        KV that they have; their outputs name the version of each token. None refuses while any run.
+        partial: parameters that `state` lacks stay as they are. names: the name that each of these is meant by.
+        cast: take other dtypes than the engine's; tensors of a checkpoint are cast as loading casts them.
+
+        Nothing that was computed with the old weights is hit afterwards, and caches saved before are refused; pins are
+        gone. Each parameter replaces the old one before the next is copied. Raises ValueError, with nothing changed,
+        for all arrays that do not fit.
         """
         refuse_several_processes("update_weights")
-        if self._calls is not None and self._calls.busy:
-            raise ValueError("requests are running; let them end before the weights change")
-        arrays = registry.parameters_of(state)
-        old = self._opened.model
-        new = old.with_weights(arrays) if isinstance(old, Encoder) else with_weights(old, arrays)
-        self._opened = dataclasses.replace(self._opened, model=new)
+        if requests not in (None, *WHAT_BECOMES):
+            raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
+        busy = self._calls is not None and self._calls.busy
+        if busy and requests is None:
+            raise ValueError(
+                f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
+            )
+        copies = copies_for(self._opened.model, state, spec=self.spec, names=names, partial=partial, cast=cast)
         if self._calls is not None:
-            self._calls.drop()
+            self._calls.quiet(requests or "keep")
+        try:
+            model = updated(self._opened.model, copies)
+        except BaseException:
+            if self._calls is not None:
+                self._calls.drop()
+            raise
+        self._opened = dataclasses.replace(self._opened, model=model)
+        if self._calls is not None and isinstance(model, Loaded):
+            self._calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
+        return model.weights_version
+
+    @property
+    def weights_version(self) -> int:
+        """How often the weights were updated."""
+        return self._opened.model.weights_version
 
     def _take(self, opening: Opening) -> None:
         self._opened, engine = opening.run()
@@ -551,7 +586,7 @@ class LLM:
             prompts=self._opened.prompts,
             copies=loaded.copies,
             spec=loaded.layout.options.spec,
-            fingerprint=loaded.fingerprint,
+            fingerprint=loaded.cache_fingerprint,
             invariant=loaded.layout.options.invariant,
         )
 

@@ -259,6 +259,7 @@ class CompletionOutput:
     # The entry of stop_token_ids or stop that ended it, or what the error was; None if another cause did.
     stop_reason: int | str | None
     message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended or is streamed
+    weights_versions: tuple[int, ...] | None = None  # of each token, where the weights changed while it ran
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -319,6 +320,7 @@ class SequenceLogprobs:
     top_logprobs: np.ndarray  # [n, k] float32
     all_logprobs: np.ndarray | None = None  # [n, V] float32 by token id, where the whole vocabulary was asked for
     num_cached_tokens: int = 0  # tokens before them whose KV came from the prefix cache
+    weights_version: int = 0  # updates of the weights before them
 
     @property
     def cumulative_logprob(self) -> float:
@@ -338,6 +340,7 @@ class RequestOutput:
     num_cached_media: int = 0  # media items that lie wholly within them
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
     finished: bool = True
+    weights_version: int = 0  # updates of the weights before its last token
     embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], from `LLM.embed` only
     scores: SequenceLogprobs | None = dataclasses.field(default=None, compare=False)  # `LLM.compute_logprobs` only
 
@@ -389,6 +392,7 @@ class Request:
     cache_salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids
     # progress, written by the scheduler only
+    has_old_kv: bool = False  # of weights before an update, over which it goes on: nothing of it is shared
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the first admission
     junction: int = 0  # of a recurrent model: where the cached blocks of its prefix ended when it was admitted

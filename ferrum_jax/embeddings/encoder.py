@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Text
@@ -27,7 +28,7 @@ from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.pools.budget import Ledger
-from ferrum_jax.runtime.weights import PlacedWeights, copy_weights, read_beside
+from ferrum_jax.runtime.weights import PlacedWeights, read_beside, replace_weights
 
 Key = TypeVar("Key")
 
@@ -41,6 +42,7 @@ class Encoder:
     layout: EncoderLayout
     runner: EncoderRunner
     fingerprint: bytes
+    weights_version: int = 0
 
     @property
     def ledger(self) -> Ledger:
@@ -54,9 +56,11 @@ class Encoder:
                 for member, vector in zip(members, vectors, strict=True):
                     yield window[member], vector, 0
 
-    def with_weights(self, arrays: Mapping[str, Any]) -> Encoder:
-        """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
-        return _encoder(self.layout, copy_weights(self.layout, arrays), self.runner.executables)
+    def with_weights(self, copies: Copies) -> Encoder:
+        """The same executables with copies of other weights in the place of those that have one."""
+        weights = replace_weights(self.layout, self.runner.weights, copies)
+        made = _encoder(self.layout, weights, self.runner.executables)
+        return dataclasses.replace(made, weights_version=self.weights_version + 1)
 
 
 def _encoder(layout: EncoderLayout, weights: PlacedWeights, executables: Prepared[EncoderBucket]) -> Encoder:

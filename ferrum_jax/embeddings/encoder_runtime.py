@@ -197,7 +197,7 @@ class EncoderRunner:
         executables: Prepared[EncoderBucket],
         num_shards: int = 1,
     ) -> None:
-        self._weights = weights
+        self.weights = weights
         self.executables = executables
         self._num_shards = num_shards
         self.num_steps = 0
@@ -230,7 +230,7 @@ class EncoderRunner:
                 row = batch[place // bucket.num_rows, 1 + place % bucket.num_rows]
                 row[0] = len(texts[member])
                 row[1 : 1 + len(texts[member])] = texts[member]
-            vectors = self.executables[bucket](self._weights, batch.reshape(-1, 1 + bucket.length))
+            vectors = self.executables[bucket](self.weights, batch.reshape(-1, 1 + bucket.length))
             vectors.copy_to_host_async()
             in_flight.append((members, vectors))
             self.num_steps += 1

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
@@ -63,6 +64,7 @@ class Engine:
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._request_log = request_log
         self._guard = guard or contextlib.nullcontext()
+        self.weights_version = 0
         self._num_calls = 0
         self._token_limit: int | None = None
         self._limit_tokens()
@@ -85,7 +87,7 @@ class Engine:
             self._queue(submission)
         else:
             self._compiling[submission.id] = submission
-        submission.arrival = self._num_calls
+        submission.arrival, submission.weights_version = self._num_calls, self.weights_version
         self._submissions[submission.id] = submission
         self._num_scored += submission.scores is not None
         self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
@@ -193,6 +195,36 @@ class Engine:
         while self._in_flight:
             self._commit(self._in_flight.popleft())
 
+    def settle(self) -> list[RequestOutput]:
+        """Commits what is in flight, so that the host knows all that the device has done."""
+        outputs: list[RequestOutput] = []
+        while self._in_flight:
+            outputs += self._commit(self._in_flight.popleft())
+        return outputs
+
+    def abort_all(self) -> list[RequestOutput]:
+        """Ends everything that runs or waits with finish_reason "abort"; the outputs as far as they came."""
+        outputs = self.settle() + self._give_ended()
+        self._compiling.clear()
+        for choice in list(self._choices.values()):
+            self.scheduler.finish(choice.request, "abort", None)
+            self._finish_choice(choice, outputs)
+        return outputs
+
+    def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
+        """Goes on with other weights: nothing that was computed before is hit. Nothing may be in flight.
+
+        fingerprint: of these weights and this version. Rows that run keep the KV that they have.
+        """
+        self.runner.take_weights(weights)
+        for submission in self._submissions.values():
+            submission.weights_version = version
+            for choice in submission.open_choices:
+                if choice.request.slot or len(choice.request.token_ids) > choice.request.num_prompt_tokens:
+                    choice.updates.append((len(choice.request.token_ids) - choice.request.num_prompt_tokens, version))
+        self.scheduler.renew(fingerprint)
+        self.weights_version = version
+
     def constraint_counts(self) -> ConstraintCounts:
         """What was counted of grammars and masks."""
         return self._constraints.counts()
@@ -223,12 +255,7 @@ class Engine:
 
     def _step(self) -> list[RequestOutput]:
         self._queue_all_ready()
-        outputs: list[RequestOutput] = []
-        for submission in self._ended:
-            last = submission.choices[-1]
-            for choice in submission.choices:
-                self._give(choice, outputs, ended=choice is last)
-        self._ended = []
+        outputs = self._give_ended()
         plan = self._schedule()
         if plan is None:
             return outputs + self._commit(self._in_flight.advance(None))
@@ -245,6 +272,15 @@ class Engine:
 
         step = self.runner.dispatch(plan, masks_follow)
         self._in_flight.append(_Dispatched(step, self._score(plan)))
+        return outputs
+
+    def _give_ended(self) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        for submission in self._ended:
+            last = submission.choices[-1]
+            for choice in submission.choices:
+                self._give(choice, outputs, ended=choice is last)
+        self._ended = []
         return outputs
 
     def _write_masks(self, plan: StepPlan) -> None:

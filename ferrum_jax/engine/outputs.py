@@ -57,7 +57,8 @@ def _output(
         else tuple(e and _with_text(e, tokenizer) for e in scores.entries()),
         finished=finished,
         embedding=submission.embedding,
-        scores=scores.sequence(num_cached_tokens) if scores is not None and is_scored else None,
+        scores=scores.sequence(num_cached_tokens, submission.weights_version) if scores and is_scored else None,
+        weights_version=submission.weights_version,
     )
 
 
@@ -80,7 +81,19 @@ def _completion(
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         message=_message(choice, tokenizer, forms),
+        weights_versions=_versions(choice)[after or 0 :] if choice.updates else None,
     )
+
+
+def _versions(choice: Choice) -> tuple[int, ...]:
+    """Of each token, the updates of the weights before it."""
+    last = choice.submission.weights_version
+    num_tokens = len(choice.request.token_ids) - choice.request.num_prompt_tokens
+    first = choice.updates[0][1] - 1
+    steps = [sum(start <= token for start, _ in choice.updates) for token in range(num_tokens)]
+    versions = [first, *(version for _, version in choice.updates)]
+    assert versions[-1] == last, "an update was missed"
+    return tuple(versions[step] for step in steps)
 
 
 def _new_text(choice: Choice) -> str:

@@ -45,7 +45,7 @@ class PromptScores:
             else:
                 yield _every(token, self._words[row, 1:].view(np.float32))
 
-    def sequence(self, num_cached_tokens: int) -> SequenceLogprobs:
+    def sequence(self, num_cached_tokens: int, weights_version: int) -> SequenceLogprobs:
         """The results as arrays."""
         words = self._words
         assert words is not None, "a sequence that was scored has results"
@@ -61,6 +61,7 @@ class PromptScores:
                 top_logprobs=np.zeros((len(ids), 0), np.float32),
                 all_logprobs=values,
                 num_cached_tokens=num_cached_tokens,
+                weights_version=weights_version,
             )
         results = sampling.unpack(words)
         return SequenceLogprobs(
@@ -70,6 +71,7 @@ class PromptScores:
             top_ids=results.top_ids[:, : self.num_tops].copy(),
             top_logprobs=results.top_logprobs[:, : self.num_tops].copy(),
             num_cached_tokens=num_cached_tokens,
+            weights_version=weights_version,
         )
 
 

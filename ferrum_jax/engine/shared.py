@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import jax
+
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.request import NO_OPTIONS, RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.runtime.compile import CompileCounter
@@ -75,9 +77,29 @@ class SharedEngine:
         with self._owned():
             if not self.engine.has_unfinished:
                 raise RuntimeError("the engine was broken off in another call; ask again")
-            for output in self.whole(self._counted_step):
-                get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
-                get(output.request_id).append(output)
+            self._deliver(self.whole(self._counted_step))
+
+    def quiet(self, requests: str) -> None:
+        """Lets the device come to rest; what it has done is in the inboxes.
+
+        requests: "abort" ends all that runs or waits, "wait" lets it end, "keep" keeps it.
+        """
+        while requests == "wait" and self.busy:
+            self.step()
+        if self._engine is not None:
+            with self._owned():
+                self._deliver(self.whole(self.engine.abort_all if requests == "abort" else self.engine.settle))
+
+    def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
+        """The engine goes on with other weights; nothing may be in flight."""
+        if self._engine is not None:
+            with self._owned():
+                self.whole(lambda: self.engine.renew(weights, fingerprint, version))
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
+            get(output.request_id).append(output)
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[None]:

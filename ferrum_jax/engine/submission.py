@@ -34,6 +34,9 @@ class Choice:
     text: TextStream | None  # only where text is wanted before the end: streams and stop strings
     logprobs: list[dict[int, Logprob]] | None
     ended_text: str | None = None  # of one that had ended before it was resumed
+    updates: list[tuple[int, int]] = dataclasses.field(
+        default_factory=list
+    )  # its tokens before each, the version after
     num_given: int = 0  # of its tokens, where only what is new is given
     message: GrowingMessage | None = None  # of a chat that is streamed
 
@@ -57,6 +60,7 @@ class Submission:
     choices: list[Choice] = dataclasses.field(default_factory=list)
     scores: PromptScores | None = None  # log-probabilities of its prompt's tokens, or of some
     num_left: int = 0
+    weights_version: int = 0  # updates of the weights before its next token
     grammar: Grammar | None = None  # under which its choices draw
     rules: TokenRules | None = None  # of one that needs masks
     arrival: int = 0  # calls of `Engine.step` before it

@@ -276,6 +276,18 @@ class CacheManager:
         metrics.bytes = sum(pool.num_keyed * size for pool, size in zip(pools, block_bytes, strict=True))
         return metrics
 
+    def renew(self, fingerprint: bytes) -> None:
+        """Other weights, of this fingerprint: all that was computed is forgotten, the pinned too; rows keep theirs."""
+        self.pins.clear()
+        for pool in self.all_pools():
+            pool.unkey_all()
+        if self.tier is not None:
+            self.tier.unkey_all()
+        if self.states is not None:
+            self.states.leave_alone()
+        self._keys.renew(fingerprint)
+        self._has_unkeyed = True
+
     def reset(self) -> None:
         """Forget every cached prefix, the pinned ones too. Raises ValueError while a row owns blocks or a state."""
         for pool in self.all_pools():
@@ -312,7 +324,7 @@ class CacheManager:
                 for index in range(int(first), int(end)):
                     id = int(self.blocks.tables[group][request.slot, index])
                     key = pool.key_of(id)
-                    is_right = key == request.keys[index] or (key is None and self._has_unkeyed)
+                    is_right = (key is None and self._has_unkeyed) or key == request.keys[index]
                     assert is_right, f"block {index} of {request.id} has a foreign key"
         rows = [] if self.states is None else self.states.holders()
         for pool in self.all_pools()[len(self.pools) :]:

@@ -56,6 +56,12 @@ class HostTier:
             self._spills.pop((group, pool.find(key)), None)
             pool.unkey(key)
 
+    def unkey_all(self) -> None:
+        """Forget every block."""
+        for pool in self.pools:
+            pool.unkey_all()
+        self._spills = {}
+
     def hold(self, group: int, host_id: int) -> None:
         """Keep a host block until the plan that is being made has read it."""
         self.pools[group].retain(host_id)

@@ -201,6 +201,11 @@ class IdPool:
             self._returned.append(id)
         return True
 
+    def unkey_all(self) -> None:
+        """No id carries a key from now on; ids that are held stay so."""
+        for key in list(self._id_of):
+            self.unkey(key)
+
     def find(self, key: bytes) -> int:
         """The id that carries `key`, or 0. Changes nothing."""
         return self._id_of.get(key, 0)

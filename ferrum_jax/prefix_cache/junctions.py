@@ -8,6 +8,7 @@ falls along a row's own keys, a request parts. Counts are of keys, so they cost 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from ferrum_jax.prefix_cache.keys import RequestKeys
 from ferrum_jax.request import Request
@@ -27,6 +28,13 @@ class Junctions:
         limit = request.hit_limit // self._block_size if request.takes_hits else 0
         self._num_keys[request.id] = limit
         self._waiting.update(self._keys.of_blocks(request, limit)[:limit])
+
+    def renew(self, waiting: Iterable[Request]) -> None:
+        """Count the keys of what waits anew: they are not what they were."""
+        self._waiting.clear()
+        self._num_keys.clear()
+        for request in waiting:
+            self.add(request)
 
     def remove(self, request: Request) -> None:
         """It waits no more."""

@@ -93,10 +93,14 @@ class RequestKeys:
     """The keys of one model, KV dtype and block size; a request remembers those of its full blocks."""
 
     def __init__(self, *, fingerprint: bytes, kv_dtype: str, block_size: int) -> None:
-        self._block_size = block_size
+        self._block_size, self._kv_dtype = block_size, kv_dtype
+        self.renew(fingerprint)
+
+    def renew(self, fingerprint: bytes) -> None:
+        """Other weights: no key is what it was. Requests that remember theirs must forget them."""
         # most requests have no adapter and no salt
         self._root_key = functools.lru_cache(maxsize=1024)(
-            functools.partial(root_key, fingerprint, kv_dtype, block_size)
+            functools.partial(root_key, fingerprint, self._kv_dtype, self._block_size)
         )
 
     def of_blocks(self, request: Request, num_blocks: int) -> list[bytes]:

@@ -43,7 +43,7 @@ class Sharing:
 
         A chunk may end within a block, which a later chunk of the row fills: who shares that block waits for it too.
         """
-        if not self._enabled:
+        if not self._enabled or request.has_old_kv:
             return set()
         end, pools = ceil_div(num_tokens, self._block_size), self._pools
         end = min(end, len(request.token_ids) // self._block_size)
@@ -79,7 +79,7 @@ class Sharing:
 
         An entry of its prompt if that ends there, and a snapshot of its recurrent state.
         """
-        if not self._enabled or request.num_computed == num_tokens:
+        if not self._enabled or request.num_computed == num_tokens or request.has_old_kv:
             return
         ends_prompt = self._ends_prompt(request, num_tokens)
         if ends_prompt:
@@ -104,7 +104,7 @@ class Sharing:
         first, end = int(self._blocks.num_published[slot]), num_tokens // self._block_size
         if end <= first or not (self._enabled or self._blocks.has_windows):
             return
-        if self._enabled:
+        if self._enabled and not request.has_old_kv:
             self._publish_blocks(request, slot, first, end)
             if self._states is not None:
                 self._states.publish(slot, num_tokens, lambda count: self._keys.of_prefix(request, count))

@@ -35,6 +35,7 @@ class StateSlots:
         self._copy_pool = copy_pool
         self._of_row = np.zeros(max_num_seqs + 1, np.int32)
         self._num_open = max_num_seqs  # rows that may still come; each needs a slot
+        self._left_alone: set[int] = set()  # row slots of which no snapshot is kept
         self._followed: dict[int, int] = {}  # row slot -> its snapshot, 0 until the first one is published
         self._ordered: dict[int, tuple[int, int]] = {}  # row slot -> its next snapshot and the tokens before that
 
@@ -60,7 +61,12 @@ class StateSlots:
         snapshot = self._followed.pop(slot, 0)
         self.pool.release([id for id in (int(self._of_row[slot]), ordered, snapshot) if id])
         self._of_row[slot] = 0
+        self._left_alone.discard(slot)
         self._num_open += 1
+
+    def leave_alone(self) -> None:
+        """Keep no snapshot of the rows that run now."""
+        self._left_alone.update(np.flatnonzero(self._of_row).tolist())
 
     def keep(self, slot: int, key: bytes, transfers: Transfers) -> None:
         """Order a snapshot of the row's state after the next plan, unless there is one or no slot is free."""
@@ -76,6 +82,8 @@ class StateSlots:
 
         Its key is known when the step is committed, so the row holds it without one until then.
         """
+        if slot in self._left_alone:
+            return
         if slot not in self._followed:
             if len(self._followed) >= self.max_snapshots // 2:
                 return

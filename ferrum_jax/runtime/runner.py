@@ -91,8 +91,8 @@ class Runner:
         host: HostTransfers | None = None,
     ) -> None:
         """host: copies to and from the host tier, if there is one."""
-        self._weights = weights
-        self._head = head.pick(weights)
+        self._whole_head = head
+        self.take_weights(weights)
         self._caches = pools.flat_caches()
         self._caches_tree = jax.tree.structure(pools.caches)
         self.copies = copies
@@ -112,6 +112,11 @@ class Runner:
         self.recent_steps: deque[tuple[int, int, int]] = deque(
             maxlen=200
         )  # tokens of decodes, of chunks, slots of both
+
+    def take_weights(self, weights: tuple[jax.Array, ...]) -> None:
+        """Steps from now on run with these."""
+        self._weights = weights
+        self._head = self._whole_head.pick(weights)
 
     def take_parts(self) -> bool:
         """Lets steps use the executables that have been added; whether there were any since the last call."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 
 from checkpoints.fingerprint import fingerprint
-from checkpoints.memory import take
+from checkpoints.memory import Copies
 from ferrum_jax.runtime.compile import beside
 from ferrum_jax.runtime.layout import ModelLayout
 
@@ -45,9 +45,16 @@ def read_beside(
         return weights, compiling.result()
 
 
-def copy_weights(layout: ModelLayout, arrays: Mapping[str, Any]) -> PlacedWeights:
-    """Copies of arrays in memory, as the layout has them. Raises one ValueError for all that does not fit."""
-    return _weights(layout, take(arrays, layout.targets, layout.model.expansions))
+def replace_weights(layout: ModelLayout, old: Sequence[jax.Array], copies: Copies) -> PlacedWeights:
+    """The old arrays with copies in the place of those that have one, made and freed one after the other.
+
+    So at most one parameter is in memory twice. Should memory lack in the middle, the old weights are gone in part.
+    """
+    arrays = dict(zip(layout.targets, old, strict=True))
+    for name, copy in copies.items():
+        before, arrays[name] = arrays[name], copy().block_until_ready()
+        before.delete()
+    return _weights(layout, arrays)
 
 
 def _weights(layout: ModelLayout, tensors: Mapping[str, jax.Array]) -> PlacedWeights:

@@ -145,6 +145,21 @@ class Scheduler:
         for shard in self._shards:
             shard.limit_tokens(num_tokens)
 
+    def renew(self, fingerprint: bytes) -> None:
+        """Other weights: nothing that was computed is hit any more, and no plan is in flight.
+
+        Rows go on over the KV they have, of which nothing is shared; those that are scored begin anew.
+        """
+        assert not self._in_flight, "commit what is in flight first"
+        for cache in self.caches:
+            cache.renew(fingerprint)
+        for request in self._unfinished.values():
+            request.keys.clear()
+            request.has_old_kv = bool(request.slot)
+        for shard in self._shards:
+            shard.begin_scores_anew()
+        self._waiting.renew()
+
     # -- the next step ---------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:

@@ -165,9 +165,16 @@ class Shard:
         self.cache.publish(request, request.slot, request.num_computed)
         token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
         self.leave([request])
+        request.has_old_kv = False
         request.num_preemptions += 1
         self.cache.counters.preemptions += 1
         self._queue.push(request, is_awaited=token_in_flight)
+
+    def begin_scores_anew(self) -> None:
+        """Preempt the rows whose tokens are scored, which must all be of the same weights."""
+        for request in self.rows.all():
+            if not request.takes_hits or request.most_hit_tokens is not None:
+                self._preempt(request)
 
     def _plan_prefills(self, budget: int, *, is_first: bool) -> list[tuple[Request, int]]:
         """Rows with tokens left to compute, each with its chunk's length, within `budget` tokens.

@@ -53,6 +53,11 @@ class WaitingQueue:
             self._junctions.remove(request)
         return request
 
+    def renew(self) -> None:
+        """The keys of what waits are not what they were."""
+        if self._junctions is not None:
+            self._junctions.renew(self._requests.values())
+
     def set_aside(self, request_id: int) -> None:
         """Let those behind a request pass it until `put_back`."""
         self._aside[request_id] = self._requests.pop(request_id)

@@ -49,7 +49,7 @@ def build_engine(
     sizes = _sizes(layout, config)
     caches = [
         CacheManager(
-            sizes, fingerprint=loaded.fingerprint, kv_dtype=layout.kv_dtype, enabled=config.enable_prefix_caching
+            sizes, fingerprint=loaded.cache_fingerprint, kv_dtype=layout.kv_dtype, enabled=config.enable_prefix_caching
         )
         for _ in range(sizes.num_shards)
     ]
@@ -64,7 +64,7 @@ def build_engine(
         host=None if caches[0].tier is None else HostTransfers(loaded.copies),
     )
     constraints = Constraints(tokenizer, vocab_size=layout.options.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
-    return make_engine(
+    engine = make_engine(
         current(),
         runner=runner,
         scheduler=Scheduler(caches),
@@ -82,6 +82,8 @@ def build_engine(
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
     )
+    engine.weights_version = loaded.weights_version
+    return engine
 
 
 def _sizes(layout: Layout, config: EngineConfig) -> EngineSizes:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
@@ -19,7 +19,7 @@ from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.programs import Executables, compile_all
-from ferrum_jax.runtime.weights import copy_weights, read_beside
+from ferrum_jax.runtime.weights import read_beside
 from ferrum_jax.startup.model_source import ModelSource
 
 
@@ -27,7 +27,7 @@ from ferrum_jax.startup.model_source import ModelSource
 class Loaded:
     """Everything that is slow to make: weights on the device and executables. Engines are made from it.
 
-    weights_s, executables_s: what each took, one beside the other.
+    weights_s, executables_s: what each took, one beside the other. weights_version: how often they were updated.
     """
 
     layout: Layout
@@ -38,6 +38,19 @@ class Loaded:
     end_ids: frozenset[int]
     weights_s: float = 0.0
     executables_s: float = 0.0
+    weights_version: int = 0
+    update_salt: bytes = b""
+
+    @property
+    def cache_fingerprint(self) -> bytes:
+        """What keys of cached prefixes begin with: the fingerprint, and what a sample of updated weights may not show.
+
+        The salt is of this object alone: two programs that updated parts of their weights differently share nothing.
+        """
+        if not self.weights_version:
+            return self.fingerprint
+        content = self.fingerprint + self.update_salt + self.weights_version.to_bytes(8, "little")
+        return hashlib.blake2b(content, digest_size=16).digest()
 
     @property
     def ledger(self) -> Ledger:
@@ -79,9 +92,3 @@ def load(
         weights_s=weights.read_s,
         executables_s=executables_s,
     )
-
-
-def with_weights(loaded: Loaded, arrays: Mapping[str, Any]) -> Loaded:
-    """The same executables with copies of other weights. Raises one ValueError for all that does not fit."""
-    weights = copy_weights(loaded.layout, arrays)
-    return dataclasses.replace(loaded, weights=weights.arrays, fingerprint=weights.fingerprint)

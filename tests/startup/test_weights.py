@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import fsspec
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from checkpoints import huggingface
+from checkpoints.memory import copies_of
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.models import registry
+from ferrum_jax.runtime.weights import replace_weights
 from tests.support import GOLDENS, SMALL, small_llm
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -91,3 +95,133 @@ def test_all_that_does_not_fit_is_one_error_and_changes_nothing():
     stream.close()
     with pytest.raises(ValueError, match="the model is a Linear; it must be one of"):
         LLM.from_model(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+
+def hf_state() -> dict[str, np.ndarray]:
+    """The golden's tensors by the names of its folder, copied."""
+    tensors = huggingface.map_tensors(GOLDENS / "qwen3")
+    return {name: np.array(tensor) for name, tensor in tensors.items()}
+
+
+def test_a_hugging_face_state_dict_and_a_folder_are_taken_as_they_are():
+    llm = in_memory()
+    llm.update_weights(model(-3.0))
+    changed = tokens(llm)
+    before = llm.weights_version
+    assert llm.update_weights(hf_state()) == before + 1
+    assert llm.loaded.fingerprint == small_llm("qwen3").loaded.fingerprint
+    assert tokens(llm) == tokens(small_llm("qwen3")) != changed
+    llm.update_weights(model(-3.0))
+    llm.update_weights(GOLDENS / "qwen3")
+    assert tokens(llm) == tokens(small_llm("qwen3"))
+    with pytest.raises(ValueError, match="another model"):
+        llm.update_weights(GOLDENS / "llama")
+    state = hf_state()
+    del state["model.norm.weight"]
+    state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"][1:]
+    with pytest.raises(ValueError, match="2 mismatches"):
+        llm.update_weights(state)
+    assert tokens(llm) == tokens(small_llm("qwen3"))
+
+
+def test_some_layers_alone_are_taken_by_either_names_or_by_others_that_are_mapped():
+    llm = in_memory()
+    llm.update_weights(model())
+    own, stored = "layers.0.attention.o.weight", "model.layers.0.self_attn.o_proj.weight"
+    array = registry.parameters_of(model(-3.0))[own]
+    llm.update_weights(model(-3.0))
+    wanted, changed = llm.loaded.fingerprint, tokens(llm)
+    for state, names in (({own: array}, None), ({stored: array}, None), ({"mine": array}, {"mine": stored})):
+        llm.update_weights(model())
+        llm.update_weights(state, partial=True, names=names)
+        assert llm.loaded.fingerprint == wanted and tokens(llm) == changed
+    with pytest.raises(ValueError, match="bfloat16"):
+        llm.update_weights({own: array.astype(jnp.bfloat16)}, partial=True)
+    llm.update_weights({own: array.astype(jnp.bfloat16)}, partial=True, cast=True)
+    with pytest.raises(ValueError, match="nowhere is left over"):
+        llm.update_weights({own: array, "nowhere": array}, partial=True)
+    with pytest.raises(ValueError, match="names has"):
+        llm.update_weights({own: array}, names={"nobody": own})
+
+
+def test_dense_weights_are_quantised_on_their_way_into_a_quantised_engine():
+    llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, weights="int8"))
+    before, wanted = tokens(llm), llm.loaded.fingerprint
+    state = hf_state()
+    llm.update_weights(state)
+    assert tokens(llm) == before and llm.loaded.fingerprint == wanted
+    state["model.layers.0.mlp.up_proj.weight"][0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"up_proj\.weight has weights that are not finite"):
+        llm.update_weights(state)
+    assert tokens(llm) == before
+
+
+def test_running_requests_are_ended_waited_for_or_kept_and_outputs_say_so():
+    llm = in_memory()
+    llm.update_weights(model())
+    with pytest.raises(ValueError, match="requests is 'stop'"):
+        llm.update_weights(model(), requests="stop")
+    whole = llm.generate([PROMPT], GREEDY, progress=False)[0]
+    for what in ("abort", "wait", "keep"):
+        llm.update_weights(model())
+        stream = llm.stream(PROMPT, GREEDY)
+        some = next(stream)
+        version = llm.update_weights(model(-3.0), requests=what)
+        llm.engine.scheduler.check_invariants()
+        *_, last = stream
+        llm.engine.scheduler.check_invariants()
+        assert last.token_ids[: len(some.token_ids)] == some.token_ids
+        if what == "wait":
+            assert last.token_ids == whole.token_ids and last.outputs[0].weights_versions is None
+            assert last.weights_version == version - 1
+        elif what == "abort":
+            assert last.finish_reason == "abort" and last.weights_version == version - 1
+            assert last.token_ids == whole.token_ids[: len(last.token_ids)]
+        else:
+            versions = last.outputs[0].weights_versions
+            assert list(versions) == sorted(versions) and set(versions) == {version - 1, version}
+            assert len(versions) == 8 and last.weights_version == version and last.token_ids != whole.token_ids
+
+
+def test_what_a_kept_row_computed_is_shared_with_nobody():
+    llm = in_memory()
+    llm.update_weights(model())
+    stream = llm.stream(PROMPT, dataclasses.replace(GREEDY, max_tokens=40))
+    next(stream)
+    llm.update_weights(model(-3.0), requests="keep")
+    *_, last = stream
+    prompt = PROMPT + list(last.token_ids[:30])
+    mixed = llm.generate([prompt], GREEDY, progress=False)[0]
+    assert mixed.num_cached_tokens == 0
+    llm.update_weights(model(-3.0))
+    assert mixed.token_ids == llm.generate([prompt], GREEDY, progress=False)[0].token_ids
+
+
+def test_prefixes_that_were_saved_before_an_update_are_not_loaded_after_it(tmp_path):
+    llm = in_memory()
+    llm.update_weights(model())
+    llm.cache_prefix(PROMPT, pin=True)
+    llm.save_prefix_cache(tmp_path / "prefixes")
+    llm.update_weights(model())  # the same weights: a sampled fingerprint cannot tell them from others
+    assert llm.stats()["pinned"] == 0 and llm.generate([PROMPT], GREEDY, progress=False)[0].num_cached_tokens == 0
+    with pytest.raises(ValueError, match="prefixes"):
+        llm.load_prefix_cache(tmp_path / "prefixes")
+
+
+def test_an_update_has_one_parameter_in_memory_twice_at_most():
+    llm, live = LLM.from_model(model(), SMALL), []
+    layout, old = llm.loaded.layout, llm.loaded.weights
+    whole = sum(array.nbytes for array in old)
+
+    def counted(make):
+        def copy():
+            made.append(make())
+            live.append(sum(array.nbytes for array in (*old, *made) if not array.is_deleted()))
+            return made[-1]
+
+        return copy
+
+    made: list[jax.Array] = []
+    copies = copies_of(registry.parameters_of(model(-3.0)), layout.targets, layout.model.expansions)
+    replace_weights(layout, old, {name: counted(make) for name, make in copies.items()})
+    assert len(live) == len(old) and max(live) <= whole + max(array.nbytes for array in made)

@@ -1,0 +1,134 @@
+"""New weights for a model that runs: what a trainer names, found and checked, then put in the place of the old ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from checkpoints import Checkpoint, huggingface, open_checkpoint
+from checkpoints.formats import scheme_of
+from checkpoints.memory import Copies, copies_of, copies_of_tensors, is_own
+from ferrum_jax.embeddings.encoder import Encoder
+from ferrum_jax.models import bert, registry
+from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.runtime.layout import ModelLayout
+from ferrum_jax.runtime.weights import replace_weights
+from ferrum_jax.spec import ModelSpec
+from ferrum_jax.startup.load import Loaded
+from ferrum_jax.startup.model_source import ModelSource
+
+NewWeights = nnx.Module | nnx.State | Mapping[Any, Any] | str | os.PathLike[str]
+
+
+def copies_for(
+    model: Loaded | Encoder,
+    state: NewWeights,
+    *,
+    spec: ModelSpec | BertSpec,
+    names: Mapping[str, str] | None,
+    partial: bool,
+    cast: bool,
+) -> Copies:
+    """What makes the copy of each parameter that changes. See `LLM.update_weights`; spec: of the model as it is stored.
+
+    Raises ValueError, before anything is copied, for all that does not fit.
+    """
+    layout = model.layout
+    targets, expansions = layout.targets, layout.model.expansions
+    if isinstance(state, str | os.PathLike):
+        if names or partial:
+            raise ValueError("a folder is taken as a whole, by its own names; leave names and partial out")
+        return _of_folder(layout, os.fspath(state), spec)
+    arrays = {name: _array(name, array) for name, array in _renamed(registry.parameters_of(state), names or {}).items()}
+    if not arrays:
+        raise ValueError("the weights are empty: 0 arrays; give those that change")
+    if is_own(arrays, targets):
+        return copies_of(arrays, targets, expansions, cast=cast, partial=partial)
+    rules, harmless = _table(layout.spec)
+    return copies_of_tensors(arrays, targets, expansions, rules=rules, harmless=harmless, partial=partial)
+
+
+def updated(model: Loaded | Encoder, copies: Copies) -> Any:
+    """The model with copies in the place of its arrays, which are freed; the executables stay."""
+    if isinstance(model, Encoder):
+        return model.with_weights(copies)
+    weights = replace_weights(model.layout, model.weights, copies)
+    return dataclasses.replace(
+        model,
+        weights=weights.arrays,
+        fingerprint=weights.fingerprint,
+        weights_version=model.weights_version + 1,
+        update_salt=model.update_salt or os.urandom(16),
+    )
+
+
+def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | BertSpec) -> Copies:
+    checkpoint = open_checkpoint(folder)
+    source = ModelSource.of_checkpoint(checkpoint)
+    if source.spec != spec:
+        raise ValueError(
+            f"{folder} is another model than the one that runs: they differ in {_differences(source.spec, spec)}"
+        )
+    targets, expansions = layout.targets, layout.model.expansions
+    if checkpoint.kind == "huggingface":
+        rules, harmless = _table(layout.spec)
+        return copies_of_tensors(
+            huggingface.map_tensors(checkpoint.remote or Path(checkpoint.path)),
+            targets,
+            expansions,
+            rules=rules,
+            harmless=harmless,
+            scheme=_scheme(checkpoint),
+        )
+    arrays = source.read(targets, expansions)
+    return {name: (lambda array=array: array) for name, array in arrays.items()}
+
+
+def _scheme(checkpoint: Checkpoint) -> Any:
+    return scheme_of(checkpoint.config, checkpoint.stored_forms.scale_dtype)
+
+
+def _table(spec: ModelSpec | BertSpec) -> tuple[Any, Any]:
+    """Rules and harmless tensors of a model."""
+    if isinstance(spec, BertSpec):
+        return bert.weight_rules(spec), bert.harmless_tensors(spec)
+    family = registry.family_of(spec.architecture)
+    return family.weight_rules(spec), family.harmless(spec)
+
+
+def _differences(found: Any, wanted: Any) -> str:
+    if type(found) is not type(wanted):
+        return f"{type(found).__name__} and {type(wanted).__name__}"
+    fields = [field.name for field in dataclasses.fields(found)]
+    return ", ".join(name for name in fields if getattr(found, name) != getattr(wanted, name))
+
+
+def _renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    unknown = sorted(set(names) - arrays.keys())
+    found = {names.get(name, name): array for name, array in arrays.items()}
+    if unknown or len(found) < len(arrays):
+        what = f"has {unknown}, which the weights do not have" if unknown else "gives two arrays one name"
+        raise ValueError(f"names {what}; correct it")
+    return found
+
+
+def _array(name: str, value: Any) -> jax.Array | np.ndarray:
+    """The value as an array; one of another library, such as a tensor of torch, where it shares its memory.
+
+    Raises ValueError for what is none.
+    """
+    if isinstance(value, jax.Array | np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        detached = value.detach() if hasattr(value, "detach") else value
+        return jax.dlpack.from_dlpack(detached.contiguous() if hasattr(detached, "contiguous") else detached)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return np.asarray(value)
+    raise ValueError(f"{name} is a {type(value).__name__}; it must be an array")
