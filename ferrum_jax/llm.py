@@ -12,7 +12,7 @@ import datetime
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -54,6 +54,7 @@ from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
 from ferrum_jax.startup.new_weights import NewWeights, copies_for, updated
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
+from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
@@ -186,6 +187,8 @@ class LLM:
             raise ValueError(
                 f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
             )
+        if partial and self.is_sleeping:
+            raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
         copies = copies_for(self._opened.model, state, spec=self.spec, names=names, partial=partial, cast=cast)
         if self._calls is not None:
             self._calls.quiet(requests or "keep")
@@ -198,7 +201,45 @@ class LLM:
         self._opened = dataclasses.replace(self._opened, model=model)
         if self._calls is not None and isinstance(model, Loaded):
             self._calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
+            self._calls.wake_up({"weights"})
         return model.weights_version
+
+    def sleep(self, level: int = 1) -> dict[str, int]:
+        """Makes room for others on the devices; returns the bytes that each device has more, of weights and KV.
+
+        level: 1 moves the weights to host memory and drops KV and what is cached; 2 drops both, and `update_weights`
+        brings weights. Raises ValueError while requests run, and where it sleeps already.
+        """
+        refuse_several_processes("sleep")
+        if level not in LEVELS:
+            raise ValueError(f"level is {level!r}; it must be 1 (weights go to host memory) or 2 (they are dropped)")
+        calls, model = self.calls, self.loaded
+        if calls.asleep:
+            raise ValueError(f"{' and '.join(calls.asleep)} sleep already; call wake_up() first")
+        if calls.busy:
+            raise ValueError("requests are running; let them end before it sleeps")
+        calls.fall_asleep(TAGS)
+        ledger = model.ledger
+        kv_bytes = ledger.used_bytes - ledger.weights_bytes - ledger.temporaries_bytes
+        model, weights_bytes = put_to_sleep(model, level)
+        self._opened = dataclasses.replace(self._opened, model=model)
+        return {"weights": weights_bytes, "kv_cache": kv_bytes}
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Undoes `sleep`, without a compile. tags: "weights", "kv_cache"; None is all that sleeps.
+
+        Requests run once both are awake, and after level 2 once `update_weights` has brought weights: it does so while
+        the rest sleeps, too. Raises ValueError for what does not sleep.
+        """
+        woken_tags = tags_to_wake(tags, self.calls.asleep)
+        if "weights" in woken_tags:
+            self._opened = dataclasses.replace(self._opened, model=woken(self.loaded))
+        self.calls.wake_up(woken_tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV sleep."""
+        return bool(self._calls is not None and self._calls.asleep)
 
     @property
     def weights_version(self) -> int:

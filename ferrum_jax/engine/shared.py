@@ -11,7 +11,7 @@ import contextlib
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -38,11 +38,14 @@ class SharedEngine:
         self._on_recompile = on_recompile
         self._owner: int | None = None  # thread whose requests run
         self._inside = threading.RLock()  # a stream that is collected in the middle of a call ends in its thread
+        self.asleep: tuple[str, ...] = ()  # of weights and KV, what is not on the devices
         self.num_compiles = 0  # of steps, which call executables and compile nothing
 
     @property
     def engine(self) -> Engine:
-        """The engine; a fresh one with empty caches after one was dropped."""
+        """The engine; a fresh one with empty caches after one was dropped. Raises ValueError while it sleeps."""
+        if self.asleep:
+            raise ValueError(f"{' and '.join(self.asleep)} sleep, so nothing runs; call wake_up() first")
         if self._engine is None:
             self._engine = self._make()
         return self._engine
@@ -89,6 +92,15 @@ class SharedEngine:
         if self._engine is not None:
             with self._owned():
                 self._deliver(self.whole(self.engine.abort_all if requests == "abort" else self.engine.settle))
+
+    def fall_asleep(self, tags: Iterable[str]) -> None:
+        """Drops the engine; there is none until all of these are awake."""
+        self.drop()
+        self.asleep = tuple(tags)
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """These are on the devices again."""
+        self.asleep = tuple(tag for tag in self.asleep if tag not in tags)
 
     def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
         """The engine goes on with other weights; nothing may be in flight."""

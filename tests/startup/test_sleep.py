@@ -1,0 +1,72 @@
+"""Sleep and its end: room for others on the devices, the same tokens afterwards, and no compile."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from ferrum_jax import LLM, SamplingParams
+from tests.support import GOLDENS, SMALL
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+PROMPT = list(range(6, 46))
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(str(GOLDENS / "qwen3"), SMALL)
+
+
+def tokens(llm: LLM) -> tuple[int, ...]:
+    return llm.generate([PROMPT], GREEDY, progress=False)[0].token_ids
+
+
+def num_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_level_1_drops_kv_and_the_way_back_compiles_nothing(llm):
+    before, awake = tokens(llm), num_bytes()
+    freed = llm.sleep()
+    assert llm.is_sleeping and set(freed) == {"weights", "kv_cache"}
+    assert awake - num_bytes() == freed["kv_cache"] + freed["weights"]
+    with pytest.raises(ValueError, match=r"weights and kv_cache sleep, so nothing runs; call wake_up\(\)"):
+        tokens(llm)
+    with pytest.raises(ValueError, match="sleep already"):
+        llm.sleep()
+    llm.wake_up(tags=["weights"])
+    with pytest.raises(ValueError, match="kv_cache sleep"):
+        tokens(llm)
+    with pytest.raises(ValueError, match="weights cannot wake up"):
+        llm.wake_up(["weights"])
+    llm.wake_up()
+    assert tokens(llm) == before and not llm.is_sleeping and num_bytes() == awake
+    assert llm.stats()["compiles_after_ready"] == 0
+
+
+def test_level_2_drops_the_weights_too_until_an_update_brings_them(llm):
+    before, awake = tokens(llm), num_bytes()
+    freed = llm.sleep(level=2)
+    assert awake - num_bytes() == freed["weights"] + freed["kv_cache"] and freed["weights"] == llm.ledger.weights_bytes
+    with pytest.raises(ValueError, match="update_weights"):
+        llm.wake_up()
+    with pytest.raises(ValueError, match="nothing to keep"):
+        llm.update_weights({"norm.weight": np.zeros(64, np.float32)}, partial=True)
+    llm.update_weights(GOLDENS / "qwen3")
+    llm.wake_up()
+    assert tokens(llm) == before
+
+
+def test_what_makes_no_sense_is_refused(llm):
+    with pytest.raises(ValueError, match="level is 3"):
+        llm.sleep(3)
+    with pytest.raises(ValueError, match=r"call sleep\(\) first"):
+        llm.wake_up()
+    with pytest.raises(ValueError, match="tags are"):
+        llm.wake_up(["kv"])
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    with pytest.raises(ValueError, match="requests are running"):
+        llm.sleep()
+    stream.close()
