@@ -14,6 +14,7 @@ from ferrum_jax.ints import pool_blocks
 _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ON_RECOMPILE = ("warn", "error")
+_ADAPTER_TARGETS = ("attention", "mlp", "experts")
 _CHECK = ("auto", "off")
 _READY = ("first", "all")
 _KINDS = {"int": (numbers.Integral, "a whole number"), "bool": (bool, "true or false"), "str": (str, "a text")}
@@ -129,6 +130,8 @@ class EngineConfig:
     compiles the rest meanwhile, and steps use them as they come. "all" compiles everything first. "first" holds on the
     CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it means "all".
     seed: a request without a seed gets one from this, its content and its index.
+    max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
+    the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp" and "experts".
 
     Raises ValueError with the field, its value and what is allowed.
     """
@@ -157,6 +160,9 @@ class EngineConfig:
     seed: int = 0
     request_log: str | None = None
     check_writes: bool = False
+    max_adapters: int = 0
+    max_adapter_rank: int = 32
+    adapter_targets: str = "attention,mlp"
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:
@@ -181,9 +187,17 @@ class EngineConfig:
             raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1")
-        for field in ("max_cached_prompts", "max_state_snapshots", "host_cache_bytes"):
+        for field in ("max_cached_prompts", "max_state_snapshots", "host_cache_bytes", "max_adapters"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
+        if self.max_adapter_rank < 1:
+            raise ValueError(f"max_adapter_rank is {self.max_adapter_rank}; it must be at least 1")
+        targets = [part.strip() for part in self.adapter_targets.split(",")]
+        if len(set(targets)) < len(targets) or not set(targets) <= set(_ADAPTER_TARGETS):
+            raise ValueError(
+                f"adapter_targets is {self.adapter_targets!r}; it must name some of "
+                f"{', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
+            )
         if self.min_cached_prompt_tokens < 1:
             raise ValueError(f"min_cached_prompt_tokens is {self.min_cached_prompt_tokens}; it must be at least 1")
         for field in ("max_num_seqs", "max_model_len", "kv_memory_bytes", "num_blocks"):

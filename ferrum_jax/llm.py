@@ -23,6 +23,7 @@ from flax import nnx
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder, Text, Vectors, by_steps, embed_all, in_order
 from ferrum_jax.embeddings.encoder import Encoder
+from ferrum_jax.engine.adapters import LoadedAdapters
 from ferrum_jax.engine.arguments import (
     checked,
     demanded_tools,
@@ -30,6 +31,7 @@ from ferrum_jax.engine.arguments import (
     priorities_for,
     shown,
     shown_tools,
+    with_adapters,
     with_tools,
 )
 from ferrum_jax.engine.cached_prefixes import CachedPrefixes
@@ -50,7 +52,7 @@ from ferrum_jax.request import (
     SequenceLogprobs,
 )
 from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.startup.load import Loaded
+from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.model_source import ModelSource
 from ferrum_jax.startup.new_weights import NewWeights, copies_for, updated
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
@@ -255,7 +257,12 @@ class LLM:
         self.ledger, self.max_model_len = opened.model.ledger, opened.model.layout.max_model_len
         self.bundled, self.startup_s = opened.bundled, opened.startup_s
         self.attention = opened.attention
+        layout = None if engine is None else self.loaded.layout
+        self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
         self._calls: SharedEngine | None = None
+        if engine is not None and self.config.max_adapters:
+            engine.close()
+            engine = self._make_engine()  # one that knows the adapters of this LLM
         if engine is not None:
             recompile = self.config.on_recompile
             self._calls = SharedEngine(engine, self._engine_maker(), counter=opened.counter, on_recompile=recompile)
@@ -275,7 +282,8 @@ class LLM:
         processes = current()
         if processes is not None:
             processes.renew()
-        return build_engine(self.loaded, self.config, self.tokenizer, forms=forms_of(self._opened.prompts))
+        forms = forms_of(self._opened.prompts)
+        return build_engine(self.loaded, self.config, self.tokenizer, forms=forms, adapters=self.adapters)
 
     @property
     def loaded(self) -> Loaded:
@@ -325,6 +333,21 @@ class LLM:
         """The engine; a fresh one with empty caches if the last one was interrupted in the middle of a step."""
         return self.calls.engine
 
+    # -- adapters ------------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads the LoRA in a folder that PEFT saved, or behind its URL, for requests that name it.
+
+        Requests may run meanwhile, and nothing is compiled. Another adapter of that name is replaced for those that
+        come. Raises ValueError, with nothing changed, for an adapter that does not fit the model or has no room.
+        """
+        refuse_several_processes("load_adapter")
+        self.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; requests that have named it run to their end. Raises ValueError for an unknown name."""
+        self.adapters.unload(name)
+
     # -- generation ----------------------------------------------------------------------------------
 
     @checked
@@ -333,13 +356,15 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         priority: Sequence[int] | None = None,
         progress: bool | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
-        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each.
+        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each. adapter: the name of
+        a loaded one, for all or one each; None is none, or what the prompt says.
         priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
         progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
@@ -347,6 +372,7 @@ class LLM:
         many, progress = listed(prompts), shown(progress, use_tqdm)
         params = params_for(many, sampling_params)
         priorities = priorities_for(many, priority)
+        many = with_adapters(many, adapter)
         inbox: Inbox = deque()
         outputs: dict[int, RequestOutput] = {}
         try:
@@ -375,6 +401,7 @@ class LLM:
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """The answer to each conversation, through the checkpoint's own chat template; all see the same time of day.
 
@@ -383,7 +410,8 @@ class LLM:
         template shows of them. tool_choice: "auto", "none" (they are not shown), "required" or one of them, as OpenAI
         writes it. parallel_tool_calls: whether several calls may come. An output's `message` has the calls.
         chat_template_kwargs: further variables of this template, such as {"enable_thinking": False}.
-        add_special_tokens: the tokenizer adds special tokens to those that the template writes.
+        add_special_tokens: the tokenizer adds special tokens to those that the template writes. adapter: as in
+        `generate`.
         """
         demanded = demanded_tools(tools, tool_choice, parallel_tool_calls)
         tools = None if tool_choice == "none" else tools
@@ -400,7 +428,7 @@ class LLM:
             }
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, progress=progress, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, adapter=adapter, progress=progress, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
@@ -648,6 +676,7 @@ class LLM:
         return {
             **snapshot(runner, self.ledger, reuse),
             **({} if encoder is not None else dataclasses.asdict(self.engine.constraint_counts())),
+            **({} if encoder is not None else dataclasses.asdict(self.engine.adapter_counts())),
             "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
@@ -708,6 +737,7 @@ class LLM:
         options = dataclasses.replace(
             options,
             prompt=text,
+            adapter=parts.adapter or options.adapter,
             cache_salt=parts.cache_salt,
             media=parts.media,
             is_chat=is_messages(parts.content) and not goes_on,

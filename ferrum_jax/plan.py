@@ -37,6 +37,7 @@ class ShardPlan:
     state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
     source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
+    adapter_ids: np.ndarray  # [rows] int32, slot of the adapter that the row names, 0 for none
     mask_ids: np.ndarray  # [rows] int32, mask that says which tokens the row may draw, 0 for all
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
@@ -52,6 +53,10 @@ class ShardPlan:
         return int(self.counts.sum())
 
     @property
+    def is_adapted(self) -> bool:
+        return bool(np.any(self.adapter_ids))
+
+    @property
     def draws_under_masks(self) -> bool:
         return bool(np.any(self.mask_ids[self.samples > 0]))
 
@@ -63,6 +68,11 @@ class StepPlan:
     step: int
     shards: tuple[ShardPlan, ...]
     admitted: tuple[tuple[int, int, int], ...] = ()  # (shard, slot, request id): slot records to write before the step
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether a row names an adapter."""
+        return any(shard.is_adapted for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:

@@ -29,7 +29,7 @@ Prompt = Content | Mapping[str, Any]
 
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
-_FIELDS = (*CONTENTS, "cache_salt", "media", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "add_special_tokens", *TEMPLATE_ARGUMENTS)
 
 
 class PromptIds(Protocol):
@@ -72,12 +72,13 @@ class MediaSpan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptParts:
-    """A prompt taken apart; cache_salt "" is none.
+    """A prompt taken apart; adapter and cache_salt "" are none.
 
     add_special_tokens: None is the default of its kind. template: arguments of the chat template by name.
     """
 
     content: Content
+    adapter: str = ""
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
     add_special_tokens: bool | None = None
@@ -110,7 +111,8 @@ def take_apart(prompt: Prompt) -> PromptParts:
         raise ValueError(f"add_special_tokens is {adds!r}; it must be true or false, beside a text or messages")
     return PromptParts(
         content=content,
-        cache_salt=_salt(prompt.get("cache_salt")),
+        adapter=_text("adapter", prompt.get("adapter")),
+        cache_salt=_text("cache_salt", prompt.get("cache_salt")),
         media=_media(prompt.get("media") or ()),
         add_special_tokens=adds,
         template=template,
@@ -141,12 +143,12 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     return list(prompts)
 
 
-def _salt(salt: object) -> str:
-    if salt is None:
+def _text(field: str, value: object) -> str:
+    if value is None:
         return ""
-    if not isinstance(salt, str) or not salt:
-        raise ValueError(f"cache_salt is {salt!r}; it must be a string that is not empty")
-    return salt
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{field} is {value!r}; it must be a string that is not empty")
+    return value
 
 
 def _media(media: object) -> tuple[MediaSpan, ...]:

@@ -278,7 +278,8 @@ class ScoresAsked:
 class RequestOptions:
     """What a user may ask of a request besides its tokens and how they are drawn.
 
-    prompt: the text that its token ids were made of. key: tells equal prompts apart where no seed is given.
+    adapter: the name of a loaded adapter, "" for none. prompt: the text that its token ids were made of. key: tells
+    equal prompts apart where no seed is given.
     priority: lower runs first. streams: outputs are given as they grow. deltas: each output given has one choice, and
     of it only what is new; an echo is not in it, and nothing is resumed. cache_salt, media: see `ferrum_jax.prompt`;
     spans count tokens of the prompt as it is given. embeds: the output has the prompt's embedding.
@@ -290,6 +291,7 @@ class RequestOptions:
     """
 
     prompt: str | None = None
+    adapter: str = ""
     key: str = ""
     priority: int = 0
     streams: bool = False
@@ -388,7 +390,8 @@ class Request:
     takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
     most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
     is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
-    adapter: str = ""  # requests share blocks only where adapter and cache_salt are equal
+    adapter_id: int = 0  # slot of its adapter, held from before it is queued to its end
+    adapter: str = ""  # the digest of its adapter; requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids
     # progress, written by the scheduler only

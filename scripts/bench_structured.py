@@ -28,6 +28,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from ferrum_jax.config import EngineConfig, EngineSizes
+from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.submission import Intake
@@ -37,6 +38,7 @@ from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.startup.build_engine import no_adapter
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.message_parser import NO_FORMS
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -169,9 +171,16 @@ def make_engine(num_rows: int, vocabulary: int, device: FakeDevice, tokenizer: T
         max_request_tokens=512,
         seed=0,
         grammar=constraints.grammar,
+        adapter=LoadedAdapters(None, no_adapter).get,
     )
     runner: Any = device
-    return Engine(runner=runner, scheduler=Scheduler([CacheManager(sizes)]), intake=intake, constraints=constraints)
+    return Engine(
+        runner=runner,
+        scheduler=Scheduler([CacheManager(sizes)]),
+        intake=intake,
+        constraints=constraints,
+        adapters=HeldSlots(LoadedAdapters(None, no_adapter), 0, lambda slot, staged: None),
+    )
 
 
 def idle_share(num_rows: int, vocabulary: int, forward_s: float, tokenizer: Tokenizer, *, held: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ferrum_jax.offline.mesh_choices import MeshFit
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.fit import scalar_bytes
-from ferrum_jax.runtime.programs import OTHERS
+from ferrum_jax.runtime.programs import others_of
 
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout
@@ -35,6 +35,7 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
         ("recurrent states", ledger.states_bytes, f"{ledger.num_states} states"),
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
         ("cached prompts", ledger.prompts_bytes, "last hidden states"),
+        ("adapters", ledger.adapters_bytes, "slots of A and B"),
         ("masks", ledger.masks_bytes, "which tokens each row may draw"),
         ("hidden states", ledger.hidden_bytes, "of a step's tokens"),
         ("largest step", ledger.temporaries_bytes, step),
@@ -58,7 +59,7 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
         console.print(f"scalar memory of the largest step: {taken:,} of {there:,} bytes", highlight=False)
     decode = sum(bucket.decode_only for bucket in layout.ladder.buckets)
     mixed = len(layout.ladder.buckets) - decode
-    rows, beside = len(layout.ladder.row_buckets), len(OTHERS) + len(BlockCopies(layout, None).programs())
+    rows, beside = len(layout.ladder.row_buckets), len(others_of(layout)) + len(BlockCopies(layout, None).programs())
     console.print(
         f"executables: {decode} forwards of decode and {mixed} mixed ones, {rows} that sample, {beside} small ones\n",
         soft_wrap=True,

@@ -7,9 +7,9 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ferrum_jax.prompt import Prompt
+from ferrum_jax.prompt import Prompt, is_messages, is_prompt_mapping
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
@@ -100,3 +100,25 @@ def priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) ->
     if wrong is not None:
         raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")
     return priority
+
+
+def with_adapters(prompts: list[Any], adapter: str | Sequence[str | None] | None) -> list[Any]:
+    """The prompts with the adapters that they name. adapter: for all, or one each; None leaves a prompt as it is.
+
+    Raises ValueError where there is not one for each.
+    """
+    if adapter is None:
+        return prompts
+    names = [adapter] * len(prompts) if isinstance(adapter, str) else list(adapter)
+    if len(names) != len(prompts):
+        raise ValueError(f"{len(names)} adapters are given for {len(prompts)} prompts; give one, or one each")
+    return [_with_adapter(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+
+
+def _with_adapter(prompt: Any, name: str | None) -> Any:
+    if name is None:
+        return prompt
+    if is_prompt_mapping(prompt):
+        return {**prompt, "adapter": name}
+    kind = "prompt" if isinstance(prompt, str) else "messages" if is_messages(prompt) else "prompt_token_ids"
+    return {kind: prompt, "adapter": name}

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
 from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
 from ferrum_jax.engine.outputs import choice_delta, logged, request_output
 from ferrum_jax.engine.scoring import Scoring, start_scoring
@@ -46,6 +47,7 @@ class Engine:
         scheduler: Scheduler,
         intake: Intake,
         constraints: Constraints,
+        adapters: HeldSlots,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
@@ -55,7 +57,8 @@ class Engine:
         self.tokenizer = intake.tokenizer
         self._intake = intake
         self._constraints = constraints
-        self._compiling: dict[int, Submission] = {}  # by id: those whose grammar is not ready
+        self._adapters = adapters
+        self._unready: dict[int, Submission] = {}  # by id: those whose grammar or adapter is not ready
         self._submissions: dict[int, Submission] = {}
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
@@ -83,10 +86,10 @@ class Engine:
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
         submission = self._intake.take(prompt_token_ids, sampling, options)
-        if submission.grammar is None:
-            self._queue(submission)
+        if submission.waits:
+            self._unready[submission.id] = submission
         else:
-            self._compiling[submission.id] = submission
+            self._queue(submission)
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
         self._submissions[submission.id] = submission
         self._num_scored += submission.scores is not None
@@ -96,19 +99,33 @@ class Engine:
         return submission.id
 
     def queue_ready(self, submission_id: int) -> None:
-        """Queues a submission whose grammar is ready, or ends it with what is wrong with the grammar.
+        """Queues a submission whose grammar and adapter are ready, or ends it with what is wrong with the grammar.
 
-        An event of the engine like `add`: when a compile ends is no matter of the plan.
+        An event of the engine like `add`: when a compile or a copy ends is no matter of the plan.
         """
-        submission = self._compiling.pop(submission_id)
+        submission = self._unready.pop(submission_id)
         fault = submission.wait_for_grammar()
         if fault is None:
             try:
+                self._hold_adapter(submission)
                 self._queue(submission)
             except ValueError as error:
                 fault = error
         if fault is not None:
             self._fail(submission, str(fault))
+
+    def _hold_adapter(self, submission: Submission) -> None:
+        """Gives a submission the slot of its adapter until it ends."""
+        if submission.adapter is not None:
+            submission.adapter_slot = self._adapters.hold(submission.adapter)
+            for choice in submission.open_choices:
+                choice.request.adapter_id = submission.adapter_slot
+
+    def _release_adapter(self, submission: Submission) -> None:
+        """Its slot has one holder less; what is in flight reads it before anything else is written there."""
+        if submission.adapter_slot:
+            self._adapters.release(submission.adapter_slot)
+            submission.adapter_slot = 0
 
     def _fail(self, submission: Submission, why: str) -> None:
         """Ends a submission that was not queued."""
@@ -120,19 +137,33 @@ class Engine:
 
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
-        submission = self._compiling.get(submission_id)
+        submission = self._unready.get(submission_id)
         fault = submission and submission.wait_for_grammar()
         if fault is not None:
             raise fault
 
     def _queue_all_ready(self) -> None:
-        """Queues what waits for a grammar that is ready, in order; where nothing else is to do, waits for the first."""
-        waiting = list(self._compiling.values())
-        if waiting and len(waiting) == len(self._submissions) and not self._in_flight and not self._ended:
+        """Queues what is ready, in order; where nothing else is to do, waits for the first.
+
+        Of those that name adapters none passes one that waits for a slot.
+        """
+        waiting = list(self._unready.values())
+        if not waiting:
+            return
+        if len(waiting) == len(self._submissions) and not self._in_flight and not self._ended:
             waiting[0].wait_for_grammar()
+            if waiting[0].adapter is not None:
+                self._adapters.wait(waiting[0].adapter)
+        slots_are_asked = False
         for submission in waiting:
-            if submission.grammar is not None and submission.grammar.is_ready:
+            if submission.adapter is not None:
+                is_next = self._adapters.prepare(submission.adapter) and not slots_are_asked
+                slots_are_asked |= not is_next
+                if not is_next:
+                    continue
+            if submission.grammar is None or submission.grammar.is_ready:
                 self.queue_ready(submission.id)
+        self._adapters.keep_staged({s.adapter.key for s in self._unready.values() if s.adapter is not None})
 
     def _queue(self, submission: Submission) -> None:
         """Every choice, or none and ValueError."""
@@ -177,7 +208,7 @@ class Engine:
         submission = self._submissions.get(submission_id)
         if submission is None:
             return
-        self._compiling.pop(submission_id, None)
+        self._unready.pop(submission_id, None)
         for choice in submission.choices:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
@@ -205,7 +236,7 @@ class Engine:
     def abort_all(self) -> list[RequestOutput]:
         """Ends everything that runs or waits with finish_reason "abort"; the outputs as far as they came."""
         outputs = self.settle() + self._give_ended()
-        self._compiling.clear()
+        self._unready.clear()
         for choice in list(self._choices.values()):
             self.scheduler.finish(choice.request, "abort", None)
             self._finish_choice(choice, outputs)
@@ -228,6 +259,10 @@ class Engine:
     def constraint_counts(self) -> ConstraintCounts:
         """What was counted of grammars and masks."""
         return self._constraints.counts()
+
+    def adapter_counts(self) -> AdapterCounts:
+        """What was counted of adapters."""
+        return self._adapters.counts()
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
@@ -376,6 +411,7 @@ class Engine:
     def _forget(self, submission: Submission) -> None:
         """It has ended; the request log gets its line."""
         del self._submissions[submission.id]
+        self._release_adapter(submission)
         self._num_scored -= submission.scores is not None
         if self._request_log is not None:
             self._request_log.write(logged(submission))

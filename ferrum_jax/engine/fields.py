@@ -20,6 +20,8 @@ _RENAMED = {
     "kv_cache_dtype": "kv_dtype",
     "kv_cache_memory_bytes": "kv_memory_bytes",
     "num_gpu_blocks_override": "num_blocks",
+    "max_loras": "max_adapters",
+    "max_lora_rank": "max_adapter_rank",
 }
 
 
@@ -65,7 +67,7 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
     "enable_chunked_prefill": Elsewhere((True,), "prompts go in chunks of at most max_num_batched_tokens"),
     "disable_sliding_window": Elsewhere((False,), "windows are as the checkpoint says; max_model_len bounds lengths"),
     "speculative_config": Elsewhere((None,), "tokens are drawn one at a time: leave it out"),
-    "enable_lora": Elsewhere((False,), "adapters are not loaded; merge them into the checkpoint"),
+    "enable_lora": Elsewhere((False,), "max_adapters=8 has slots for adapters, which LLM.load_adapter loads"),
     "disable_log_stats": Elsewhere((True, False), "nothing is logged; LLM.stats() has the counters"),
     "task": Elsewhere((None, "auto", "generate", "embed"), "LLM.generate and LLM.embed need no task: leave it out"),
     "runner": Elsewhere((None, "auto", "generate", "pooling"), "LLM.generate and LLM.embed need none: leave it out"),

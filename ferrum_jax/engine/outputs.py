@@ -159,6 +159,7 @@ def logged(submission: Submission) -> LoggedRequest:
         choices=[_logged_choice(request) for request in requests],
         priority=first.priority,
         prompt_logprobs=sampling.prompt_logprobs is not None,
+        adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),
         media=first.media,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
 from ferrum_jax.engine.prompt_scores import PromptScores
 from ferrum_jax.prompt import MediaSpan
@@ -63,12 +64,19 @@ class Submission:
     weights_version: int = 0  # updates of the weights before its next token
     grammar: Grammar | None = None  # under which its choices draw
     rules: TokenRules | None = None  # of one that needs masks
+    adapter: LoadedAdapter | None = None
+    adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
 
     def wait_for_grammar(self) -> ValueError | None:
         """Why its grammar cannot be used; None where it can, or where there is none. Waits for the compile."""
         return None if self.grammar is None else self.grammar.fault()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has to be ready before it is queued."""
+        return self.grammar is not None or self.adapter is not None
 
     @property
     def open_choices(self) -> list[Choice]:
@@ -89,10 +97,11 @@ class Intake:
         seed: int,
         grammar: Callable[[SamplingParams], Grammar | None],
         forms: MessageForms = NO_FORMS,
+        adapter: Callable[[str], LoadedAdapter],
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
-        forms: in which the model writes tool calls and reasoning.
+        forms: in which the model writes tool calls and reasoning. adapter: by its name.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -102,6 +111,7 @@ class Intake:
         self._seed = seed
         self._grammar = grammar
         self._forms = forms
+        self._adapter = adapter
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -124,6 +134,7 @@ class Intake:
             options=options,
             grammar=self._grammar(sampling),
             rules=TokenRules(sampling, self._stop_ids(sampling), self.tokenizer) if sampling.needs_mask else None,
+            adapter=self._adapter(options.adapter) if options.adapter else None,
         )
         if sampling.prompt_logprobs is not None:
             submission.scores = PromptScores(
@@ -161,6 +172,7 @@ class Intake:
             # every choice but the first may hit: the prompt's logprobs come from the first one
             takes_hits=sampling.prompt_logprobs is None or choice > 0 or options.scores is not None,
             most_hit_tokens=None if options.scores is None else options.scores.start - 1,
+            adapter="" if submission.adapter is None else submission.adapter.digest,
             cache_salt=options.cache_salt.encode(),
             media=media,
         )

@@ -18,8 +18,11 @@ from typing import Any
 import jax
 
 TRACED = (  # the code from which a step is traced: all that the runtimes of engines and of encoders import
+    "checkpoints/adapters",
     "checkpoints/formats",
+    "checkpoints/placement.py",
     "checkpoints/rules.py",
+    "ferrum_jax/adapters",
     "ferrum_jax/config.py",
     "ferrum_jax/embeddings/encoder_runtime.py",
     "ferrum_jax/executables",

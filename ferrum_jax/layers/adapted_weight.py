@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from ferrum_jax.layers.formed_weight import FormedWeight, step_into
-from pallas_kernels.low_rank import LowRankSlots, Pairs, add_low_rank
+from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, add_low_rank
 from pallas_kernels.quantized_matmul import QuantizedWeight
 
 Weight = jax.Array | QuantizedWeight
@@ -22,18 +22,19 @@ class Adapted:
     """What products take: the weight itself, and A and B of all slots with which rows name them."""
 
     base: Weight
-    slots: LowRankSlots
+    slots: LowRankSlots | ExpertSlots
     pairs: Pairs
 
     def add(self, y: jax.Array, x: jax.Array) -> jax.Array:  # [T, O], [T, I] -> [T, O]
         """y with what the adapters of its rows make of x."""
+        assert isinstance(self.slots, LowRankSlots), "experts add theirs tile by tile"
         return add_low_rank(y, x, self.slots, self.pairs)
 
 
 class AdaptedWeight(nnx.Module):
     """Stands in the place of a weight in the forward of a step, and nowhere else."""
 
-    def __init__(self, weight: nnx.Param | FormedWeight, slots: LowRankSlots, pairs: Pairs) -> None:
+    def __init__(self, weight: nnx.Param | FormedWeight, slots: LowRankSlots | ExpertSlots, pairs: Pairs) -> None:
         self._of = functools.partial(Adapted, slots=slots, pairs=pairs)
         self._weight = weight
 
@@ -42,12 +43,9 @@ class AdaptedWeight(nnx.Module):
         return self._of(base=self._weight[...])
 
 
-def put_adapters(model: nnx.Module, slots: Mapping[str, Any], pairs: Pairs) -> None:
+def put_adapters(model: nnx.Module, slots: Mapping[str, LowRankSlots | ExpertSlots], pairs: Pairs) -> None:
     """Has the named weights of a model add what the rows' adapters say. slots: of each weight, by its name."""
     for name, own in slots.items():
         path, _, last = name.rpartition(".")
         holder: Any = functools.reduce(step_into, path.split("."), model)
-        if isinstance(own, LowRankSlots):
-            setattr(holder, last, AdaptedWeight(getattr(holder, last), own, pairs))
-        else:
-            holder.adapt(last, own, pairs.slots)
+        setattr(holder, last, AdaptedWeight(getattr(holder, last), own, pairs))

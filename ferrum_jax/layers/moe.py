@@ -8,17 +8,19 @@ weights of the chosen made to sum to one, that is softmax over the top-k, as in 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import MLP, gating_of
 from ferrum_jax.spec import ExpertsSpec, MlpSpec
-from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
+from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp
 
 
 class Experts(nnx.Module):
@@ -43,14 +45,27 @@ class Experts(nnx.Module):
             return None
         return self.gate_bias[...], self.up_bias[...], self.down_bias[...]
 
-    def stack(self, device: jax.Array, num_experts: int) -> ExpertStack:
-        """As the kernel takes them. device: which of those that the num_experts are spread over this is."""
-        gate, up, down = (weight[...] for weight in (self.gate, self.up, self.down))
+    @property
+    def row_slots(self) -> jax.Array | None:
+        """[T]: the adapter slot of each token, where adapters may add to the experts."""
+        gate: Any = self.gate[...]
+        return gate.pairs.slots if isinstance(gate, Adapted) else None
+
+    def stack(self, device: jax.Array, num_experts: int, row_slots: jax.Array | None = None) -> ExpertStack:
+        """As the kernel takes them. device: which of those that the num_experts are spread over this is. row_slots: the
+        adapter slot of each token that they are given, where adapters may add to them."""
+        parts: list[Any] = [weight[...] for weight in (self.gate, self.up, self.down)]
+        adapters = None
+        if row_slots is not None:
+            of_gate, of_up, of_down = (part.slots for part in parts)
+            adapters = ExpertAdapters(gate=of_gate, up=of_up, down=of_down, slots=row_slots)
+        gate, up, down = (part.base if isinstance(part, Adapted) else part for part in parts)
         return ExpertStack(
             gate=gate,
             up=up,
             down=down,
             biases=self.biases,
+            adapters=adapters,
             first_expert=device * gate.shape[0],
             num_experts=num_experts,
         )
@@ -133,14 +148,16 @@ class MoE(nnx.Module):
         context: ForwardContext,
     ) -> jax.Array:  # [T, D], a summand on every device of `context.shards`
         data = context.expert_shards
-        routes = data.gather(jnp.concatenate([expert_ids, _bits(expert_weights, jnp.int32)], axis=1))
-        expert_ids, weight_bits = jnp.split(routes, 2, axis=1)
+        row_slots, X = self.experts.row_slots, expert_ids.shape[1]
+        sent = [expert_ids, _bits(expert_weights, jnp.int32), *([] if row_slots is None else [row_slots[:, None]])]
+        routes = data.gather(jnp.concatenate(sent, axis=1))
+        expert_ids, weight_bits = routes[:, :X], routes[:, X : 2 * X]
         device = data.index() * context.shards.size + context.shards.index()
         out = expert_mlp(
             data.gather(x),
             expert_ids,
             _bits(weight_bits, jnp.float32),
-            self.experts.stack(device, self.spec.num_experts),
+            self.experts.stack(device, self.spec.num_experts, None if row_slots is None else routes[:, -1]),
             tile=context.expert_tile,
             activation=self.gating,
             implementation=context.implementation,

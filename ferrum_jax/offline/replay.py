@@ -139,6 +139,7 @@ class _Replay:
             choice=index,
             num_choices=len(logged.choices),
             takes_hits=index > 0 or not logged.prompt_logprobs,
+            adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,
         )
@@ -209,7 +210,8 @@ def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
     """The keys of all full blocks in the order of their use, and whether each is one that a prompt looks up."""
     size = segment.sizes.block_size
     for request in segment.requests:
-        root = root_key(fingerprint=b"", kv_dtype="", block_size=size, salt=request.cache_salt.encode())
+        salt = request.cache_salt.encode()
+        root = root_key(fingerprint=b"", kv_dtype="", block_size=size, adapter=request.adapter, salt=salt)
         for choice in request.choices:
             ids = array("i", request.prompt_token_ids + choice.token_ids[:-1])  # the last token is never computed
             keys: list[bytes] = []

@@ -37,7 +37,7 @@ def make_copy(
         def one_copy(i: jax.Array, kv: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             moved = [
                 _move(layer, copies[i], group_of[is_state, index])
-                for is_state, layers in enumerate(jax.tree.unflatten(tree, kv))
+                for is_state, layers in zip((False, True), jax.tree.unflatten(tree, kv), strict=True)
                 for index, layer in enumerate(layers)
                 if (is_state, index) in group_of
             ]

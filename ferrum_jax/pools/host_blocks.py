@@ -92,7 +92,7 @@ def buffer_shapes(pools: Pools, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
     )
 
 
-def host_block_bytes(pools: Pools) -> int:
+def host_block_bytes(pools: Sequence[Any]) -> int:
     """Bytes of one block of such pools, on all devices of a data shard."""
     return sum(array.size // array.shape[0] * array.dtype.itemsize for array in jax.tree.leaves(pools))
 

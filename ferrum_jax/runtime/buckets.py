@@ -29,15 +29,20 @@ _WIDTH_STEP = 4  # from one table width to the next
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
-    """One compiled shape. decode_only: no row computes more than one token, and T == R."""
+    """One compiled shape. decode_only: no row computes more than one token, and T == R.
+
+    adapted: rows may name adapters.
+    """
 
     num_tokens: int  # T
     num_rows: int  # R
     table_width: int  # M
     decode_only: bool
+    adapted: bool = False
 
     def __str__(self) -> str:
-        return f"{'decode' if self.decode_only else 'mixed'} T={self.num_tokens} R={self.num_rows} M={self.table_width}"
+        kind = f"{'adapted ' if self.adapted else ''}{'decode' if self.decode_only else 'mixed'}"
+        return f"{kind} T={self.num_tokens} R={self.num_rows} M={self.table_width}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -75,16 +80,27 @@ class Ladder:
     @functools.cached_property
     def row_buckets(self) -> tuple[RowBucket, ...]:
         """The buckets of what samples, smallest first: the last holds the rows of any step."""
-        decode = [bucket.num_rows for bucket in self.buckets if bucket.decode_only]
+        decode = sorted({bucket.num_rows for bucket in self.buckets if bucket.decode_only})
         return tuple(RowBucket(num_rows=rows) for rows in decode or [self.buckets[-1].num_rows])
 
-    def find(self, *, num_tokens: int, num_rows: int, longest: int) -> Bucket:
+    @functools.cached_property
+    def kinds(self) -> dict[bool, tuple[Bucket, ...]]:
+        """The buckets of steps without adapters and, where there are any, of those with. An invariant engine with
+        adapters has the latter alone, so that a row's bits do not depend on what others name."""
+        kinds = {kind: tuple(b for b in self.buckets if b.adapted == kind) for kind in (False, True)}
+        return {kind: buckets for kind, buckets in kinds.items() if buckets}
+
+    def for_steps(self, *, adapted: bool) -> tuple[Bucket, ...]:
+        """The buckets of steps in which a row names an adapter, or of those in which none does."""
+        return self.buckets if len(self.kinds) == 1 else self.kinds[adapted]
+
+    def find(self, *, num_tokens: int, num_rows: int, longest: int, adapted: bool = False) -> Bucket:
         """The smallest bucket that holds a step; a decode bucket only where no row computes more than one token.
 
-        longest: tokens of the row that computes most.
+        longest: tokens of the row that computes most. adapted: whether a row names an adapter.
         """
         decode = longest <= 1
-        for bucket in self.buckets:
+        for bucket in self.for_steps(adapted=adapted):
             if bucket in self.missing:
                 continue
             if bucket.num_tokens >= num_tokens and bucket.num_rows >= num_rows and (decode or not bucket.decode_only):
@@ -98,6 +114,7 @@ class Ladder:
             num_tokens=max(shard.num_tokens for shard in shards),
             num_rows=max(shard.num_rows for shard in shards),
             longest=max(int(shard.counts.max(initial=0)) for shard in shards),
+            adapted=plan.is_adapted,
         )
 
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
@@ -107,16 +124,22 @@ class Ladder:
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens of the largest step that is not missing; None where that is the largest of all."""
-        mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
-        there = [bucket for bucket in mixed if bucket not in self.missing]
-        return None if there[-1:] == mixed[-1:] else there[-1].num_tokens
+        """Tokens of the largest step of any kind that is not missing; None where that is the largest of all."""
+        most = []
+        for buckets in self.kinds.values():
+            mixed = [bucket for bucket in buckets if not bucket.decode_only]
+            there = [bucket for bucket in mixed if bucket not in self.missing]
+            most += [there[-1].num_tokens] if there[-1:] != mixed[-1:] else []
+        return min(most, default=None)
 
-    def first_parts(self, least_tokens: int) -> tuple[Bucket, RowBucket]:
-        """A mixed bucket of at least so many tokens, if there is one, and all rows: steps fit these, or are cut."""
-        mixed = [bucket for bucket in self.buckets if not bucket.decode_only]
-        least = max(least_tokens, self.row_buckets[-1].num_rows)
-        return next((bucket for bucket in mixed if bucket.num_tokens >= least), mixed[-1]), self.row_buckets[-1]
+    def first_parts(self, least_tokens: int) -> tuple[Bucket | RowBucket, ...]:
+        """Of each kind a mixed bucket of at least so many tokens, if there is one, and all rows: steps fit these, or
+        are cut."""
+        least, found = max(least_tokens, self.row_buckets[-1].num_rows), []
+        for buckets in self.kinds.values():
+            mixed = [bucket for bucket in buckets if not bucket.decode_only]
+            found.append(next((bucket for bucket in mixed if bucket.num_tokens >= least), mixed[-1]))
+        return *found, self.row_buckets[-1]
 
 
 def make_ladder(
@@ -126,13 +149,15 @@ def make_ladder(
     table_width: int,
     invariant: bool,
     accelerator: bool = False,
+    adapters: bool = False,
     reach: Reach | None = None,
 ) -> Ladder:
     """Powers of two up to the limits, in mixed buckets beyond 256 also what lies half way between two of them.
 
     invariant: mixed buckets alone, powers of two, none under 64 tokens or rows.
     accelerator: of a TPU or GPU, for which small buckets are compiled and save nothing. reach: of all requests, None
-    for whatever comes.
+    for whatever comes. adapters: each bucket is there a second time for steps in which rows name adapters; in invariant
+    mode for these alone.
     """
     if invariant:
         rows = max(max_num_seqs, FEWEST_ROWS)
@@ -147,7 +172,10 @@ def make_ladder(
         tokens, decode = _up_to(tokens, reach.num_tokens), _up_to(decode, reach.num_rows)
     buckets = [Bucket(num_tokens=r, num_rows=r, table_width=table_width, decode_only=True) for r in decode]
     buckets += [Bucket(num_tokens=t, num_rows=rows, table_width=table_width, decode_only=False) for t in tokens]
-    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only))))
+    if adapters:
+        adapted = [dataclasses.replace(bucket, adapted=True) for bucket in buckets]
+        buckets = adapted if invariant else [*buckets, *adapted]
+    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.adapted))))
 
 
 def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None) -> int:

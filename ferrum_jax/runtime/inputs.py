@@ -16,7 +16,7 @@ from ferrum_jax.plan import Copy, ShardPlan
 from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
-_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids")
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
 _SCORE_FIELDS = ("places", "following", "slots", "positions")
 
@@ -29,6 +29,7 @@ class ForwardInputs:
     starts: jax.Array  # [R] int32
     counts: jax.Array  # [R] int32, 0 for padding rows
     state_slots: jax.Array  # [R] int32
+    adapter_ids: jax.Array  # [R] int32, 0 for none
     block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
 
 

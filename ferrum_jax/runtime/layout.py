@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
+from ferrum_jax.adapters.slots import AdapterSlots, adapter_slots
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.models import registry
@@ -76,6 +77,7 @@ class Layout(ModelLayout):
     ladder: Ladder
     options: StepOptions
     ledger: Ledger
+    adapters: AdapterSlots | None = None
 
     @functools.cached_property
     def head(self) -> Head:
@@ -118,6 +120,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         ladder=_ladder(resolved, sharded, reach),
         options=sharded.options,
         ledger=sized.ledger,
+        adapters=sharded.adapters,
     )
 
 
@@ -131,6 +134,7 @@ class _Sharded:
     graph: nnx.GraphDef
     model: ShardedModel
     options: StepOptions
+    adapters: AdapterSlots | None
 
 
 def _shard(resolved: Resolved) -> _Sharded:
@@ -151,7 +155,8 @@ def _shard(resolved: Resolved) -> _Sharded:
         invariant=resolved.config.invariant,
         tiles=resolved.config.attention_tiles,
     )
-    return _Sharded(graph=graph, model=model, options=options)
+    adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
+    return _Sharded(graph=graph, model=model, options=options, adapters=adapters)
 
 
 # -- size --------------------------------------------------------------------------------------------------
@@ -194,6 +199,7 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
     states = jax.tree.leaves(pools.states)
     ledger = Ledger(
         weights_bytes=model.weights_bytes,
+        adapters_bytes=0 if sharded.adapters is None else sharded.adapters.bytes,
         slots_bytes=local.slots.size * 4,
         prompts_bytes=local.prompts.size * dtype.itemsize,
         masks_bytes=local.masks.size * 4,
@@ -276,6 +282,7 @@ def _ladder_of(limits: Limits, resolved: Resolved, reach: Reach | None) -> Ladde
         table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
         invariant=resolved.config.invariant,
         accelerator=resolved.target.platform != "cpu",
+        adapters=resolved.config.max_adapters > 0,
         reach=reach,
     )
 

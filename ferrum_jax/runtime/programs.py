@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from ferrum_jax.adapters.slots import trace_fresh_adapters, trace_write_adapter
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.pools.copies import trace_copies
@@ -31,6 +32,7 @@ from ferrum_jax.sharding import describe
 Part = Bucket | RowBucket | str
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
+OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
 _FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
 
@@ -67,6 +69,14 @@ class Executables:
     @property
     def fresh_pools(self) -> Executable:
         return self.others["fresh_pools"]
+
+    @property
+    def write_adapter(self) -> Executable:
+        return self.others["write_adapter"]
+
+    @property
+    def fresh_adapters(self) -> Executable:
+        return self.others["fresh_adapters"]
 
     @property
     def _all(self) -> tuple[Prepared[Any], ...]:
@@ -108,9 +118,11 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
 
     def forward(bucket: Bucket) -> Program:
-        trace = functools.partial(trace_forward, layout.graph, layout.targets, pools, bucket, options, mesh)
+        adapters = layout.adapters if bucket.adapted else None
+        trace = functools.partial(trace_forward, layout.graph, layout.targets, pools, bucket, options, mesh, adapters)
         effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
-        part = program(f"forward {bucket}", whole, trace, effort)
+        shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
+        part = program(f"forward {bucket}", shapes, trace, effort)
         return dataclasses.replace(part, kernels=_kernels_of(layout))
 
     def sample(bucket: RowBucket) -> Program:
@@ -131,6 +143,10 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         "score_all": program("score all", rows, lambda: trace_score(head, pools, options, mesh, every=True)),
         **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},
     }
+    if (adapters := layout.adapters) is not None:
+        shapes = f"{describe((adapters.pools, adapters.staged))} {dict(mesh.shape)}"
+        parts["write_adapter"] = program("write adapter", shapes, lambda: trace_write_adapter(adapters, mesh))
+        parts["fresh_adapters"] = program("fresh adapters", shapes, lambda: trace_fresh_adapters(adapters))
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
 
@@ -151,7 +167,12 @@ def largest_first(parts: Iterable[Part], layout: Layout) -> list[Part]:
     """Parts in the order in which they are compiled: one that takes long, alone at the end, would leave cores idle."""
     sizes = [part for part in parts if not isinstance(part, str)]
     tried = [part for part in layout.ladder.largest_parts if part in sizes]
-    return [*tried, *(part for part in reversed(sizes) if part not in tried), *OTHERS]
+    return [*tried, *(part for part in reversed(sizes) if part not in tried), *others_of(layout)]
+
+
+def others_of(layout: Layout) -> tuple[str, ...]:
+    """The names of what stands beside steps."""
+    return OTHERS if layout.adapters is None else (*OTHERS, *OF_ADAPTERS)
 
 
 def compile_all(
@@ -168,7 +189,7 @@ def compile_all(
     """
     programs = programs_of(layout)
     if first is not None:
-        needed = {*layout.ladder.first_parts(FIRST_TOKENS), *OTHERS}
+        needed = {*layout.ladder.first_parts(FIRST_TOKENS), *others_of(layout)}
         programs = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
     made = make_all(
         {part: programs[part] for part in largest_first(programs, layout)},
@@ -180,15 +201,18 @@ def compile_all(
     return Executables(
         forwards=Prepared({bucket: made[bucket] for bucket in layout.ladder.buckets if bucket in made}),
         samples=Prepared({bucket: made[bucket] for bucket in layout.ladder.row_buckets if bucket in made}),
-        others=Prepared({name: made[name] for name in OTHERS}),
+        others=Prepared({name: made[name] for name in others_of(layout)}),
     )
 
 
 def in_order_of_use(layout: Layout) -> Iterator[Part]:
     """All parts in order of first use: pools, then a prompt before its decodes, small before large."""
     yield from ("fresh_pools", "write_slot")
-    buckets: Sequence[Bucket] = layout.ladder.buckets
-    mixed, decode = ([bucket for bucket in buckets if bucket.decode_only == kind] for kind in (False, True))
-    for parts in itertools.zip_longest(mixed, layout.ladder.row_buckets, decode):
-        yield from (part for part in parts if part is not None)
+    rows: Sequence[RowBucket] = layout.ladder.row_buckets
+    for buckets in layout.ladder.kinds.values():
+        mixed, decode = ([bucket for bucket in buckets if bucket.decode_only == kind] for kind in (False, True))
+        for parts in itertools.zip_longest(mixed, rows, decode):
+            yield from (part for part in parts if part is not None)
+        rows = ()
     yield from ("copy_blocks", "write_masks", "score", "score_all")
+    yield from () if layout.adapters is None else reversed(OF_ADAPTERS)

@@ -102,6 +102,9 @@ class Runner:
         self._prompts = pools.prompts
         self._masks = pools.masks
         self._hidden = pools.hidden
+        self._adapters: tuple[jax.Array, ...] = ()
+        if "fresh_adapters" in executables.others:
+            self._adapters = executables.fresh_adapters()
         self._executables = executables
         self._ladder, self._full_ladder = ladder, ladder
         self._num_parts = 0
@@ -148,7 +151,7 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pools, also those that an interrupted step has donated and not returned."""
-        for pool in (*self._caches, self._slots, self._prompts, self._masks, self._hidden):
+        for pool in (*self._caches, self._slots, self._prompts, self._masks, self._hidden, *self._adapters):
             pool.delete()
         if self.host is not None:
             self.host.close()
@@ -200,7 +203,12 @@ class Runner:
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> None:
         forward = self._executables.forwards[bucket]
-        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, blob)
+        adapters = (self._adapters,) if bucket.adapted else ()
+        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, *adapters, blob)
+
+    def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:
+        """Puts an adapter into a slot, for the steps that are dispatched from now on."""
+        self._adapters = self._executables.write_adapter(self._adapters, np.int32(slot), staged)
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
         sample = self._executables.samples[bucket]
@@ -259,7 +267,8 @@ class Runner:
         wanted[best_rows] += row_bucket.num_rows - best_rows.num_rows
         most = self.most_tokens
         if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
-            larger = (b for b in ladder.buckets if not b.decode_only and b.num_tokens > most)
+            kind = ladder.for_steps(adapted=plan.is_adapted)
+            larger = (b for b in kind if not b.decode_only and b.num_tokens > most)
             wanted.update({b: b.num_tokens - most for b in larger})
 
     def score(self, asked: Sequence[np.ndarray], *, tops: bool) -> Scores:

@@ -18,7 +18,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
+from ferrum_jax.adapters.slots import AdapterSlots
 from ferrum_jax.config import tiles_of
+from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
@@ -28,6 +30,7 @@ from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forwa
 from ferrum_jax.sharding import Shards, formats, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.low_rank import pairs_of
 from pallas_kernels.paged_attention import (
     AttentionConfig,
     GpuConfig,
@@ -74,20 +77,32 @@ class StepOptions:
 
 
 def make_forward(
-    graph: nnx.GraphDef, names: tuple[str, ...], bucket: Bucket, pools: Pools, options: StepOptions
+    graph: nnx.GraphDef,
+    names: tuple[str, ...],
+    bucket: Bucket,
+    pools: Pools,
+    options: StepOptions,
+    put: Callable[[nnx.Module, tuple[jax.Array, ...], jax.Array], None] = lambda model, adapters, slots: None,
 ) -> Callable[..., ForwardResult]:
     """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
 
-    kv: the arrays of `pools.caches`, whose tree alone is read here.
+    kv: the arrays of `pools.caches`, whose tree alone is read here. put: gives a model the adapters of its tokens, by
+    slot.
     """
     tree = jax.tree.structure(pools.caches)
 
     def forward(
-        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        blob: jax.Array,
+        adapters: tuple[jax.Array, ...] = (),
     ) -> ForwardResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
+        put(model, adapters, tokens.adapter_slots)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         layers, recurrent = map(list, jax.tree.unflatten(tree, kv))
         context = _forward_context(layers, recurrent, inputs, tokens, bucket, options)
@@ -98,6 +113,37 @@ def make_forward(
     return forward
 
 
+def make_adapted_forward(
+    graph: nnx.GraphDef,
+    names: tuple[str, ...],
+    bucket: Bucket,
+    pools: Pools,
+    options: StepOptions,
+    slots_of: AdapterSlots,
+) -> Callable[..., ForwardResult]:
+    """As `make_forward`, of a bucket whose rows may name adapters: their arrays come before the packed input."""
+    tree = jax.tree.structure(slots_of.pools)
+
+    def put(model: nnx.Module, arrays: tuple[jax.Array, ...], slots: jax.Array) -> None:
+        tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
+        counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
+        put_adapters(model, jax.tree.unflatten(tree, arrays), pairs_of(slots, **counts, **tile))
+
+    forward = make_forward(graph, names, bucket, pools, options, put)
+
+    def adapted(
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        adapters: tuple[jax.Array, ...],
+        blob: jax.Array,
+    ) -> ForwardResult:
+        return forward(weights, kv, slots, hidden, blob, adapters)
+
+    return adapted
+
+
 def trace_forward(
     graph: nnx.GraphDef,
     weights: Mapping[str, jax.ShapeDtypeStruct],
@@ -105,15 +151,21 @@ def trace_forward(
     bucket: Bucket,
     options: StepOptions,
     mesh: Mesh,
+    adapters: AdapterSlots | None = None,
 ) -> jax.stages.Traced:
     """The forward of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
 
-    weights, pools: shapes with their shardings. The arrays of kv and hidden are donated.
+    weights, pools, adapters: shapes with their shardings. The arrays of kv and hidden are donated.
     """
-    forward = make_forward(graph, tuple(weights), bucket, pools, options)
     kv = pools.flat_caches()
-    words = forward_words(bucket, len(options.spec.kv_groups))
-    arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, on_mesh(mesh, (words,), jnp.int32, "words"))
+    words = on_mesh(mesh, (forward_words(bucket, len(options.spec.kv_groups)),), jnp.int32, "words")
+    arguments: tuple[Any, ...] = (tuple(weights.values()), kv, pools.slots, pools.hidden, words)
+    if bucket.adapted:
+        assert adapters is not None, f"{bucket} is for an engine with adapters"
+        forward = make_adapted_forward(graph, tuple(weights), bucket, pools, options, adapters)
+        arguments = (*arguments[:-1], tuple(jax.tree.leaves(adapters.pools)), words)
+    else:
+        forward = make_forward(graph, tuple(weights), bucket, pools, options)
     if mesh.size > 1:
         specs = partitions(arguments)
         forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[3]), check_vma=False)
@@ -152,6 +204,7 @@ class _TokenLayout:
     slots: jax.Array  # [T] int32
     positions: jax.Array  # [T] int32
     are_real: jax.Array  # [T] bool, False for padding
+    adapter_slots: jax.Array  # [T] int32, 0 for none
     offsets: jax.Array  # [R] int32, first flat token of each row
 
 
@@ -164,7 +217,8 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     real = t < ends[-1]
     positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
     slots = jnp.where(real, inputs.slots[rows], 0)
-    return _TokenLayout(slots=slots, positions=positions, are_real=real, offsets=offsets)
+    adapter_slots = jnp.where(real, inputs.adapter_ids[rows], 0)
+    return _TokenLayout(slots=slots, positions=positions, are_real=real, adapter_slots=adapter_slots, offsets=offsets)
 
 
 def _forward_context(

@@ -45,6 +45,7 @@ class LoggedRequest:
     choices: list[LoggedChoice]
     priority: int = 0
     prompt_logprobs: bool = False
+    adapter: str = ""  # its digest
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
 

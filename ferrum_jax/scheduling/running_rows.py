@@ -32,6 +32,7 @@ class RunningRows:
         self.limits = np.zeros(max_num_seqs + 1, np.int32)  # max_total_tokens
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
         self.mask_ids = np.zeros(max_num_seqs + 1, np.int32)  # the slot's own where its request is constrained
+        self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self._prefilling: list[_Place] = []  # both sorted
         self._decoding: list[_Place] = []
         self._decode_slots: np.ndarray | None = None
@@ -52,6 +53,7 @@ class RunningRows:
         self.computed[slot] = num_computed
         self.limits[slot] = request.max_total_tokens
         self.mask_ids[slot] = slot if request.is_constrained else 0
+        self.adapter_ids[slot] = request.adapter_id
         bisect.insort(self._prefilling, _place(request))
 
     def start_decoding(self, request: Request) -> None:
@@ -168,10 +170,11 @@ def build_shard(
     starts: np.ndarray,
     chunks: list[tuple[Request, int]],
     mask_ids: np.ndarray,
+    adapter_ids: np.ndarray,
 ) -> ShardPlan:
     """The plan of decodes, at slots and positions [rows], and then of chunks, each of so many tokens.
 
-    mask_ids: of each slot.
+    mask_ids, adapter_ids: of each slot.
 
     What the cache keeps of the chunks and moves for them is ordered with it.
     """
@@ -197,6 +200,7 @@ def build_shard(
         state_slots=cache.state_slots(slots),
         source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
         target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
+        adapter_ids=adapter_ids[slots],
         mask_ids=mask_ids[slots],
         spills=transfers.spills,
         loads=transfers.loads,

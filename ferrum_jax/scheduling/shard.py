@@ -228,7 +228,8 @@ class Shard:
         """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit."""
         self._give_what_is_left()
         draft, self._draft = self._draft, self._empty_draft()
-        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows.mask_ids)
+        of_slots = self.rows.mask_ids, self.rows.adapter_ids
+        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, *of_slots)
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
         for request, count in zip(requests, plan.counts.tolist(), strict=True):
             request.num_computed += count

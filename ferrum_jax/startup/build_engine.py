@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from ferrum_jax.config import EngineConfig, EngineSizes
+from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.lockstep import make_engine
@@ -30,11 +33,12 @@ def build_engine(
     tokenizer: Tokenizer | None,
     *,
     forms: MessageForms = NO_FORMS,
+    adapters: LoadedAdapters | None = None,
     fill: float = 0.0,
 ) -> Engine:
     """A fresh engine: empty pools (filled with `fill`), empty caches. Nothing is compiled.
 
-    forms: in which the model writes tool calls and reasoning.
+    forms: in which the model writes tool calls and reasoning. adapters: those that requests may name.
 
     config may differ from the layout's in fields that only the host reads, within the compiled limits: fewer
     blocks, fewer rows, a smaller token budget, caching off. Raises ValueError for more rows.
@@ -64,6 +68,8 @@ def build_engine(
         host=None if caches[0].tier is None else HostTransfers(loaded.copies),
     )
     constraints = Constraints(tokenizer, vocab_size=layout.options.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
+    adapters = adapters or LoadedAdapters(None, no_adapter)
+    max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         current(),
         runner=runner,
@@ -77,13 +83,19 @@ def build_engine(
             seed=config.seed,
             grammar=constraints.grammar,
             forms=forms,
+            adapter=adapters.get,
         ),
         constraints=constraints,
+        adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def no_adapter(path: str) -> NoReturn:
+    raise ValueError(f"this engine has no adapters, and {path} is one; open it with LLM")
 
 
 def _sizes(layout: Layout, config: EngineConfig) -> EngineSizes:

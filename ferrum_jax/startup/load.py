@@ -14,7 +14,10 @@ from collections.abc import Callable
 
 import jax
 
+from checkpoints import Adapter, read_adapter
+from checkpoints.placement import stored_targets, weight_shapes
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.models import registry
 from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.layout import Layout
@@ -92,3 +95,15 @@ def load(
         weights_s=weights.read_s,
         executables_s=executables_s,
     )
+
+
+def adapter_reader(layout: Layout | None) -> Callable[[str], Adapter]:
+    """Reads adapters of a layout's model, by path. Raises ValueError for what does not fit it."""
+
+    def read(path: str) -> Adapter:
+        assert layout is not None and layout.adapters is not None, "there are slots where an adapter is read"
+        rules = registry.family_of(layout.spec.architecture).weight_rules(layout.spec)
+        stored = stored_targets(layout.targets, layout.model.expansions)
+        return read_adapter(path, rules=rules, weights=weight_shapes(stored), max_rank=layout.adapters.rank)
+
+    return read

@@ -148,5 +148,5 @@ def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndar
     vocabulary.executor.unsafe_compute_mask_ptr(states, own.ctypes.data, own.shape[1] * 4, len(own))
     if not is_whole:
         masks[:, : own.shape[1]], masks[:, own.shape[1] :] = own, 0
-    for matcher, has_tokens in zip(matchers, own.any(axis=1).tolist(), strict=True):
+    for matcher, has_tokens in zip(matchers, np.any(own, axis=1).tolist(), strict=True):
         matcher._keep_mask(has_tokens)

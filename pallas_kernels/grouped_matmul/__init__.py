@@ -8,10 +8,10 @@ import jax
 
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.config import choose_tile
-from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.grouped_matmul.stack import ExpertAdapters, ExpertStack
 from pallas_kernels.shapes import check_counts, check_shapes
 
-__all__ = ["ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
+__all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:

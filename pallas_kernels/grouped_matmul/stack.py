@@ -6,7 +6,23 @@ import dataclasses
 
 import jax
 
+from pallas_kernels.low_rank import ExpertSlots
 from pallas_kernels.quantized_matmul import QuantizedWeight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertAdapters:
+    """What adapters add to each matrix. slots: that the tokens name, 0 for none."""
+
+    gate: ExpertSlots
+    up: ExpertSlots
+    down: ExpertSlots
+    slots: jax.Array  # [T] int32
+
+    @property
+    def num_slots(self) -> int:
+        return self.gate.a.shape[0]
 
 
 @jax.tree_util.register_dataclass
@@ -14,12 +30,14 @@ from pallas_kernels.quantized_matmul import QuantizedWeight
 class ExpertStack:
     """Experts first_expert to first_expert + E - 1 of num_experts (None: E), in the layout of checkpoints.
 
-    Matrices are arrays, or codes with scales. biases: added to what gate, up and down give.
+    Matrices are arrays, or codes with scales. biases: added to what gate, up and down give. adapters: likewise, by
+    token.
     """
 
     gate: jax.Array | QuantizedWeight  # [E, F, D]
     up: jax.Array | QuantizedWeight  # [E, F, D]
     down: jax.Array | QuantizedWeight  # [E, D, F]
     biases: tuple[jax.Array, jax.Array, jax.Array] | None = None  # [E, F], [E, F], [E, D]
+    adapters: ExpertAdapters | None = None
     first_expert: jax.Array | int = 0
     num_experts: int | None = dataclasses.field(default=None, metadata={"static": True})

@@ -7,11 +7,13 @@ its choices in their own order, so that it does not depend on where sorting put 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.low_rank import ExpertSlots
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.ragged import cut
 
@@ -34,16 +36,26 @@ def expert_mlp(
     """See the package's expert_mlp."""
     (T, X), gate, up, down = expert_ids.shape, experts.gate, experts.up, experts.down
     gate_bias, up_bias, down_bias = (None, None, None) if experts.biases is None else experts.biases
+    adapters, kinds = experts.adapters, 1
     flat = expert_ids.reshape(-1)
+    if adapters is not None:  # a tile is of one expert and one adapter
+        kinds = adapters.num_slots + 1
+        flat = flat * kinds + jnp.repeat(adapters.slots, X)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
-    counts = jnp.bincount(flat, length=gate.shape[0]).astype(jnp.int32)  # no expert stands last and is not counted
+    # no expert stands last and is not counted
+    counts = jnp.bincount(flat, length=gate.shape[0] * kinds).astype(jnp.int32)
     tiles = cut(counts, jnp.cumsum(counts) - counts, tile=tile, num_items=T * X)
 
     def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
-        expert = tiles.runs[i]
+        expert, slot = tiles.runs[i] // kinds, tiles.runs[i] % kinds
         rows = x[tiles.load(order, i) // X]  # [tile, D]
-        hidden = activation(_project(rows, gate, gate_bias, expert), _project(rows, up, up_bias, expert))
-        given = _project(hidden.astype(x.dtype), down, down_bias, expert)
+
+        def product(rows: jax.Array, weights: Any, biases: Any, which: str) -> jax.Array:
+            out = _project(rows, weights, biases, expert)
+            return out if adapters is None else _add_low_rank(out, rows, getattr(adapters, which), expert, slot)
+
+        hidden = activation(product(rows, gate, gate_bias, "gate"), product(rows, up, up_bias, "up"))
+        given = product(hidden.astype(x.dtype), down, down_bias, "down")
         return tiles.store(out, given.astype(x.dtype), i)
 
     outputs = jax.lax.fori_loop(0, tiles.num_tiles, one_tile, jnp.zeros((T * X, x.shape[1]), x.dtype))
@@ -69,3 +81,18 @@ def _project(
     if biases is not None:
         out += jax.lax.dynamic_index_in_dim(biases, expert).astype(jnp.float32)
     return out
+
+
+def _add_low_rank(
+    out: jax.Array,  # [tile, out] float32
+    rows: jax.Array,  # [tile, in]
+    slots: ExpertSlots,
+    expert: jax.Array,
+    slot: jax.Array,
+) -> jax.Array:  # [tile, out] float32
+    """What the adapter in a slot adds for all rows of a tile; slot 0 adds nothing."""
+    row = jnp.maximum(slot - 1, 0)
+    a, b = (array[row, expert] for array in (slots.a, slots.b))
+    inner = jnp.einsum("ti,ri->tr", rows, a, preferred_element_type=jnp.float32) * slots.scales[row]
+    delta = jnp.einsum("tr,ro->to", inner.astype(b.dtype), b, preferred_element_type=jnp.float32)
+    return jnp.where(slot > 0, out + delta, out)

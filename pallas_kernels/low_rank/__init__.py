@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.low_rank import xla
-from pallas_kernels.low_rank.slots import LowRankSlots
+from pallas_kernels.low_rank.slots import ExpertSlots, LowRankSlots
 from pallas_kernels.shapes import check_shapes
 
 TILE_TOKENS = 256  # of a pair; a step of fewer is one tile
 RANK_TILE = 128  # columns, which a matrix unit takes in one pass
 
-__all__ = ["RANK_TILE", "LowRankSlots", "Pairs", "add_low_rank", "pairs_of"]
+__all__ = ["RANK_TILE", "ExpertSlots", "LowRankSlots", "Pairs", "add_low_rank", "pairs_of"]
 
 
 @jax.tree_util.register_dataclass

@@ -1,4 +1,4 @@
-"""The A and B of one weight, of all slots, as rank tiles."""
+"""The A and B of one weight, of all slots."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ class LowRankSlots:
     @property
     def slots_per_tile(self) -> int:
         return self.a.shape[1] // self.rank
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertSlots:
+    """The same of stacked experts; slot s is row s - 1, whole for each expert."""
+
+    a: jax.Array  # [S, E, r, I]
+    b: jax.Array  # [S, E, r, O]
+    scales: jax.Array  # [S] float32

@@ -43,6 +43,7 @@ def test_a_request_longer_than_the_reach_is_refused(max_tokens, most):
         max_request_tokens=40,
         seed=0,
         grammar=lambda _: None,
+        adapter=lambda name: None,
     )
     intake.take([1] * 8, SamplingParams(max_tokens=32), NO_OPTIONS)
     with pytest.raises(ValueError, match=f"may have {most} tokens, and this engine's reach is requests of at most 40"):

@@ -61,11 +61,22 @@ MAY_IMPORT = {
     "pallas_kernels.causal_conv": ("pallas_kernels",),
     "pallas_kernels.low_rank": ("pallas_kernels",),
     "pallas_kernels.quantized_matmul": ("pallas_kernels",),
-    "pallas_kernels.grouped_matmul": ("pallas_kernels", "pallas_kernels.quantized_matmul"),
+    "pallas_kernels.grouped_matmul": (
+        "pallas_kernels",
+        "pallas_kernels.low_rank",
+        "pallas_kernels.quantized_matmul",
+    ),
     "pallas_kernels.kv_write": ("pallas_kernels",),
     "pallas_kernels.paged_attention.tpu.prefill": ("pallas_kernels",),
     "ferrum_jax.batch.journal": ("ferrum_jax.batch.input", "ferrum_jax.openai", "nouns"),
     "ferrum_jax.batch.report": ("ferrum_jax.progress", "nouns"),
+    "ferrum_jax.adapters": (
+        "checkpoints",
+        "checkpoints.adapters",
+        "ferrum_jax.sharding",
+        "nouns",
+        "pallas_kernels.low_rank",
+    ),
     "ferrum_jax.pools": ("ferrum_jax.sharding", "nouns", "pallas_kernels"),
     "ferrum_jax.scheduling": ("ferrum_jax.prefix_cache", "nouns"),
     "pallas_kernels.gated_delta": ("pallas_kernels", "pallas_kernels.causal_conv"),
@@ -112,6 +123,7 @@ MAY_IMPORT = {
     "ferrum_jax.executables": ("checkpoints", "ferrum_jax.models", "nouns"),
     "ferrum_jax.runtime": (
         "checkpoints",
+        "ferrum_jax.adapters",
         "ferrum_jax.executables",
         "ferrum_jax.layers",
         "ferrum_jax.models",
@@ -121,6 +133,7 @@ MAY_IMPORT = {
         "ferrum_jax.sharding",
         "nouns",
         "pallas_kernels",
+        "pallas_kernels.low_rank",
         "pallas_kernels.paged_attention",
     ),
     "ferrum_jax.embeddings": (
@@ -135,6 +148,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.engine": (
         "checkpoints",
+        "ferrum_jax.adapters",
         "ferrum_jax.pools",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",

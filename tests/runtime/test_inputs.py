@@ -23,7 +23,8 @@ from ferrum_jax.runtime.inputs import (
 )
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
-ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots", "mask_ids")
+ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
+ROW_FIELDS += ("adapter_ids", "mask_ids")
 
 
 def make_plan(rows: int) -> ShardPlan:

@@ -139,7 +139,7 @@ class ResponseForm:
         item |= {"call_id": call_id(self._id, 0, self._num_calls), "name": call.name, "arguments": ""}
         self._num_calls += 1
         self._output.append(item)
-        where = {"output_index": len(self._output) - 1}
+        where: dict[str, Any] = {"output_index": len(self._output) - 1}
         self._tell("response.output_item.added", **where, item=item)
         where["item_id"] = item["id"]
         self._tell("response.function_call_arguments.delta", **where, delta=call.arguments)

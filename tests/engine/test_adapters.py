@@ -1,0 +1,147 @@
+"""Rows with adapters get what peft gives, whoever runs beside them, and slots follow their users."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.request import RequestOptions
+from tests.engine.test_goldens import check_equal
+from tests.support import GOLDENS, INVARIANT, SMALL, finish
+
+ADAPTERS = GOLDENS / "adapters"
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+LLAMA = dataclasses.replace(INVARIANT, max_adapters=3, max_adapter_rank=8)
+
+
+def open_llm(base: str, config, **names) -> LLM:
+    llm = LLM(str(GOLDENS / base), config)
+    for name, folder in names.items():
+        llm.load_adapter(name, ADAPTERS / folder)
+    return llm
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return open_llm("llama", LLAMA, patterns="llama_patterns", attention="llama_attention")
+
+
+def golden(name: str):
+    with np.load(ADAPTERS / name / "golden.npz") as kept:
+        return tuple([kept[f"{what}_{i}"] for i in range(3)] for what in ("prompt", "tokens", "best"))
+
+
+def random_adapter(folder, seed: int, rank: int = 4):
+    """A LoRA of the llama golden's q and down projections."""
+    rng, tensors = np.random.default_rng(seed), {}
+    for layer in range(3):
+        for module, inputs, outputs in (("self_attn.q_proj", 60, 84), ("mlp.down_proj", 92, 60)):
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = rng.standard_normal((rank, inputs), np.float32) * inputs**-0.5
+            tensors[f"{name}.lora_B.weight"] = rng.standard_normal((outputs, rank), np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    return folder
+
+
+def logprobs(output) -> list[dict[int, float]]:
+    return [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
+
+
+@pytest.mark.parametrize("name", ["patterns", "attention"])
+def test_greedy_tokens_equal_peft(llm, name):
+    prompts, tokens, best = golden(f"llama_{name}")
+    check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter=name), tokens, best)
+
+
+def test_rows_of_several_adapters_and_of_none_run_beside_each_other_with_the_bits_that_they_have_alone(llm):
+    prompts, names = [[7, 8, 9 + i, 10, 11] for i in range(6)], ["patterns", "attention", None] * 2
+    together = llm.generate(prompts, SHORT, adapter=names)
+    for prompt, name, output in zip(prompts, names, together, strict=True):
+        llm.calls.drop()
+        (alone,) = llm.generate([prompt], SHORT, adapter=[name])
+        assert alone.token_ids == output.token_ids and logprobs(alone) == logprobs(output)
+
+
+def test_prefixes_of_adapters_do_not_mix_and_the_base_shares_its_own(llm):
+    prompt = list(range(20, 60))
+    llm.calls.drop()
+    hits = [llm.generate([prompt], SHORT, adapter=[name])[0].num_cached_tokens for name in (None, "patterns", None)]
+    assert hits[:2] == [0, 0] and hits[2] > 0
+
+
+def test_slots_are_given_away_least_recently_used_first_and_who_finds_none_waits(llm, tmp_path):
+    for i in range(5):
+        llm.load_adapter(f"own{i}", random_adapter(tmp_path / str(i), seed=i))
+    llm.calls.drop()
+    names = [f"own{i % 5}" for i in range(10)]
+    together = llm.generate([[5, 6, 7 + i] for i in range(10)], SHORT, adapter=names)
+    counts = llm.engine.adapter_counts()
+    assert counts.adapters_live == 0 and counts.adapter_writes >= 5 and counts.adapter_evictions >= 2
+    for i in (0, 4, 9):
+        assert llm.generate([[5, 6, 7 + i]], SHORT, adapter=names[i])[0].token_ids == together[i].token_ids
+    llm.engine.scheduler.check_invariants()
+    for i in range(5):
+        llm.unload_adapter(f"own{i}")
+
+
+def test_an_adapter_that_is_replaced_serves_those_that_named_it_before(llm, tmp_path):
+    first, second = (random_adapter(tmp_path / str(i), seed=40 + i) for i in range(2))
+    llm.load_adapter("poet", first)
+    before = llm.generate([[5, 6, 7]], SHORT, adapter="poet")[0]
+    running = llm.engine.add([5, 6, 7], SHORT, RequestOptions(adapter="poet"))
+    llm.load_adapter("poet", second)
+    later = llm.engine.add([5, 6, 7], SHORT, RequestOptions(adapter="poet"))
+    outputs = finish(llm.engine)
+    assert outputs[running].token_ids == before.token_ids and logprobs(outputs[later]) != logprobs(before)
+    llm.unload_adapter("poet")
+
+
+def test_loading_compiles_nothing(llm, tmp_path):
+    llm.load_adapter("late", random_adapter(tmp_path / "late", seed=9))
+    llm.generate([[5, 6, 7]], SHORT, adapter="late")
+    llm.unload_adapter("late")
+    assert llm.stats()["compiles_after_ready"] == 0
+
+
+def test_an_aborted_request_gives_its_slot_back(llm):
+    for waits in (True, False):
+        submission = llm.engine.add([5, 6, 7], SHORT, RequestOptions(adapter="patterns"))
+        if not waits:
+            llm.engine.step()
+        llm.engine.abort(submission)
+        llm.engine.drain()
+        assert llm.engine.adapter_counts().adapters_live == 0
+
+
+def test_what_cannot_be_served_is_refused_by_name(llm):
+    with pytest.raises(ValueError, match=r"no adapter is called 'nobody'; loaded are attention, patterns"):
+        llm.generate([[5]], SHORT, adapter="nobody")
+    with pytest.raises(ValueError, match=r"no adapter is called 'nobody'"):
+        llm.unload_adapter("nobody")
+    with pytest.raises(ValueError, match="2 adapters are given for 1 prompts"):
+        llm.generate([[5]], SHORT, adapter=["patterns", "attention"])
+
+
+@pytest.mark.parametrize("name", ["llama_patterns", "llama_attention"])
+@pytest.mark.slow
+def test_greedy_tokens_in_small_buckets_equal_peft(name):
+    config = dataclasses.replace(SMALL, max_adapters=2, max_adapter_rank=8)
+    prompts, tokens, best = golden(name)
+    llm = open_llm("llama", config, one=name)
+    names = ["one", None, "one", "one"]
+    outputs = llm.generate([prompts[0].tolist(), [5, 6], *(p.tolist() for p in prompts[1:])], GREEDY, adapter=names)
+    check_equal([outputs[0], *outputs[2:]], tokens, best)
+
+
+@pytest.mark.slow
+def test_experts_equal_peft():
+    config = dataclasses.replace(SMALL, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,mlp,experts")
+    prompts, tokens, best = golden("qwen3_moe_experts")
+    llm = open_llm("qwen3_moe", config, one="qwen3_moe_experts")
+    check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)
