@@ -2,15 +2,23 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from checkpoints import convert, read_adapter
+from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.models import registry
 from ferrum_jax.request import RequestOptions
+from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
-from tests.support import GOLDENS, INVARIANT, SMALL, finish
+from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish
 
 ADAPTERS = GOLDENS / "adapters"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -102,6 +110,28 @@ def test_an_adapter_that_is_replaced_serves_those_that_named_it_before(llm, tmp_
     llm.unload_adapter("poet")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"enable_prefix_caching": False}, {"num_blocks": 16}, {"max_num_batched_tokens": 24}],
+    ids=["cache off", "preemption", "small chunks"],
+)
+def test_reuse_preemption_and_chunks_change_no_token(llm, settings):
+    prompts = [list(range(20 + i, 70 + i)) for i in range(4)]
+    params = dataclasses.replace(SHORT, max_tokens=40)
+    names = ["patterns", "attention", "", "patterns"]
+
+    def tokens(**changes):
+        config = dataclasses.replace(llm.config, **changes)
+        engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.adapters, fill=float("nan"))
+        asked = [RequestOptions(adapter=name) for name in names]
+        ids = [engine.add(prompt, params, options) for prompt, options in zip(prompts, asked, strict=True)]
+        outputs = finish(engine)
+        return [(outputs[i].token_ids, logprobs(outputs[i])) for i in ids], engine.scheduler.metrics().preemptions
+
+    found, preemptions = tokens(**settings)
+    assert found == tokens()[0] and bool(preemptions) == ("num_blocks" in settings)
+
+
 def test_loading_compiles_nothing(llm, tmp_path):
     llm.load_adapter("late", random_adapter(tmp_path / "late", seed=9))
     llm.generate([[5, 6, 7]], SHORT, adapter="late")
@@ -145,3 +175,32 @@ def test_experts_equal_peft():
     prompts, tokens, best = golden("qwen3_moe_experts")
     llm = open_llm("qwen3_moe", config, one="qwen3_moe_experts")
     check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)
+
+
+def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, list[list[int]]]:
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    program = [sys.executable, "-m", "tests.engine.adapter_program", base, adapter, targets, *meshes]
+    run = subprocess.run(program, env=os.environ | environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(run.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("base", "adapter", "targets"),
+    [("llama", "llama_patterns", "attention,mlp"), ("qwen3_moe", "qwen3_moe_experts", "attention,mlp,experts")],
+)
+def test_meshes_say_what_peft_says(base, adapter, targets):
+    _, tokens, best = golden(adapter)
+    for found in on_meshes(base, adapter, targets, "tp=2", "dp=2,tp=2").values():
+        check_equal([SimpleNamespace(token_ids=row) for row in found], tokens, best)
+
+
+@pytest.mark.slow
+def test_a_merged_model_says_the_same(tmp_path):
+    weights = registry.weights_of(json.loads((GOLDENS / "llama" / "config.json").read_text()))
+    adapter = read_adapter(
+        ADAPTERS / "llama_patterns", rules=weights.rules, weights=weight_shapes(weights.targets), max_rank=8
+    )
+    convert(GOLDENS / "llama", tmp_path / "merged", **weights._asdict(), dtype="float32", adapter=adapter)
+    prompts, tokens, best = golden("llama_patterns")
+    check_equal(LLM(str(tmp_path / "merged"), INVARIANT).generate([p.tolist() for p in prompts], GREEDY), tokens, best)
