@@ -25,22 +25,27 @@ def add_low_rank(
     def one_pair(p: jax.Array | int, y: jax.Array) -> jax.Array:
         first, group = token_tiles[p] * tile, rank_tiles[p]
         start = jnp.minimum(first, T - tile)  # the last tile lies within the step, and leaves what others own
-        rows, own = (jax.lax.dynamic_slice_in_dim(array, start, tile) for array in (x, slots))
+        rows, own, before = (_tile_of(array, start, tile) for array in (x, slots, y))
         names = jnp.where(start + jnp.arange(tile) >= first, own, 0) - 1  # [tile], -1 for none
         is_named = (names >= 0) & (names // n == group)
-        a, b, scales = (
-            jax.lax.dynamic_index_in_dim(array, group, keepdims=False)
-            for array in (weights.a, weights.b, weights.scales)
-        )
+        a, b, scales = (_at(array, group) for array in (weights.a, weights.b, weights.scales))
         inner = jnp.einsum("ti,ci->tc", rows, a, preferred_element_type=jnp.float32)
         columns = jnp.arange(a.shape[0]) // weights.rank  # [C], which of the tile's slots
         is_own = is_named[:, None] & (columns[None, :] == (names % n)[:, None])
         inner = jnp.where(is_own, inner * scales[None, :], 0.0).astype(b.dtype)
         delta = jnp.einsum("tc,co->to", inner, b, preferred_element_type=jnp.float32)
-        before = jax.lax.dynamic_slice_in_dim(y, start, tile)
-        after = (before.astype(jnp.float32) + delta).astype(y.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(is_named[:, None], after, before), start, 0)
+        after = jnp.where(is_named[:, None], (before.astype(jnp.float32) + delta).astype(y.dtype), before)
+        return after if tile == T else jax.lax.dynamic_update_slice_in_dim(y, after, start, 0)
 
     if len(token_tiles) == 1:
         return one_pair(0, y)
     return jax.lax.fori_loop(0, num_pairs, one_pair, y)
+
+
+def _tile_of(array: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    """Rows from `start` on; all of them without a slice, which XLA would copy."""
+    return array if size == array.shape[0] else jax.lax.dynamic_slice_in_dim(array, start, size)
+
+
+def _at(array: jax.Array, index: jax.Array) -> jax.Array:
+    return array[0] if array.shape[0] == 1 else jax.lax.dynamic_index_in_dim(array, index, keepdims=False)
