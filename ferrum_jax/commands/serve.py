@@ -56,6 +56,13 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name by which requests may ask for the model; may be repeated, and answers carry the first",
     )
+    group.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="LoRA that PEFT saved, or its URL; requests name it as their model; may be repeated (see --max-adapters)",
+    )
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
@@ -103,7 +110,9 @@ def _run(args: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"serve needs {' and '.join(missing)}; {install_command('server')}")
-    config, settings = chosen_config(args), _settings(args)
+    config, settings, adapters = chosen_config(args), _settings(args), _adapters(args)
+    if adapters and not config.max_adapters:
+        raise ValueError(f"--adapter names {len(adapters)}, and there is no slot for one; set --max-adapters, as in 8")
     _check_certificate(args)
     from ferrum_jax.serve.app.http_process import HttpOrder
     from ferrum_jax.serve.engine_process import HttpChild, listening
@@ -125,10 +134,23 @@ def _run(args: argparse.Namespace) -> int:
         child = stack.enter_context(HttpChild(order, listener))
         started = time.monotonic()
         llm = open_llm(args, config, stack)
+        for name, path in adapters.items():
+            llm.load_adapter(name, path)
         child.require_alive()
         return child.serve(
             llm, drain_s=args.drain_s, on_ready=lambda: _greet(args, settings, port, time.monotonic() - started)
         )
+
+
+def _adapters(args: argparse.Namespace) -> dict[str, str]:
+    """The folder of each adapter that --adapter names. Raises ValueError for what is not NAME=DIR."""
+    found: dict[str, str] = {}
+    for text in args.adapter:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in found:
+            raise ValueError(f"--adapter is {text!r}; it must be NAME=DIR, with each name once")
+        found[name] = path
+    return found
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
@@ -145,6 +167,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         names=model_names(args.model, args.served_model_name),
         num_listed=max(1, len(args.served_model_name)),
+        adapters=tuple(_adapters(args)),
         version=__version__,
         keys=keys,
         admin_keys=admin_keys,

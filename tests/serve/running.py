@@ -106,12 +106,14 @@ def request(path: str, content: bytes, method: str = "POST", **headers: str) -> 
 
 
 @contextlib.contextmanager
-def running(settings: ServerSettings | None = None, *, send_buffer: int = 0, encoder: Any = None) -> Iterator[Running]:
-    """A server on a free port, over an engine with empty caches, or an encoder.
+def running(
+    settings: ServerSettings | None = None, *, send_buffer: int = 0, encoder: Any = None, inner: Any = None
+) -> Iterator[Running]:
+    """A server on a free port, over an engine with empty caches, or an encoder. inner: the LLM, None for a small one.
 
     send_buffer: bytes of it that Linux keeps.
     """
-    inner = encoder or serving_llm()
+    inner = encoder or inner or serving_llm()
     if encoder is None:
         inner.calls.drop()
     llm = AsyncLLM.over(inner)

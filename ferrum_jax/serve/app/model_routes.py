@@ -22,13 +22,14 @@ _TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token
 async def models(request: Request) -> Response:
     exchange = Exchange(request)
     service = exchange.service
-    return exchange.json({"object": "list", "data": [_model(service, name) for name in service.settings.listed]})
+    names = (*service.settings.listed, *service.settings.adapters)
+    return exchange.json({"object": "list", "data": [_model(service, name) for name in names]})
 
 
 async def model(request: Request) -> Response:
     exchange = Exchange(request)
     name = request.path_params["name"]
-    exchange.model(name)
+    exchange.model(name, generates=True)
     return exchange.json(_model(exchange.service, name))
 
 
@@ -39,7 +40,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created": service.started,
         "owned_by": "ferrum_jax",
         "root": service.settings.names[0],
-        "parent": None,
+        "parent": service.settings.names[0] if name in service.settings.adapters else None,
         "max_model_len": service.client.facts.get("max_model_len"),
     }
 
@@ -81,7 +82,7 @@ async def tokenize(request: Request) -> Response:
     unknown = sorted(set(body) - _TEXT_FIELDS)
     if unknown:
         raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
-    exchange.model(body.get("model"))
+    exchange.model(body.get("model"), generates=True)
     prompt = {name: body[name] for name in _TEXT_FIELDS - {"model", "return_token_strs"} if body.get(name) is not None}
     if "messages" in prompt:
         prompt["messages"] = _messages(prompt["messages"])
@@ -109,7 +110,7 @@ async def detokenize(request: Request) -> Response:
     unknown = sorted(set(body) - {"model", "tokens"})
     if unknown:
         raise FieldError(f"{unknown[0]} is not known; known are model, tokens", unknown[0])
-    exchange.model(body.get("model"))
+    exchange.model(body.get("model"), generates=True)
     try:
         ids = token_ids_of("tokens", body.get("tokens"))
     except ValueError as error:

@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
 async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     service = exchange.service
     asked = asked_text(await exchange.body(), service.settings.limits, is_chat=is_chat)
-    model = exchange.model(asked.model)
+    model = exchange.model(asked.model, generates=True)
     fingerprint = service.client.facts["fingerprint"]
     form = AnswerForm(asked, request_id=exchange.id, model=model, fingerprint=f"fp_{fingerprint}")
     requests = await service.enter(asked, exchange.key, exchange.id)

@@ -80,13 +80,16 @@ class Exchange:
             raise HttpError(413, message, code="body_too_large", headers=_CLOSE)
         return b"".join(found)
 
-    def model(self, name: str | None) -> str:
-        """The name that the answer carries. Raises HttpError for a model that is not here."""
-        names = self.service.settings.names
-        if name is not None and name not in names:
-            message = f"model is {name!r}, and this server has {', '.join(map(repr, names))}"
+    def model(self, name: str | None, *, generates: bool = False) -> str:
+        """The name that the answer carries. Raises HttpError for a model that is not here.
+
+        generates: the name may be an adapter's, and then the answer carries that.
+        """
+        names, adapters = self.service.settings.names, self.service.settings.adapters if generates else ()
+        if name is not None and name not in (*names, *adapters):
+            message = f"model is {name!r}, and this server has {', '.join(map(repr, (*names, *adapters)))}"
             raise HttpError(404, message, param="model", code="model_not_found")
-        return names[0]
+        return name if name in adapters else names[0]
 
     async def unless_left(self, answer: Awaitable[Result], timeout_s: float | None) -> Result:
         """The answer. Raises ClientLeft, and cancels it, if who asked leaves before; TimeoutError at its deadline."""
