@@ -171,7 +171,7 @@ def test_greedy_tokens_in_small_buckets_equal_peft(name):
 
 @pytest.mark.slow
 def test_experts_equal_peft():
-    config = dataclasses.replace(SMALL, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,mlp,experts")
+    config = dataclasses.replace(INVARIANT, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,mlp,experts")
     prompts, tokens, best = golden("qwen3_moe_experts")
     llm = open_llm("qwen3_moe", config, one="qwen3_moe_experts")
     check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import choose_tile, expert_mlp, oracle, swiglu
+from pallas_kernels.grouped_matmul import ExpertAdapters, choose_tile, expert_mlp, oracle, swiglu
 from pallas_kernels.grouped_matmul.cases import CASES, Case, make_arguments
+from pallas_kernels.low_rank import ExpertSlots
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
 
@@ -103,3 +104,28 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
         expert_mlp(x, ids, weights, dataclasses.replace(experts, num_experts=7))
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
         expert_mlp(x, ids, weights, experts, implementation="mosaic_tpu")
+
+
+@pytest.mark.parametrize("tile", [1, 8])
+def test_experts_add_what_the_adapter_of_a_token_says_of_each_of_them(tile) -> None:
+    case = Case(name="", num_tokens=40, num_experts=6, num_experts_per_token=2)
+    x, ids, weights, experts = make_arguments(case)
+    rng, S, R = np.random.default_rng(5), 3, 2
+    slots = rng.integers(0, S + 1, 40).astype(np.int32)
+    parts, scales = {}, rng.uniform(0.5, 2, S).astype(np.float32)
+    for name in ("gate", "up", "down"):
+        E, O, I = getattr(experts, name).shape
+        a, b = rng.standard_normal((S, E, R, I)) * I**-0.5, rng.standard_normal((S, E, R, O)) * R**-0.5
+        parts[name] = ExpertSlots(a=jnp.asarray(a, "float32"), b=jnp.asarray(b, "float32"), scales=jnp.asarray(scales))
+    adapters = ExpertAdapters(**parts, slots=jnp.asarray(slots))
+    run = jax.jit(functools.partial(expert_mlp, tile=tile), compiler_options=FAST_COMPILE)
+    got = np.asarray(run(x, ids, weights, dataclasses.replace(experts, adapters=adapters)))
+    for slot in range(S + 1):
+        merged = []
+        for name in ("gate", "up", "down"):
+            low, base = parts[name], np.asarray(getattr(experts, name))
+            delta = np.einsum("eri,ero->eoi", low.a[slot - 1], low.b[slot - 1]) * scales[slot - 1]
+            merged.append(base + delta if slot else base)
+        own = slots == slot
+        expected = oracle.expert_mlp(*(np.asarray(array)[own] for array in (x, ids, weights)), *merged)
+        np.testing.assert_allclose(got[own], expected, **TOLERANCE["float32"])
