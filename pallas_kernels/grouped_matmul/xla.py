@@ -74,7 +74,7 @@ def _project(
 ) -> jax.Array:  # [tile, out] float32
     """rows @ weights[expert].T + biases[expert]."""
     if isinstance(weights, QuantizedWeight):
-        out = quantized_matmul(rows, weights.at(expert), out_dtype=jnp.float32)
+        out = quantized_matmul(rows, weights.at(expert), out_dtype=jnp.float32, implementation="xla")
     else:
         weight = jax.lax.dynamic_index_in_dim(weights, expert, keepdims=False)
         out = jnp.einsum("ti,oi->to", rows, weight, preferred_element_type=jnp.float32)

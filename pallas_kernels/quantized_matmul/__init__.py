@@ -7,10 +7,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.quantized_matmul import xla
 from pallas_kernels.quantized_matmul.activations import token_scales
+from pallas_kernels.quantized_matmul.support import refusals
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, decode
 from pallas_kernels.shapes import check_shapes
 
-__all__ = ["QuantizedWeight", "decode", "quantized_matmul", "token_scales"]
+__all__ = ["QuantizedWeight", "decode", "quantized_matmul", "refusals", "token_scales"]
 
 
 def quantized_matmul(
@@ -19,14 +20,15 @@ def quantized_matmul(
     *,
     out_dtype: jax.typing.DTypeLike | None = None,
     activation_scales: jax.Array | None = None,
-    implementation: str = "xla",
+    implementation: str | None = None,
 ) -> jax.Array:  # [T, O] out_dtype, x's when None
     """round(x) Wᵀ, W [O, I] what the weight stands for, round(x) x itself unless the form rounds activations.
 
     x: [T, I], or with an order of inputs [T, J] that it chooses from. Accumulated in float32 or exactly; int8 by int8
     is exact, so its bits depend neither on companions nor on the number of rows. activation_scales: as token_scales
-    gives them, for x that is a part of each token; None computes them.
-    Raises ValueError for shapes that do not fit and for an unknown implementation.
+    gives them, for x that is a part of each token; None computes them. implementation: None is "mosaic_tpu" where the
+    weight names a TPU, which its kernels then are for, and else "xla".
+    Raises ValueError for shapes that do not fit, for an unknown implementation and for what that one does not take.
     """
     leaves = [("O I", weight), ("O S", weight.scales)]
     leaves += [] if weight.zeros is None else [("O S", weight.zeros)]
@@ -35,6 +37,16 @@ def quantized_matmul(
     for name, count in (("groups of scales", sizes["S"]), ("activation_group", weight.activation_group or 1)):
         if sizes["I"] % count:
             raise ValueError(f"{name}, {count}, do not divide the {sizes['I']} inputs")
-    if implementation != "xla":
-        raise ValueError(f"implementation is {implementation!r}; quantized_matmul has only 'xla'")
-    return xla.quantized_matmul(x, weight, jnp.dtype(out_dtype or x.dtype), activation_scales)
+    implementation = implementation or ("xla" if weight.kernels is None else "mosaic_tpu")
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    if implementation == "xla":
+        return xla.quantized_matmul(x, weight, dtype, activation_scales)
+    if implementation != "mosaic_tpu":
+        raise ValueError(f"implementation is {implementation!r}; quantized_matmul has 'xla' and 'mosaic_tpu'")
+    if weight.kernels is None:
+        raise ValueError("implementation is 'mosaic_tpu', and the weight names no TPU; give its Target as `kernels`")
+    if reasons := refusals(weight, x.dtype, weight.kernels):
+        raise ValueError(f"'mosaic_tpu' does not multiply this weight, take 'xla': {'; '.join(reasons)}")
+    from pallas_kernels.quantized_matmul import mosaic_tpu  # an import that no other platform should pay for
+
+    return mosaic_tpu.quantized_matmul(x, weight, dtype, activation_scales, weight.kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +47,23 @@ CASES = (
     Case(name="fp8_blocks", kind="fp8_e4m3", group=16, activations="fp8_e4m3", activation_group=16),
     Case(name="fp8_block_weights", kind="fp8_e4m3", group=16, dtype="bfloat16"),
     Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8"),
+)
+
+_TPU: dict[str, Any] = {"num_inputs": 512, "num_outputs": 128, "dtype": "bfloat16"}
+TPU_CASES = (  # of sizes that the TPU's kernels take
+    Case(name="w8a16", kind="int8", **_TPU),
+    Case(name="w8a16_groups", kind="int8", group=128, has_zeros=True, scale_dtype="bfloat16", **_TPU),
+    Case(name="w8a8", kind="int8", activations="int8", num_tokens=5, **_TPU),
+    Case(name="w8a8_static", kind="int8", activations="int8", has_input_scale=True, **_TPU),
+    Case(name="w4a16", kind="int4", group=128, scale_dtype="bfloat16", **_TPU),
+    Case(
+        name="w4a16_zeros_order", kind="int4", group=32, has_zeros=True, has_order=True, scale_dtype="float16", **_TPU
+    ),
+    Case(name="w4a16_channel", kind="int4", num_tokens=1, **_TPU),
+    Case(name="w4a16_large_groups", kind="int4", group=256, num_tokens=20, **_TPU),
+    Case(name="fp8", kind="fp8_e4m3", activations="fp8_e4m3", **_TPU),
+    Case(name="fp8_blocks", kind="fp8_e4m3", group=128, activations="fp8_e4m3", activation_group=128, **_TPU),
+    Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8", **_TPU),
 )
 
 

@@ -10,6 +10,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.target import Target
+
 KINDS = ("int8", "int4", "fp8_e4m3", "mxfp4")
 _PACKED = ("int4", "mxfp4")  # two codes a byte, the low half first
 _MIDDLE_OF_INT4 = 8  # what its unsigned codes are less where there are no zero points
@@ -22,6 +24,7 @@ class QuantizedWeight:
 
     order: input i of the codes is input order[i] of x. activations: "int8" or "fp8_e4m3", what x is rounded to before
     the product, in groups of activation_group inputs (None: all) that share a scale, each token's own, or input_scale.
+    kernels: the TPU whose kernels multiply it; None is plain XLA.
     """
 
     codes: jax.Array  # [.., O, I], or [.., O, I / 2] uint8
@@ -32,6 +35,7 @@ class QuantizedWeight:
     kind: str = dataclasses.field(metadata={"static": True})
     activations: str | None = dataclasses.field(default=None, metadata={"static": True})
     activation_group: int | None = dataclasses.field(default=None, metadata={"static": True})
+    kernels: Target | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:

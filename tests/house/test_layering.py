@@ -60,7 +60,8 @@ MAY_IMPORT = {
     "ferrum_jax.structured": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "pallas_kernels.causal_conv": ("pallas_kernels",),
     "pallas_kernels.low_rank": ("pallas_kernels",),
-    "pallas_kernels.quantized_matmul": ("pallas_kernels",),
+    "pallas_kernels.quantized_matmul.tpu": ("pallas_kernels",),
+    "pallas_kernels.quantized_matmul": ("pallas_kernels", "pallas_kernels.quantized_matmul.tpu"),
     "pallas_kernels.grouped_matmul": (
         "pallas_kernels",
         "pallas_kernels.low_rank",

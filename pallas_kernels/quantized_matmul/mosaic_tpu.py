@@ -1,0 +1,75 @@
+"""quantized_matmul on TPUs: x is put in order and rounded in XLA, codes are decoded in VMEM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.quantized_matmul.activations import rounded
+from pallas_kernels.quantized_matmul.tpu.config import FEW_ROWS, LANES, FewRows, Form, ManyRows
+from pallas_kernels.quantized_matmul.tpu.few_rows import few_rows
+from pallas_kernels.quantized_matmul.tpu.many_rows import many_rows
+from pallas_kernels.quantized_matmul.tpu.operands import group_sums, in_chunks, in_order
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight
+from pallas_kernels.target import Target
+
+
+def quantized_matmul(
+    x: jax.Array,
+    weight: QuantizedWeight,
+    out_dtype: jnp.dtype,
+    activation_scales: jax.Array | None,
+    target: Target,
+    *,
+    interpret: Any = False,
+) -> jax.Array:
+    """See the package's quantized_matmul; `support.refusals` says what it takes."""
+    if weight.order is not None:
+        x = jnp.take(x, weight.order, axis=1)
+    given, scales = _activations(x, weight, activation_scales)
+    dtype = out_dtype if scales is None else jnp.dtype(jnp.float32)
+    y = _product(given, weight, dtype, target, interpret)
+    return y if scales is None else (y * scales).astype(out_dtype)
+
+
+def _activations(x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    """What the weight is multiplied with, and what multiplies the result, [T, 1] or [1, 1]."""
+    if weight.activations is None:
+        return x, None
+    tokens = rounded(x, weight, scales)
+    if weight.scales.shape[-1] > 1 or tokens.scales.shape[-1] > 1:
+        return tokens.decoded().astype(x.dtype), None
+    exact = tokens.codes.dtype == jnp.int8 and weight.kind == "int8" and weight.zeros is None
+    return tokens.codes if exact else tokens.codes.astype(x.dtype), tokens.scales
+
+
+def _product(x: jax.Array, weight: QuantizedWeight, out_dtype: jnp.dtype, target: Target, interpret: Any) -> jax.Array:
+    T, G = x.shape[0], weight.scales.shape[1]
+    O, I = weight.shape
+    zeros = None if weight.zeros is None else weight.zeros.astype(jnp.float32).T
+    scales = weight.scales.astype(jnp.float32) if weight.scales.dtype == jnp.float16 else weight.scales
+    form = Form(
+        kind=weight.kind,
+        num_inputs=I,
+        num_groups=G,
+        middle=8.0 if weight.kind == "int4" and zeros is None else 0.0,
+        has_zeros=zeros is not None,
+        native=target.fp8_flops_per_s is not None,
+    )
+    how: dict[str, Any] = {"form": form, "out_dtype": out_dtype, "interpret": interpret}
+    if T > FEW_ROWS:
+        config = ManyRows.choose(T, O, form, target)
+        x = in_order(_filled(x, config.tile_rows), 2 * LANES if form.is_packed else None)
+        return many_rows(x, weight.codes, scales.T, zeros, config=config, **how)[:T]
+    few = FewRows.choose(T, O, form, target)
+    x = _filled(x, few.num_rows)
+    sums = group_sums(x, G) if form.middle or form.has_zeros else None
+    chunks = in_chunks(x, few.inputs, form)
+    return few_rows(chunks, sums, weight.codes, scales.T, zeros, config=few, **how)[:T]
+
+
+def _filled(x: jax.Array, unit: int) -> jax.Array:
+    """With rows of zeros up to a multiple of unit."""
+    return jnp.pad(x, ((0, -x.shape[0] % unit), (0, 0)))

@@ -1,0 +1,31 @@
+"""What the Mosaic TPU kernels of quantized_matmul take, known before anything is compiled."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight
+from pallas_kernels.target import Target
+
+INPUTS, OUTPUTS = 256, 128  # multiples of them on one device
+_DEPTHS = (128, 256)  # inputs of one product of the matrix units
+_LEAST_GROUP = 32
+
+
+def refusals(weight: QuantizedWeight, dtype: jnp.dtype, target: Target) -> list[str]:
+    """Every reason why 'mosaic_tpu' does not multiply x of a dtype with the weight, or shapes of it, of one device."""
+    reasons = []
+    if not target.runs_tpu_kernels:
+        reasons.append(f"{target.generation} is no TPU that kernels were made for")
+    if dtype != jnp.bfloat16:
+        reasons.append(f"activations are {jnp.dtype(dtype).name}; it takes bfloat16")
+    outputs, inputs = weight.shape[-2:]
+    for name, size, unit in (("inputs", inputs, INPUTS), ("outputs", outputs, OUTPUTS)):
+        if size % unit:
+            reasons.append(f"{size} {name} of a device are no multiple of {unit}")
+    group = inputs // weight.scales.shape[-1]
+    if group != inputs and (group < _LEAST_GROUP or any(group % d and d % group for d in _DEPTHS)):
+        reasons.append(f"a group has {group} inputs; it takes {_LEAST_GROUP} or more that fit into or fill {_DEPTHS}")
+    if weight.activations == "int8" and weight.kind == "int8" and target.int8_ops_per_s is None:
+        reasons.append(f"{target.generation} has no int8 product, which 'xla' makes exactly")
+    return reasons
