@@ -290,6 +290,14 @@ class ShardedModel:
         """Bytes of the parameters on one device."""
         return sum(map(local_bytes, self.targets.values()))
 
+    @property
+    def local_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Every parameter as one device has it."""
+        return {
+            name: jax.ShapeDtypeStruct(target.sharding.shard_shape(target.shape), target.dtype)
+            for name, target in self.targets.items()
+        }
+
 
 def shard_model(
     attention_of: Callable[[int], HasHeads],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.forms import WeightForm
-from pallas_kernels.quantized_matmul import QuantizedWeight
+from ferrum_jax.forms import LEAVES, WeightForm
+from pallas_kernels.quantized_matmul import QuantizedWeight, refusals
+from pallas_kernels.target import Target
 
 
 class FormedWeight(nnx.Module):
@@ -23,6 +24,7 @@ class FormedWeight(nnx.Module):
         self.zeros, self.order = leaves.get("zeros"), leaves.get("order")
         self.input_scale = leaves.get("input_scale")
         self.form = form
+        self.kernels: Target | None = None
 
     def __getitem__(self, index: object) -> QuantizedWeight:
         assert index is Ellipsis, f"index is {index}; a weight in a form is taken whole, as weight[...]"
@@ -36,6 +38,7 @@ class FormedWeight(nnx.Module):
             kind=self.form.kind,
             activations=self.form.activations,
             activation_group=self.form.activation_group,
+            kernels=self.kernels,
         )
 
 
@@ -57,6 +60,31 @@ def put_forms(model: nnx.Module, forms: Iterable[tuple[str, WeightForm]]) -> Non
             setattr(holder, last, FormedWeight(shape, form))
     if problems:
         raise ValueError("forms of weights do not fit the model:\n  " + "\n  ".join(problems))
+
+
+def give_kernels(
+    model: nnx.Module,
+    forms: Iterable[tuple[str, WeightForm]],
+    local: Mapping[str, Any],
+    dtype: jnp.dtype,
+    target: Target,
+) -> dict[str, str]:
+    """Lets the kernels of a TPU multiply the model's weights in a form; {weight: why not} of those that they do not.
+
+    local: the shapes of parameters on one device, by name. dtype: of activations.
+    """
+    found = {}
+    for name, _ in forms:
+        path, _, last = name.rpartition(".")
+        weight = getattr(functools.reduce(step_into, path.split("."), model), last)
+        leaves: dict[str, Any] = {leaf: local.get(f"{name}.{leaf}") for leaf in LEAVES}
+        shapes = QuantizedWeight(kind=weight.form.kind, activations=weight.form.activations, **leaves)
+        reasons = ["experts are multiplied in XLA"] if shapes.ndim > 2 else refusals(shapes, dtype, target)
+        if reasons:
+            found[name] = "; ".join(reasons)
+        else:
+            weight.kernels = target
+    return found
 
 
 def step_into(holder: Any, name: str) -> Any:

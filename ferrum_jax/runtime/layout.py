@@ -20,6 +20,7 @@ from ferrum_jax import sampling
 from ferrum_jax.adapters.slots import AdapterSlots, adapter_slots
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.ints import ceil_div, pool_blocks
+from ferrum_jax.layers.formed_weight import give_kernels
 from ferrum_jax.models import registry
 from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, cpu_pool_bytes
@@ -69,7 +70,10 @@ class ModelLayout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout(ModelLayout):
-    """All that follows from spec, config and device, before any weight is read."""
+    """All that follows from spec, config and device, before any weight is read.
+
+    refused_products: weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does.
+    """
 
     spec: ModelSpec
     kv_dtype: str
@@ -78,6 +82,7 @@ class Layout(ModelLayout):
     options: StepOptions
     ledger: Ledger
     adapters: AdapterSlots | None = None
+    refused_products: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def head(self) -> Head:
@@ -121,6 +126,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         options=sharded.options,
         ledger=sized.ledger,
         adapters=sharded.adapters,
+        refused_products=sharded.refused,
     )
 
 
@@ -135,12 +141,18 @@ class _Sharded:
     model: ShardedModel
     options: StepOptions
     adapters: AdapterSlots | None
+    refused: dict[str, str]
 
 
 def _shard(resolved: Resolved) -> _Sharded:
     spec, mesh = resolved.spec, resolved.mesh
     graph, parameters = registry.abstract_parts(spec, resolved.dtype)
     model = shard_model(spec.attention_of, parameters, mesh, resolved.shape)
+    refused: dict[str, str] = {}
+    if resolved.implementation == "mosaic_tpu" and spec.forms:
+        abstract = registry.abstract_model(spec, resolved.dtype)
+        refused = give_kernels(abstract, spec.forms, model.local_shapes, resolved.dtype, resolved.target)
+        graph, _ = registry.unbind(abstract)
     local = spec.with_attention(lambda own: on_one_device(own, resolved.shape.tp))
     token, _ = resolved.one_block(local, 1)[0]
     options = StepOptions(
@@ -156,7 +168,7 @@ def _shard(resolved: Resolved) -> _Sharded:
         tiles=resolved.config.attention_tiles,
     )
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
-    return _Sharded(graph=graph, model=model, options=options, adapters=adapters)
+    return _Sharded(graph=graph, model=model, options=options, adapters=adapters, refused=refused)
 
 
 # -- size --------------------------------------------------------------------------------------------------

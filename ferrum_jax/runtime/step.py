@@ -71,7 +71,7 @@ class StepOptions:
     shards: Shards
     expert_shards: Shards
     block_size: int
-    implementation: str  # of attention; experts are plain XLA on every platform
+    implementation: str  # of attention and of products with weights in a form; experts are plain XLA on every platform
     invariant: bool
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
 
