@@ -55,6 +55,9 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.q.bias", ("heads",)),
     ("layers.*.attention.[kv].weight", ("kv_heads", None)),
     ("layers.*.attention.[kv].bias", ("kv_heads",)),
+    ("layers.*.attention.*_a.weight", (None, None)),
+    ("layers.*.attention.*_a.bias", (None,)),
+    ("layers.*.attention.*_b.weight", ("heads", None)),
     ("layers.*.attention.o.weight", (None, "heads")),
     ("layers.*.attention.o.bias", (None,)),
     ("layers.*.attention.qkvz.weight", ("heads", None)),
@@ -221,8 +224,10 @@ def _sharding(mesh: Mesh, spec: PartitionSpec) -> jax.sharding.Sharding:
     return SingleDeviceSharding(mesh.devices.item()) if mesh.size == 1 else NamedSharding(mesh, spec)
 
 
-def row_major(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def row_major(array: jax.ShapeDtypeStruct, order: tuple[int, ...] | None = None) -> jax.ShapeDtypeStruct:
     """The array laid out in memory as kernels read it: the last axis innermost, then the one before it.
+
+    order: its axes from the outermost to the innermost, where that is another.
 
     It matters on a TPU. There XLA has an order of its own for arrays whose last axes are small, and would copy a whole
     pool into the kernel's order and back in each layer of a step.
@@ -230,7 +235,7 @@ def row_major(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     assert array.sharding is not None
     if all(device.platform != "tpu" for device in array.sharding.device_set):
         return array
-    layout = Layout(major_to_minor=tuple(range(len(array.shape))))
+    layout = Layout(major_to_minor=order or tuple(range(len(array.shape))))
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=Format(layout, array.sharding))
 
 

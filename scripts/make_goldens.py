@@ -26,6 +26,7 @@ from scripts.goldens.dense import DENSE
 from scripts.goldens.experts import EXPERTS
 from scripts.goldens.folder import save
 from scripts.goldens.gemma import GEMMA
+from scripts.goldens.latent import LATENT
 from scripts.goldens.reference import (
     NUM_GREEDY,
     OBSERVED,
@@ -38,7 +39,7 @@ from scripts.goldens.reference import (
 )
 from scripts.goldens.tail import TAIL
 
-GOLDENS = DENSE | GEMMA | EXPERTS | TAIL
+GOLDENS = DENSE | GEMMA | EXPERTS | TAIL | LATENT
 
 
 def make(name: str, folder: Path) -> None:

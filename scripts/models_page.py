@@ -43,9 +43,9 @@ A key of `config.json` that is not understood is an error that names it, for it 
 
 | what | why |
 |---|---|
-| latent attention (DeepSeek, Kimi-K2, GLM-4.7-Flash, Mistral 4) | a cache of one vector a token is not served yet |
+| DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
 | Mamba2 and short convolutions (Nemotron-H, Falcon-H1, Granite 4, LFM2) | recurrent layers are Gated DeltaNets alone |
-| Gemma 4, and layers that borrow another layer's keys and values | all layers have heads of one number and size |
+| Gemma 4 | embeddings of each layer, and keys that are values, are not served yet |
 | Llama 4 | attention in chunks is not served yet |
 | `clip_qkv` of OLMoE | no released OLMoE clips |
 | images, sounds and videos of models that take them | the text part is served where the table names it |

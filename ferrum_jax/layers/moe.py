@@ -117,12 +117,12 @@ class MoE(nnx.Module):
         return jnp.take_along_axis(scores, ids, axis=1), ids
 
     def _in_chosen_groups(self, scores: jax.Array) -> jax.Array:  # [T, E] -> the same
-        """Scores; minus infinity for experts outside the groups whose two best scores sum highest."""
+        """Scores; minus infinity for experts outside the groups whose best scores sum highest."""
         groups, chosen = self.spec.num_groups, self.spec.num_chosen_groups
         if chosen == groups:
             return scores
         by_group = scores.reshape(len(scores), groups, -1)
-        sums = jnp.sum(jax.lax.top_k(by_group, min(2, by_group.shape[-1]))[0], axis=-1)
+        sums = jnp.sum(jax.lax.top_k(by_group, min(self.spec.num_best, by_group.shape[-1]))[0], axis=-1)
         _, best = jax.lax.top_k(sums, chosen)
         is_chosen = jnp.any(best[:, :, None] == jnp.arange(groups)[None, None, :], axis=1)
         return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)

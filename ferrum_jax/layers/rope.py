@@ -83,7 +83,10 @@ class Rotation(NamedTuple):
 
     def of_queries(self, q: jax.Array) -> jax.Array:  # [T, heads, H] -> the same
         """q, turned and multiplied by its factor."""
-        q = self.of_keys(q)
+        return self.weighed(self.of_keys(q))
+
+    def weighed(self, q: jax.Array) -> jax.Array:  # [T, heads, H] -> the same
+        """q, multiplied by its factor."""
         return q if self.query_factor is None else (q.astype(jnp.float32) * self.query_factor).astype(q.dtype)
 
     def of_keys(self, k: jax.Array) -> jax.Array:  # [T, heads, H] -> the same

@@ -20,6 +20,7 @@ from flax import nnx
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE
@@ -39,7 +40,8 @@ class DecoderLayer(nnx.Module):
 
         self.attention_norm = norm(spec.norm.before)
         # what a family with recurrent layers puts in its place is called alike
-        self.attention: Callable[..., jax.Array] = Attention(spec, layer, dtype=dtype, rngs=rngs)
+        kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
+        self.attention: Callable[..., jax.Array] = kind(spec, layer, dtype=dtype, rngs=rngs)
         self.attention_out_norm = norm(spec.norm.after)
         self.is_parallel = spec.parallel
         self.mlp_norm = norm(spec.norm.before and not spec.parallel)

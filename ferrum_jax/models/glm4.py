@@ -1,8 +1,9 @@
-"""Glm4ForCausalLM and Glm4MoeForCausalLM: GLM-4-0414, and GLM-4.5 to 4.7 with experts chosen as in DeepSeek-V3.
+"""Glm4ForCausalLM, Glm4MoeForCausalLM and Glm4MoeLiteForCausalLM: GLM-4-0414, GLM-4.5 to 4.7, and GLM-4.7-Flash.
 
-Half of each head turns. GLM-4 turns neighbours together, has norms on both sides of attention and MLP, and joins gate
-and up in one tensor. The layers of GLM-4.5 that predict several tokens are not served.
-Source: GLM Team 2024, 2025; keys as in Hugging Face's Glm4Config and Glm4MoeConfig.
+The last two have experts chosen as in DeepSeek-V3, and the last its latent attention; in the others half of each head
+turns. GLM-4 turns neighbours together, has norms on both sides of attention and MLP, and joins gate and up in one
+tensor. The layers that predict several tokens are not served.
+Source: GLM Team 2024, 2025; keys as in Hugging Face's configs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
+from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.plain import attention_from, norm_from, spec_from
+from ferrum_jax.models.deepseek import experts_from, latent_attention_from
+from ferrum_jax.models.plain import attention_from, layers_where, norm_from, spec_from
 from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.spec import ExpertsSpec, ModelSpec, QkNorm, RopeSpec
 
 _MAX_POSITIONS = 131072
+_LITE_MAX_POSITIONS = 202752
 _NORMS = decoder.BEFORE | {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
 
 
@@ -70,23 +74,14 @@ def _rope(reader: ConfigReader) -> RopeSpec:
 
 
 def _experts(reader: ConfigReader) -> ExpertsSpec | None:
-    width = reader.get("moe_intermediate_size", 1408)
     dense, num_layers = reader.get("first_k_dense_replace", 1), reader.require("num_hidden_layers")
-    sizes = ExpertsSpec(
-        layers=tuple(range(num_layers)),
+    return experts_from(
+        reader,
+        tuple(range(dense, num_layers)),
         num_experts=reader.get("n_routed_experts", 128),
-        num_experts_per_tok=reader.get("num_experts_per_tok", 8),
-        intermediate_size=width,
-        scoring="sigmoid",
-        corrected=True,
-        num_groups=reader.get("n_group", 1),
-        num_chosen_groups=reader.get("topk_group", 1),
-        norm_topk_prob=bool(reader.get("norm_topk_prob", True)),
-        routed_scaling_factor=float(reader.get("routed_scaling_factor", 1.0)),
-        shared_intermediate_size=width * reader.get("n_shared_experts", 1),
-        shared_gate=False,
+        intermediate_size=reader.get("moe_intermediate_size", 1408),
+        shared_intermediate_size=reader.get("moe_intermediate_size", 1408) * reader.get("n_shared_experts", 1),
     )
-    return dataclasses.replace(sizes, layers=tuple(range(dense, num_layers))) if dense < num_layers else None
 
 
 def moe_weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -95,7 +90,31 @@ def moe_weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     return (*body, *decoder.expert_rules(spec, shared="shared_experts"))
 
 
-def moe_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """The decoder's, and the layers that predict several tokens at once, behind the last."""
-    behind = range(spec.num_hidden_layers, spec.num_hidden_layers + 4)
-    return (*decoder.harmless_tensors(spec), *(f"model.layers.{layer}.*" for layer in behind))
+def lite_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a GLM-4.7-Flash config.json. Raises ValueError naming what is missing or not understood."""
+    reader = ConfigReader(config)
+    reader.get("num_nextn_predict_layers", None)  # layers behind the last, which are left over
+    reader.only(topk_method="noaux_tc")
+    num_layers, dense = reader.require("num_hidden_layers"), reader.get("first_k_dense_replace", 1)
+    kinds = reader.get("mlp_layer_types", ["dense"] * dense + ["sparse"] * (num_layers - dense))
+    if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
+        raise ValueError(f"mlp_layer_types is {shown(kinds)}; it must name 'dense' or 'sparse' for {num_layers} layers")
+    width = reader.get("moe_intermediate_size", 1536)
+    return spec_from(
+        reader,
+        "Glm4MoeLiteForCausalLM",
+        max_positions=_LITE_MAX_POSITIONS,
+        attention=latent_attention_from(
+            reader, _LITE_MAX_POSITIONS, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256
+        ),
+        experts=experts_from(
+            reader,
+            layers_where(kind == "sparse" for kind in kinds),
+            num_experts=reader.get("n_routed_experts", 64),
+            num_experts_per_tok=reader.get("num_experts_per_tok", 4),
+            routed_scaling_factor=float(reader.get("routed_scaling_factor", 1.8)),
+            intermediate_size=width,
+            shared_intermediate_size=width * reader.get("n_shared_experts", 1),
+        ),
+        norm=norm_from(reader, 1e-5),
+    )

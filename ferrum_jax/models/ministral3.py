@@ -39,7 +39,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Ministral 3 config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
     max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    rope, temperature = _rope(reader, max_positions)
+    rope, temperature = rope_and_temperature(reader, max_positions)
     attention = attention_from(
         reader,
         max_positions=_MAX_POSITIONS,
@@ -73,10 +73,14 @@ def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
     return _TEXTS[kind](config)
 
 
-def _rope(reader: ConfigReader, max_positions: int) -> tuple[RopeSpec, Temperature | None]:
-    """The rope, and the temperature that the same object describes."""
+def rope_and_temperature(
+    reader: ConfigReader, max_positions: int, turning_share: float = 1.0
+) -> tuple[RopeSpec, Temperature | None]:
+    """The rope, and the temperature that the same object describes. turning_share: of a head, as it may say again."""
     values = mapping(reader, "rope_parameters") or dict(_ROPE)
     values.pop("max_position_embeddings", None)  # repeats the model's
+    if (share := values.pop("partial_rotary_factor", turning_share)) != turning_share:
+        raise ValueError(f"partial_rotary_factor is {shown(share)}; the sizes of this model say {turning_share:g}")
     beta = values.pop(_BETA, None)
     rope = rope_from(ConfigReader({"rope_parameters": values}), max_positions)
     if beta is None:

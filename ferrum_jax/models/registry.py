@@ -20,6 +20,7 @@ from ferrum_jax.models import (
     bert,
     cohere2,
     decoder,
+    deepseek,
     ernie,
     exaone4,
     gemma,
@@ -30,6 +31,7 @@ from ferrum_jax.models import (
     llama,
     minimax_m2,
     ministral3,
+    mistral4,
     mixtral,
     nemotron,
     olmo,
@@ -64,6 +66,16 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "Cohere2ForCausalLM": Family(spec_from_config=cohere2.spec_from_config, weight_rules=cohere2.weight_rules),
+    "DeepseekV2ForCausalLM": Family(
+        spec_from_config=deepseek.v2_spec_from_config,
+        weight_rules=deepseek.weight_rules,
+        harmless=deepseek.harmless_tensors,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        spec_from_config=deepseek.v3_spec_from_config,
+        weight_rules=deepseek.weight_rules,
+        harmless=deepseek.harmless_tensors,
+    ),
     "Ernie4_5ForCausalLM": Family(spec_from_config=ernie.spec_from_config),
     "Ernie4_5_MoeForCausalLM": Family(
         spec_from_config=ernie.moe_spec_from_config, weight_rules=ernie.moe_weight_rules, harmless=ernie.moe_harmless
@@ -78,7 +90,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "Glm4ForCausalLM": Family(spec_from_config=glm4.spec_from_config, weight_rules=glm4.weight_rules),
     "Glm4MoeForCausalLM": Family(
-        spec_from_config=glm4.moe_spec_from_config, weight_rules=glm4.moe_weight_rules, harmless=glm4.moe_harmless
+        spec_from_config=glm4.moe_spec_from_config,
+        weight_rules=glm4.moe_weight_rules,
+        harmless=deepseek.harmless_tensors,
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        spec_from_config=glm4.lite_spec_from_config,
+        weight_rules=deepseek.weight_rules,
+        harmless=deepseek.harmless_tensors,
     ),
     "GptOssForCausalLM": Family(spec_from_config=gpt_oss.spec_from_config, weight_rules=gpt_oss.weight_rules),
     "GraniteForCausalLM": Family(spec_from_config=granite.spec_from_config),
@@ -87,6 +106,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "HunYuanDenseV1ForCausalLM": Family(spec_from_config=hunyuan.spec_from_config, weight_rules=hunyuan.weight_rules),
     "HunYuanMoEV1ForCausalLM": Family(spec_from_config=hunyuan.moe_spec_from_config, weight_rules=hunyuan.weight_rules),
+    "KimiK25ForConditionalGeneration": Family(
+        spec_from_config=deepseek.kimi_text_part_from_config,
+        weight_rules=deepseek.kimi_weight_rules,
+        harmless=deepseek.kimi_harmless,
+    ),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
     "MiniMaxM2ForCausalLM": Family(
         spec_from_config=minimax_m2.spec_from_config,
@@ -99,6 +123,7 @@ FAMILIES: dict[str, Family] = {
         weight_rules=text_part.weight_rules,
         harmless=text_part.harmless_tensors,
     ),
+    "Mistral4ForCausalLM": Family(spec_from_config=mistral4.spec_from_config, weight_rules=mistral4.weight_rules),
     "MistralForCausalLM": Family(spec_from_config=llama.mistral_spec_from_config),
     "MixtralForCausalLM": Family(spec_from_config=mixtral.spec_from_config, weight_rules=mixtral.weight_rules),
     "NemotronForCausalLM": Family(spec_from_config=nemotron.spec_from_config),

@@ -40,10 +40,20 @@ def text_part_from(
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    return tuple(dataclasses.replace(rule, source=_PREFIX + rule.source) for rule in decoder.weight_rules(spec))
+    return of_text(decoder.weight_rules(spec))
+
+
+def of_text(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Rules of a text model as those of a text part."""
+    return tuple(dataclasses.replace(rule, source=_PREFIX + rule.source) for rule in rules)
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     """Patterns of tensors that the text part does not need: those of images, and what a Decoder may leave over."""
-    images = ("vision_tower.*", "multi_modal_projector.*")
-    return (*images, *(_PREFIX + pattern for pattern in decoder.harmless_tensors(spec)))
+    return left_over(decoder.harmless_tensors(spec))
+
+
+def left_over(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Tensors of images, and of a text part what a text model may leave over."""
+    images = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")
+    return (*images, *(_PREFIX + pattern for pattern in patterns))

@@ -89,13 +89,24 @@ def block_bytes(
     ones = [1] * len(spec.kv_groups)
     block = kv_shapes(spec, num_blocks=ones, block_size=block_size, kv_dtype=kv_dtype, implementation=implementation)
     kept = {
-        layer: sum(_kept_bytes(array.shape, array.dtype.itemsize, target) for array in jax.tree.leaves(pool))
+        layer: sum(
+            _kept_bytes([array.shape[axis] for axis in _order(pool, array)], array.dtype.itemsize, target)
+            for array in jax.tree.leaves(pool)
+        )
         for layer, pool in block.items()
     }
     return [sum(kept[layer] for layer in group.layers) for group in spec.kv_groups]
 
 
-def _kept_bytes(shape: tuple[int, ...], itemsize: int, target: Target) -> int:
+def _order(pool: KVPool, array: Any) -> tuple[int, ...]:
+    """The axes of one of a pool's arrays from the outermost in memory to the innermost.
+
+    Of a latent the tokens of a block stand where others have heads: a TPU would pad the one head that there is to two.
+    """
+    return (0, 2, 1, 3) if pool.is_latent and array.ndim == 4 else tuple(range(array.ndim))
+
+
+def _kept_bytes(shape: Sequence[int], itemsize: int, target: Target) -> int:
     """Bytes of an array that lies row by row.
 
     A TPU keeps its last two axes in tiles of 128 lanes and 8 rows; of 2 or 4 rows where there are no more, but of no
@@ -123,7 +134,9 @@ def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
 
 def _blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
     axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
-    return jax.tree.map(lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)])), layer)
+    return jax.tree.map(
+        lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)]), _order(layer, a)), layer
+    )
 
 
 def with_states(pools: Pools, spec: ModelSpec, state: Any, num_states: int, mesh: Mesh) -> Pools:

@@ -34,8 +34,8 @@ class ExpertsSpec:
 
     layers: those that have experts, at least one; the others have an MLP. intermediate_size: of an expert.
     scoring: what makes an expert's score of its logit. corrected: experts are chosen by score plus a correction, and
-    weighed by score alone. num_groups, num_chosen_groups: only experts of the groups whose two best scores sum highest
-    are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
+    weighed by score alone. num_groups, num_chosen_groups: only experts of the groups whose num_best best scores sum
+    highest are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
     routed_scaling_factor. weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
     shared_intermediate_size: of one more expert that all tokens go to, 0 for none; shared_gate: behind a gate.
     bias: of routers and experts.
@@ -51,6 +51,7 @@ class ExpertsSpec:
     corrected: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best: int = 2
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
     weighs_inputs: bool = False

@@ -10,6 +10,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
+from scripts.goldens.latent import LATENT
 from scripts.goldens.tail import TAIL
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, small_llm
@@ -18,11 +19,12 @@ NAMES = (
     *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gpt_oss", "gpt_oss_mxfp4", "mistral", "mistral_full"),
     *("mixtral", "mixtral_window", "phi3", "phi3_long", "qwen2_window"),
     *("cohere2", "glm4_moe", "minimax_m2", "ministral3", "olmo3", "smollm3"),  # of the long tail those of most kinds
+    "deepseek_v3",
 )
 # Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
 BY_HAND = (
     *("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window"),
-    *sorted(set(TAIL) - set(NAMES)),
+    *sorted({*TAIL, *LATENT} - set(NAMES)),
 )
 RECURRENT = ("qwen3_next", "qwen3_next_raw")  # test_recurrent.py
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)

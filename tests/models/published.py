@@ -8,6 +8,7 @@ and -72B, Ministral-8B. Refused, for attention in two chunks is not served: Qwen
 import json
 import pathlib
 
+from tests.models.published_latent import LATENT, MORE_LATENT
 from tests.models.published_sizes import SIZES
 from tests.models.published_tail import MORE_TAIL, TAIL
 
@@ -573,14 +574,15 @@ MORE = {
     "Phi-3-medium-4k": (PHI3_MEDIUM_4K, 13_960_238_080),
     **{name: (_BASES[base] | values, count) for name, (base, values, count) in SIZES.items()},
     **MORE_TAIL,
+    **MORE_LATENT,
 }
 
 # One size of each family with its own table for logits or without: others differ in numbers alone. Of the long
-# tail, one with a parallel block and one whose layers differ.
+# tail, one with a parallel block, one whose layers differ and one with latent attention.
 KINDS = (
     *{
         (config["architectures"][0], config.get("tie_word_embeddings")): name for name, (config, _) in PUBLISHED.items()
     }.values(),
-    *("Command-R7B", "SmolLM3-3B"),
+    *("Command-R7B", "SmolLM3-3B", "DeepSeek-V2-Lite"),
 )
-PUBLISHED |= TAIL
+PUBLISHED |= TAIL | LATENT

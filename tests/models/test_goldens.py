@@ -15,6 +15,7 @@ from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
 from ferrum_jax.spec import ModelSpec
+from scripts.goldens.latent import LATENT
 from scripts.goldens.tail import TAIL
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
@@ -22,7 +23,7 @@ NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
 # Families whose code others run nearly all of: one test of one shape is fast.
 SLOW = ("gemma2", "gemma3", "gpt_oss", "mixtral", "phi3", "qwen3_next")
 SLOW_SHAPES = (
-    *(name for name in TAIL if name != "cohere2"),
+    *(name for name in (*TAIL, *LATENT) if name not in ("cohere2", "deepseek_v3")),
     *("gemma2_untied", "gemma3_long_window", "gpt_oss_mxfp4", "mistral", "mistral_full", "mixtral_window", "phi3_long"),
     *("qwen2_window", "qwen3_next_raw"),
 )
@@ -69,7 +70,8 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_there_is_a_golden_of_every_family():
-    text_parts = {"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"}  # test_text_part.py
+    # test_text_part.py
+    text_parts = {f"{name}ForConditionalGeneration" for name in ("Gemma3", "KimiK25", "Mistral3")}
     assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts
 
 
@@ -108,9 +110,11 @@ def sizes(spec: ModelSpec) -> list[int]:
     experts, attention = spec.experts, spec.attention
     moe = [experts.num_experts, experts.num_experts_per_tok, experts.intermediate_size] if experts else []
     mlp = [spec.mlp.intermediate_size] if spec.dense_layers else []
+    latent = attention.latent
+    ranks = [latent.kv_lora_rank, latent.qk_nope_head_dim, latent.q_lora_rank] if latent is not None else []
     return [
         *(spec.vocab_size, spec.hidden_size, spec.num_hidden_layers, attention.num_attention_heads),
-        *(attention.num_key_value_heads, attention.head_dim, *mlp, *moe),
+        *(attention.num_key_value_heads, attention.head_dim, *mlp, *moe, *ranks),
     ]
 
 

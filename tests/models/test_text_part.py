@@ -20,6 +20,7 @@ from tests.models.test_goldens import GOLDENS, load
         ("gemma3_long_window", "Gemma3ForConditionalGeneration"),
         ("mistral_full", "Mistral3ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
+        ("deepseek_v3", "KimiK25ForConditionalGeneration"),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, architecture, tmp_path):

@@ -34,9 +34,14 @@ def filled_pool(implementation: str, head_dim: int, dtype: str) -> KVPool:
         dtype=KV_DTYPES[dtype],
         implementation=implementation,
     )
+    return filled(shape)
+
+
+def filled(shape: KVPool) -> KVPool:
+    """Its arrays, of distinct small values, zeros in padding lanes."""
     numbers = np.random.default_rng(0).integers(-7, 8, shape.values.shape)
     if not shape.is_packed:
-        numbers[..., head_dim:] = 0
+        numbers[..., shape.head_dim :] = 0
     values = numbers.astype(shape.dtype).view(shape.values.dtype)
     scales = None
     if shape.scales is not None:
@@ -74,6 +79,23 @@ def test_a_block_is_the_same_from_every_form():
     assert np.array_equal(np.asarray(again.values), np.asarray(blocks.values))
     k = np.asarray(blocks.values)[:, :, 0::2]
     assert np.array_equal(np.asarray(pools[0].values)[..., :64], k), "K of head k in the first lanes of vector k"
+
+
+@pytest.mark.parametrize(("v_head_dim", "is_latent", "dtype"), [(12, False, "bfloat16"), (4, True, "int8")])
+def test_blocks_whose_two_vectors_differ_in_size_keep_both_in_one_and_go_back_to_a_mesh_that_repeats_them(
+    v_head_dim, is_latent, dtype
+):
+    sizes = {"num_blocks": P, "block_size": C, "head_dim": 8, "v_head_dim": v_head_dim, "is_latent": is_latent}
+    form = sizes | {"dtype": KV_DTYPES[dtype], "implementation": "xla"}
+    once, wide = (filled(pool_shape(num_kv_heads=heads, **form)) for heads in (1, 3))
+    (blocks,) = gather((once,), np.array([3, 0, 5]), head_copies=1)
+    assert blocks.values.shape == (3, C, 1, 8 + v_head_dim)
+    (pool,) = scatter((zeros(wide),), np.array([3, 0, 5]), (blocks,), head_copies=3)
+    for head in range(3):
+        assert np.array_equal(np.asarray(pool.values)[[3, 0, 5], :, head], once.values[[3, 0, 5], :, 0])
+    (again,) = gather((pool,), np.array([3, 0, 5]), head_copies=3)
+    for old, new in zip(leaves(blocks), leaves(again), strict=True):
+        assert np.array_equal(old, new)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -30,15 +30,26 @@ QUANTISED = {
 # Every other golden on one of them, as its heads, widths and experts divide. Few KV heads are repeated, an uneven
 # vocabulary is padded; there are experts, recurrent layers, sinks, fused projections.
 MESHES = {
-    "tp=4": ("exaone4", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "qwen2_window", "smollm3", "starcoder2"),
+    "tp=4": (
+        "deepseek_v2",
+        "exaone4",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2_window",
+        "smollm3",
+        "starcoder2",
+    ),
     "dp=2,tp=2": (
         *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
-        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss"),
+        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "deepseek_v3"),
     ),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
     "dp=4,ep=1": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
-        *("qwen3_moe_raw", "qwen3_next_raw"),
+        *("qwen3_moe_raw", "qwen3_next_raw", "deepseek_v3_plain", "glm4_moe_lite", "mistral4"),
     ),
 }
 CASES = [(golden, mesh) for mesh, goldens in MESHES.items() for golden in goldens]
@@ -97,5 +108,6 @@ def check(golden: str, mesh: str, one: dict, many: dict) -> None:
     shape = MeshShape.parse(mesh)
     is_divided = shape.tp > 1 or (has_experts(golden) and shape.ep > 1)
     assert (many["weights_bytes"] < one["weights_bytes"]) == is_divided, mesh
-    copies = max(shape.tp // config_of(golden)["num_key_value_heads"], 1)
+    config = config_of(golden)
+    copies = shape.tp if "kv_lora_rank" in config else max(shape.tp // config["num_key_value_heads"], 1)
     assert many["kv_repeated_bytes"] == many["kv_bytes"] * (copies - 1) // copies, "each head on so many devices"

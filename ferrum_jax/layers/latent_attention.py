@@ -1,0 +1,89 @@
+"""Latent attention: all heads' keys and values are made of one vector a token, and that is what the cache keeps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.linear import Linear
+from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.quantized_matmul import QuantizedWeight, decode
+
+_NORM_EPS = 1e-6  # of both latents, whatever the spec says of the model's norms
+
+
+class LatentAttention(nnx.Module):
+    """N heads of A values that do not turn and H that do; values of V; a latent c of C values a token.
+
+        c = norm(W_c x)    r = turned(W_r x)    k = (W_UK c, r)    v = W_UV c
+
+    A query is brought to the latent's side once, and a head's result from it: q k = (W_UKᵀ q) c + q r, and what the
+    softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
+    is (c, r) and whose V is c. On a mesh a device has some of the heads, and every latent whole.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        own, D = spec.attention_of(layer), spec.hidden_size
+        assert own.latent is not None and own.qk_norm is None and not (own.gate or own.sinks), "no layer computes this"
+        N, A, H, V = own.num_attention_heads, own.latent.qk_nope_head_dim, own.head_dim, own.value_dim
+        C, rank = own.latent.kv_lora_rank, own.latent.q_lora_rank
+        self.layer, self.scale = layer, own.scale
+        self.window, self.soft_cap = spec.window_of(layer), own.attn_logit_softcapping
+        self.key_dim, self.value_dim = A, V
+        if rank is None:
+            self.q = Linear(D, N * (A + H), dtype=dtype, rngs=rngs)
+        else:
+            self.q_a = Linear(D, rank, bias=own.bias, dtype=dtype, rngs=rngs)
+            self.q_a_norm = RMSNorm(rank, eps=_NORM_EPS, dtype=dtype)
+            self.q_b = Linear(rank, N * (A + H), dtype=dtype, rngs=rngs)
+        self.has_query_latent = rank is not None
+        self.kv_a = Linear(D, C + H, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.kv_a_norm = RMSNorm(C, eps=_NORM_EPS, dtype=dtype)
+        self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
+        self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,  # [T, D]
+        rotation: Rotation,
+        context: ForwardContext,
+    ) -> jax.Array:  # [T, D]
+        T, A, C = len(x), self.key_dim, self.kv_a_norm.weight.shape[0]
+        of_keys, of_values = self._absorbed(x.dtype)
+        q = self.q_b(self.q_a_norm(self.q_a(x))) if self.has_query_latent else self.q(x)
+        q, turning = jnp.split(q.reshape(T, len(of_keys), -1), [A], axis=-1)
+        latent, shared = jnp.split(self.kv_a(x)[:, None], [C], axis=-1)
+        queries = (
+            jnp.einsum("tna,nac->tnc", rotation.weighed(q), of_keys),  # [T, N, C]
+            rotation.of_queries(turning),  # [T, N, H]
+        )
+        attended = context.attend(
+            self.layer,
+            jnp.concatenate(queries, axis=-1),
+            self.kv_a_norm(latent),
+            rotation.of_keys(shared),
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            is_latent=True,
+        )  # [T, N, C]
+        out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
+        return self.o(out.reshape(T, -1), context.shards)
+
+    def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+        """W_UK [N, A, C] and W_UV [N, V, C] of this device's heads. A form's codes are decoded, x is not rounded."""
+        weight = self.kv_b.weight[...]
+        dense = _dense(weight, dtype) if isinstance(weight, QuantizedWeight) else weight
+        by_head = dense.reshape(-1, self.key_dim + self.value_dim, dense.shape[-1])
+        return by_head[:, : self.key_dim], by_head[:, self.key_dim :]
+
+
+def _dense(weight: QuantizedWeight, dtype: jnp.dtype) -> jax.Array:
+    """What a weight in a form stands for, its inputs in the order of x."""
+    found = decode(weight, dtype)
+    return found if weight.order is None else found[:, jnp.argsort(weight.order)]

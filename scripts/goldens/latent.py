@@ -1,0 +1,153 @@
+"""Families with latent attention. YaRN's mscale enters their logits, and half of them have a latent of queries."""
+
+from __future__ import annotations
+
+from scripts.goldens.golden import YARN, Golden
+
+_ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
+_EXPERTS = {"n_routed_experts": 16, "num_experts_per_tok": 5, "n_shared_experts": 2}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+
+LATENT: dict[str, Golden] = {
+    "deepseek_v3": Golden(
+        seed=71,
+        architecture="DeepseekV3",
+        dtype="bfloat16",
+        gain=2.0,
+        config=_EXPERTS
+        | _GROUPS
+        | {
+            "vocab_size": 182,
+            "hidden_size": 44,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "q_lora_rank": 26,
+            "kv_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 14,
+            "intermediate_size": 50,
+            "moe_intermediate_size": 18,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+            "rope_parameters": YARN | {"rope_theta": 10000.0, "mscale": 0.7, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3_plain": Golden(
+        seed=72,
+        architecture="DeepseekV3",
+        dtype="float32",
+        gain=2.0,
+        config={
+            "vocab_size": 170,
+            "hidden_size": 36,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 24,
+            "qk_rope_head_dim": 10,
+            "qk_nope_head_dim": 14,
+            "v_head_dim": 8,
+            "intermediate_size": 54,
+            "moe_intermediate_size": 20,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 2,
+            "num_mtp_layers": 0,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "rope_parameters": _ROPE,
+        },
+    ),
+    "deepseek_v2": Golden(
+        seed=83,
+        architecture="DeepseekV2",
+        dtype="bfloat16",
+        gain=2.0,
+        config=_EXPERTS
+        | _GROUPS
+        | {
+            "vocab_size": 178,
+            "hidden_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "q_lora_rank": None,
+            "kv_lora_rank": 22,
+            "qk_rope_head_dim": 12,
+            "qk_nope_head_dim": 14,
+            "v_head_dim": 10,
+            "intermediate_size": 52,
+            "moe_intermediate_size": 24,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "rope_parameters": YARN | {"rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "glm4_moe_lite": Golden(
+        seed=84,
+        architecture="Glm4MoeLite",
+        dtype="bfloat16",
+        gain=2.0,
+        config={
+            "vocab_size": 174,
+            "hidden_size": 38,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 22,
+            "kv_lora_rank": 18,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 20,
+            "intermediate_size": 46,
+            "moe_intermediate_size": 14,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 5,
+            "n_shared_experts": 1,
+            "rope_parameters": _ROPE,
+        },
+    ),
+    "mistral4": Golden(
+        seed=75,
+        architecture="Mistral4",
+        dtype="bfloat16",
+        gain=2.0,
+        config=_EXPERTS
+        | _GROUPS
+        | {
+            "vocab_size": 166,
+            "hidden_size": 42,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 10,
+            "intermediate_size": 48,
+            "moe_intermediate_size": 22,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+                "partial_rotary_factor": 0.4,
+            },
+        },
+    ),
+}

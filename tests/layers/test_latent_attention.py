@@ -1,0 +1,96 @@
+"""Latent attention against keys and values of every head, in float64, and over a pool that keeps latents."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from ferrum_jax.layers.attention import ForwardContext, causal_attention
+from ferrum_jax.layers.latent_attention import LatentAttention
+from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
+from pallas_kernels.kv_pool import KV_DTYPES, make_pool, pool_shape, round_trip
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+
+N, A, H, V, C, D, T = 3, 6, 4, 5, 8, 10, 21
+
+
+@pytest.fixture(scope="module")
+def layer() -> LatentAttention:
+    latent = LatentSpec(kv_lora_rank=C, qk_nope_head_dim=A, q_lora_rank=7)
+    attention = AttentionSpec(
+        num_attention_heads=N, num_key_value_heads=1, head_dim=H, v_head_dim=V, latent=latent, rope=None
+    )
+    spec = ModelSpec(
+        architecture="",
+        vocab_size=9,
+        hidden_size=D,
+        num_hidden_layers=1,
+        max_position_embeddings=64,
+        attention=dataclasses.replace(attention, query_pre_attn_scalar=A + H),
+        mlp=MlpSpec(intermediate_size=6),
+    )
+    made = LatentAttention(spec, 0, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(3))
+    for name in ("q_a", "q_b", "kv_a", "kv_b", "o"):
+        weight = getattr(made, name).weight
+        weight[...] = weight[...] * 50  # drawn at 0.02
+    return made
+
+
+def expanded(layer: LatentAttention, x: np.ndarray) -> np.ndarray:
+    """Keys and values of every head, and then attention, in float64."""
+    w = {name: np.asarray(getattr(layer, name).weight[...], np.float64) for name in ("q_a", "q_b", "kv_a", "kv_b", "o")}
+
+    def norm(y: np.ndarray) -> np.ndarray:
+        return y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + 1e-6)
+
+    q = (norm(x @ w["q_a"].T) @ w["q_b"].T).reshape(T, N, A + H)
+    latent, shared = np.split(x @ w["kv_a"].T, [C], axis=-1)
+    both = (norm(latent) @ w["kv_b"].T).reshape(T, N, A + V)
+    k = np.concatenate([both[..., :A], np.broadcast_to(shared[:, None], (T, N, H))], axis=-1)
+    scores = np.einsum("tnh,snh->nts", q, k) * (A + H) ** -0.5
+    scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("nts,snv->tnv", weights, both[..., A:]).reshape(T, -1) @ w["o"].T
+
+
+def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(layer):
+    x = np.random.default_rng(1).normal(size=(T, D)).astype(np.float32)
+    found = layer(jnp.asarray(x), Rotation(), ForwardContext())
+    np.testing.assert_allclose(found, expanded(layer, x.astype(np.float64)), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "fp8_e4m3"])
+def test_a_pool_of_latents_gives_what_plain_attention_to_the_kept_latents_gives(kv_dtype):
+    """Two rows in blocks of four, one that goes on after six tokens; what is not written is NaN."""
+    rng, dtype = np.random.default_rng(2), KV_DTYPES[kv_dtype]
+    q, c, r = (jnp.asarray(rng.normal(size=(T, n, w)), jnp.float32) for n, w in ((N, C + H), (1, C), (1, H)))
+    form = {"num_kv_heads": 1, "head_dim": C, "v_head_dim": H, "is_latent": True, "implementation": "xla"}
+    pool = make_pool(pool_shape(num_blocks=9, block_size=4, dtype=dtype, **form), fill=np.nan)
+    attend = functools.partial(paged_attention, scale=0.3)
+    out = []
+    for starts, counts in (((0, 0), (6, 4)), ((6, 4), (5, 6))):
+        batch = RaggedBatch(
+            block_tables=jnp.asarray([[1, 2, 3, 0], [6, 5, 4, 0]], jnp.int32),
+            starts=jnp.asarray(starts, jnp.int32),
+            counts=jnp.asarray(counts, jnp.int32),
+            query_offsets=jnp.asarray([0, counts[0]], jnp.int32),
+        )
+        of = np.concatenate([np.arange(s, s + n) + first for s, n, first in zip(starts, counts, (0, 11), strict=True)])
+        config = AttentionConfig.choose(num_tokens=len(of), block_size=4, decode_only=False, invariant=False)
+        schedule = make_schedule(batch, num_tokens=len(of), block_size=4, config=config)
+        given, pool = attend(q[of], c[of], r[of], pool, schedule)
+        out.append((of, given))
+    kept = [round_trip(x, dtype) for x in (c, r)]
+    for row in (slice(0, 11), slice(11, 21)):
+        wanted = causal_attention(0, q[row], *(x[row] for x in kept), scale=0.3, is_latent=True)
+        found = np.full((T, N, C), np.nan, np.float32)
+        for of, given in out:
+            found[of] = given
+        np.testing.assert_allclose(found[row], wanted, rtol=0, atol=2e-5)
