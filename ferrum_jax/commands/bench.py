@@ -7,6 +7,7 @@ import contextlib
 import json
 from typing import Any
 
+from ferrum_jax.commands import bench_serve
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
@@ -22,14 +23,20 @@ def add(commands: Any) -> None:
     )
     bench.add_argument(
         "--workload",
-        required=True,
         choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error"),
         help="what to run; kv_error measures no time but what --kv-dtype does to the logits",
     )
     add_model(bench)
+    model = next(action for action in bench._actions if action.dest == "model")
+    model.required = False  # `bench serve` has none
+    serve = bench.add_subparsers(dest="bench_command", metavar="serve", title="a running server")
+    bench_serve.add(serve)
 
 
 def _run(args: argparse.Namespace) -> int:
+    for flag in ("model", "workload"):
+        if getattr(args, flag) is None:
+            raise ValueError(f"bench needs --{flag}; `ferrum-jax bench serve --url URL` measures a running server")
     with contextlib.ExitStack() as stack:
         given = argparse.Namespace(**{"ready": "all", **vars(args)})  # what is measured has nothing beside it
         llm = open_llm(given, chosen_config(given), stack)

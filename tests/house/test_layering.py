@@ -256,6 +256,7 @@ MAY_IMPORT = {
         "ferrum_jax.structured.asked",
         "nouns",
     ),
+    "ferrum_jax.bench.serving": (),
     "ferrum_jax.bench": ("ferrum_jax.layers", "ferrum_jax.llm", "ferrum_jax.models", "nouns", "pallas_kernels"),
     "ferrum_jax.distributed": ("ferrum_jax.engine", "ferrum_jax.llm", "ferrum_jax.processes"),
     "ferrum_jax.commands": (
@@ -265,6 +266,7 @@ MAY_IMPORT = {
         "ferrum_jax.batch.input",
         "ferrum_jax.batch.journal",
         "ferrum_jax.bench",
+        "ferrum_jax.bench.serving",
         "ferrum_jax.device_check",
         "ferrum_jax.embeddings",
         "ferrum_jax.executables",

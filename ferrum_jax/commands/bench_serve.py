@@ -1,0 +1,148 @@
+"""`ferrum-jax bench serve`: asks a running server a load over HTTP, and prints what came of it as one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ferrum_jax.bench.serving import http_client, loads
+from ferrum_jax.bench.serving import run as serving
+from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.paths import install_command, require_folder_of
+
+
+def add(commands: Any) -> None:
+    serve = new_command(
+        commands, "bench serve", _run, "measure a running server over HTTP, and print one JSON line", "--url URL"
+    )
+    serve.set_defaults(runs_here=False)
+    serve.add_argument("--url", required=True, metavar="URL", help="the server, as in http://127.0.0.1:8000")
+    serve.add_argument("--served-model-name", metavar="NAME", help="model to ask for (default: the server's first)")
+    serve.add_argument("--api-key-file", type=Path, metavar="FILE", help="file whose first word is the key to ask with")
+    serve.add_argument("--insecure", action="store_true", help="take any certificate of an https server")
+    _add_load(serve)
+    serve.add_argument(
+        "--goodput",
+        action="append",
+        default=[],
+        metavar="NAME:MS",
+        help=f"limit of a good request, such as ttft:500; names: {', '.join(serving.LIMITED)}; may be repeated",
+    )
+    serve.add_argument("--output", type=Path, metavar="FILE", help="also write all requests' times to this JSON file")
+    serve.add_argument("--plot", type=Path, metavar="FILE", help="draw the run into this PNG, PDF or SVG file")
+
+
+def _add_load(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("load")
+    default = loads.Load()
+    group.add_argument("--load", choices=loads.LOADS, default=default.kind, help=f"kind (default {default.kind})")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="ask the requests of this file of JSON lines instead")
+    counts = {
+        "num_prompts": "requests",
+        "input_len": "tokens of a prompt; the most of a ragged load",
+        "output_len": "tokens to generate; the most of a ragged load",
+        "prefix_len": "tokens that prompts of a shared-prefix load have in common",
+        "num_prefixes": "different prefixes of that load",
+        "max_token_id": "highest token id of random prompts",
+        "seed": "seed of prompts and arrivals",
+    }
+    for name, text in counts.items():
+        value = getattr(default, name)
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=int, default=value, metavar="INT", help=f"{text} (default {value})")
+    group.add_argument(
+        "--request-rate",
+        type=float,
+        default=default.rate,
+        metavar="R",
+        help="requests a second (default 4; inf asks all at once)",
+    )
+    group.add_argument(
+        "--burstiness",
+        type=float,
+        default=default.burstiness,
+        metavar="B",
+        help="1 draws a Poisson process (default), less comes in bursts, more evenly",
+    )
+    group.add_argument("--max-concurrency", type=int, metavar="INT", help="most requests at once (default: no limit)")
+
+
+def _run(args: argparse.Namespace) -> int:
+    limits, requests = serving.limits_of(args.goodput), _requests(args)
+    if args.max_concurrency is not None and args.max_concurrency < 1:
+        raise ValueError(f"--max-concurrency is {args.max_concurrency}; it must be 1 or more")
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"--plot needs matplotlib; {install_command('plot')}")
+    for path, what in ((args.output, "result"), (args.plot, "plot")):
+        if path is not None:
+            require_folder_of(path, what)
+    place = http_client.Place.of(args.url, verify=not args.insecure)
+    headers = {} if args.api_key_file is None else {"Authorization": f"Bearer {_key(args.api_key_file)}"}
+    try:
+        model, answers = asyncio.run(_ask(args, place, headers, requests))
+    except ConnectionError as error:
+        raise ValueError(str(error)) from error
+    found = {"model_id": model, **_what(args), **serving.summary_of(answers, limits)}
+    if args.output is not None:
+        args.output.write_text(json.dumps({**found, **serving.details_of(answers)}), encoding="utf-8")
+    if args.plot is not None:
+        from ferrum_jax.bench.serving.plot import draw
+
+        draw(answers, args.plot, f"{model}: {len(answers)} requests at {found['request_rate']} a second")
+    print(json.dumps({**found, "first_error": next((each.error for each in answers if each.error), None)}))
+    return 1 if found["failed"] else 0
+
+
+async def _ask(
+    args: argparse.Namespace, place: http_client.Place, headers: dict[str, str], requests: list[loads.TimedRequest]
+) -> tuple[str, list[http_client.Answered]]:
+    model = args.served_model_name or await serving.model_of(place, headers)
+    more = {"ignore_eos": True, "temperature": 0}
+    answers = await serving.run(
+        place, requests, model=model, headers=headers, more=more, max_concurrency=args.max_concurrency
+    )
+    return model, answers
+
+
+def _requests(args: argparse.Namespace) -> list[loads.TimedRequest]:
+    if args.trace is not None:
+        return loads.read_trace(args.trace, max_token_id=args.max_token_id)
+    load = loads.Load(
+        kind=args.load,
+        num_prompts=args.num_prompts,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        prefix_len=args.prefix_len,
+        num_prefixes=args.num_prefixes,
+        max_token_id=args.max_token_id,
+        rate=args.request_rate,
+        burstiness=args.burstiness,
+        seed=args.seed,
+    )
+    return loads.requests_of(load)
+
+
+def _key(path: Path) -> str:
+    words = path.read_text(encoding="utf-8").split()
+    if not words:
+        raise ValueError(f"{path} holds no key; write one into it")
+    return words[0]
+
+
+def _what(args: argparse.Namespace) -> dict[str, Any]:
+    """How it was asked."""
+    is_drawn = args.trace is None
+    return {
+        "date": datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "load": args.load if is_drawn else str(args.trace),
+        "num_prompts": args.num_prompts if is_drawn else None,
+        "request_rate": ("inf" if math.isinf(args.request_rate) else args.request_rate) if is_drawn else "trace",
+        "burstiness": args.burstiness if is_drawn else None,
+        "max_concurrency": args.max_concurrency,
+    }
