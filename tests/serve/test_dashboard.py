@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from tests.support import ROOT
 
-DASHBOARD = json.loads((ROOT / "docs/examples/grafana_dashboard.json").read_text())
+DASHBOARD = json.loads((ROOT / "docs/reference/grafana_dashboard.json").read_text())
 
 
 def samples() -> dict[str, set[str]]:
