@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -237,6 +238,21 @@ def test_a_step_that_fails_is_a_500_and_the_next_request_is_answered(monkeypatch
     status, _, found = server.ask("/v1/completions", SHORT)
     assert status == 500 and "injected" in found["error"]["message"]
     assert server.ask("/v1/completions", SHORT)[0] == 200
+
+
+def test_a_host_that_gives_a_request_no_state_is_served(server):
+    """ASGI leaves `state` out of the scope where a host has none."""
+    sent: list[dict] = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "query_string": b"", "root_path": ""}
+    asyncio.run(server.app(scope, receive, send))
+    assert sent[0]["status"] == 200
 
 
 def test_garbage_and_leavers_among_good_requests_change_no_answer(server):

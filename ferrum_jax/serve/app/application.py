@@ -69,6 +69,7 @@ def _guarded(handler: Handler, who: str) -> Handler:
 
     async def guarded(request: Request) -> Response:
         service: Service = request.app.state.service
+        request.scope.setdefault("state", {})  # hosts other than uvicorn may give none
         request_id = id_of(request.scope)
         try:
             _identify(request, service.settings, who)
