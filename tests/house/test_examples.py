@@ -121,6 +121,22 @@ def test_a_job_on_ray_answers_every_row(tmp_path):
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
 
 
+ON_RAY_SERVE = """
+from tests.house.test_examples import example
+from tests.serve.ray_serve_program import check
+check(example("ray_serve").replicas)
+"""
+
+
+@pytest.mark.ray
+def test_two_replicas_under_ray_serve_answer_as_one_llm_does():
+    command = [sys.executable, "-c", ON_RAY_SERVE]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"equal": True, "streamed": True, "ended": True}
+
+
 def test_a_job_on_a_spot_tpu_asks_for_the_machine_and_gives_it_back():
     command = [str(FOLDER / "spot_tpu_job"), "gs://B", "--zone", "us-east5-b", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
