@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -24,8 +27,8 @@ MODEL = ("--model", str(GOLDENS / "qwen3"), *SMALL, "--block-size", "16", "--com
 class Started:
     """A server that was started. lines: what it has said."""
 
-    def __init__(self, *flags: str) -> None:
-        words = [sys.executable, "-m", "ferrum_jax", "serve", *MODEL, "--port", "0", *flags]
+    def __init__(self, *flags: str, program: Sequence[str] = ("-m", "ferrum_jax")) -> None:
+        words = [sys.executable, *program, "serve", *MODEL, "--port", "0", *flags]
         self.process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         assert self.process.stderr is not None
@@ -37,10 +40,11 @@ class Started:
         self.process.stderr.close()
         raise AssertionError("".join(self.lines))
 
-    def post(self, **body: object):
+    def post(self, *, trusts: str | None = None, **body: object):
         content = json.dumps({"max_tokens": 8, "temperature": 0, **body}).encode()
         asked = urllib.request.Request(f"{self.url}/v1/completions", content, {"Content-Type": "application/json"})
-        return urllib.request.urlopen(asked, timeout=60)
+        tls = None if trusts is None else ssl.create_default_context(cafile=trusts)
+        return urllib.request.urlopen(asked, timeout=60, context=tls)
 
     def stream(self, **body: object):
         return self.post(stream=True, **body)
@@ -53,8 +57,8 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(*flags: str) -> Iterator[Started]:
-    server = Started(*flags)
+def started(*flags: str, program: Sequence[str] = ("-m", "ferrum_jax")) -> Iterator[Started]:
+    server = Started(*flags, program=program)
     try:
         yield server
     finally:
@@ -98,6 +102,95 @@ def test_the_http_process_ends_with_the_engines_and_the_other_way_round():
             time.sleep(0.05)
         else:
             raise AssertionError("the HTTP process goes on alone")
+
+
+FAILING = """
+import sys
+from ferrum_jax.__main__ import command
+from ferrum_jax.runtime.runner import Runner
+
+def fail(self, plan, before_sampling=None):
+    raise RuntimeError("injected")
+
+Runner.dispatch = fail
+sys.argv[0] = "ferrum-jax"
+command()
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_whose_steps_fail_again_and_again_ends_the_server_with_70():
+    with started(program=("-c", FAILING)) as server:
+        for _ in range(3):
+            with pytest.raises(urllib.error.HTTPError) as failed:
+                server.post(prompt="x")
+            assert failed.value.code == 500 and "injected" in failed.value.read().decode()
+            failed.value.close()
+        assert server.process.wait(60) == 70
+        assert (
+            "the engine is given up: the engine failed in a step: RuntimeError: injected"
+            in server.process.stderr.read()
+        )
+
+
+FULL_DISK = """
+import os, sys
+from ferrum_jax.__main__ import command
+from ferrum_jax.commands import serve
+greet = serve._greet
+
+def greet_and_fill(*arguments):
+    greet(*arguments)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+serve._greet = greet_and_fill
+sys.argv[0] = "ferrum-jax"
+command()
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_logs_ends_no_answer_and_no_drain():
+    with started(program=("-c", FULL_DISK)) as server:
+        assert server.process.stderr is not None
+        server.process.stderr.close()  # the HTTP process cannot write there either
+        for _ in range(3):
+            with server.post(prompt="x") as answer:
+                assert json.loads(answer.read())["usage"]["completion_tokens"] == 8
+        with server.stream(prompt="x", max_tokens=100, ignore_eos=True) as stream:
+            stream.readline()
+            server.process.send_signal(signal.SIGTERM)
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_a_certificate_makes_it_https(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        "2",
+    ]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*words, *names], check=True, capture_output=True)
+    with started("--ssl-keyfile", key, "--ssl-certfile", certificate) as server:
+        assert server.url.startswith("https://")
+        with server.post(prompt="x", trusts=certificate) as answer:
+            assert json.loads(answer.read())["usage"]["completion_tokens"] == 8
+        with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
+            server.post(prompt="x")
 
 
 def refused(*flags: str) -> tuple[int, str]:
