@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -115,11 +116,19 @@ def read_texts(folder: str | None) -> PromptEncoder:
     return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)))
 
 
+def _allow_connections() -> None:
+    """As many open sockets as the system lets this process have; its default is 1,024 on most machines."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     """The process: the order is on its standard input."""
     order = pickle.loads(sys.stdin.buffer.read())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _allow_connections()
     logging.raiseExceptions = False  # a disk that is full for logs ends no answer
     HttpProcess(order).run()
     os._exit(0)

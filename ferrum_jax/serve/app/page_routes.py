@@ -22,7 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _POLICY += "; frame-ancestors 'none'"  # no other page may show it in a frame of its own
 _SHOWN = ("num_running", "live", "cached", "clean", "hit_tokens", "missed_tokens", "cached_prompts", "preemptions")
 _SHOWN += ("evictions", "weights_bytes", "kv_bytes", "prompts_bytes", "states_bytes", "host_cache_bytes", "executables")
-_SHOWN += ("executables_loaded", "block_size", "recent_steps", "steps", "host_entries")
+_SHOWN += ("executables_loaded", "executables_missing", "block_size", "recent_steps", "steps", "host_entries")
 
 
 async def page(request: Request) -> Response:
