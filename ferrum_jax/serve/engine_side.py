@@ -84,7 +84,7 @@ class EngineSide:
         self, request_id: int, token_ids: list[int], params: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         try:
-            sampling = SamplingParams.from_dict(_from_json(params))
+            sampling = SamplingParams.from_dict(from_json(params))
         except ValueError as error:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
@@ -193,7 +193,7 @@ class EngineSide:
 _CONTENT = ("prompt_token_ids", "prompt")
 
 
-def _from_json(params: Mapping[str, Any]) -> dict[str, Any]:
+def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as they were before JSON, which has no keys but texts and no calls that must come."""
     found = dict(params)
     if (bias := found.get("logit_bias")) is not None:

@@ -206,7 +206,7 @@ def test_a_structure_is_kept_to_by_either_name(server):
     assert status == 200 and found["choices"][0]["message"]["content"] in ("yes", "no")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    _, _, found = server.ask("/v1/chat/completions", {"messages": CHAT, "max_tokens": 60, "response_format": form})
+    _, _, found = server.ask("/v1/chat/completions", {"messages": CHAT, "max_tokens": 220, "response_format": form})
     assert json.loads(found["choices"][0]["message"]["content"])["a"] in (1, 2)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Literal
 
 import openai
 import pydantic
 import pytest
 
+from ferrum_jax import SamplingParams
+from ferrum_jax.serve.engine_side import from_json
+from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.tools import tools_asked
 from tests.serve.running import running
 
 CHAT = [{"role": "user", "content": "Go?"}]
@@ -118,6 +124,13 @@ def test_a_pydantic_model_is_parsed(client):
     assert call.function.parsed_arguments.word in ("yes", "no")
     with client.chat.completions.stream(**asked, response_format=Answer, seed=1) as stream:
         assert stream.get_final_completion().choices[0].message.parsed.word in ("yes", "no")
+
+
+def test_parameters_are_the_same_after_the_link():
+    structure = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", False), disable_any_whitespace=True)
+    params = SamplingParams(structured_outputs=structure, logit_bias={5: -math.inf, 7: 1.5}, stop=["a"], min_p=0.1)
+    sent = json.loads(json.dumps(wire_params(params)))
+    assert SamplingParams.from_dict(from_json(sent)) == params
 
 
 def test_the_effort_reaches_the_template(client, server):

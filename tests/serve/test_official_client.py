@@ -1,0 +1,121 @@
+"""`ferrum-jax serve` with the demo model, as users meet it: OpenAI's own client, 64 requests at once, and curl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import openai
+import pytest
+
+from ferrum_jax import LLM, SamplingParams
+from tests.serve.running import TEMPLATE
+from tests.serve.test_tools import CHAT, TOOLS, Answer, added_up
+from tests.support import COMPILED, ROOT
+
+DEMO = str(ROOT / "checkpoints" / "demo")
+PROMPT = "def main():"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The demo's tokenizer with a chat template that shows tools."""
+    found = tmp_path_factory.mktemp("texts")
+    shutil.copy(f"{DEMO}/tokenizer.json", found)
+    config = json.loads((ROOT / "checkpoints" / "demo" / "tokenizer_config.json").read_text())
+    (found / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """What LLM gives for the prompt, greedily."""
+    llm = LLM(DEMO, max_model_len=512, compilation_cache_dir=str(COMPILED))
+    (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=12, temperature=0.0))
+    (vector,) = llm.embed([PROMPT])
+    return output, vector.embedding
+
+
+@pytest.fixture(scope="module")
+def url(folder, wanted):
+    words = ["--model", DEMO, "--tokenizer", folder, "--max-model-len", "512", "--served-model-name", "demo"]
+    words += ["--port", "0", "--compilation-cache-dir", str(COMPILED)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ferrum_jax", "serve", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if " at http" in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield line.split(" at ")[1].split("/v1 ")[0] + "/v1"
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_completions_and_vectors_are_those_of_llm(client, wanted):
+    output, vector = wanted
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    assert client.completions.create(**asked).choices[0].text == output.text
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+    assert streamed == output.text
+    found = client.embeddings.create(model="demo", input=PROMPT).data[0].embedding
+    np.testing.assert_allclose(found, vector, rtol=1e-4, atol=1e-4)
+
+
+def test_chats_call_tools_and_are_parsed_over_two_processes(client):
+    asked = {"model": "demo", "messages": CHAT, "max_tokens": 300}
+    named = {"type": "function", "function": {"name": "go"}}
+    _, _, calls, ended = added_up(client.chat.completions.create(**asked, tools=TOOLS, tool_choice=named, stream=True))
+    assert ended == "tool_calls" and json.loads(calls[0][2])["to"] in ("Köln", "Rom")
+    found = client.chat.completions.parse(**asked, response_format=Answer)
+    assert found.choices[0].message.parsed.word in ("yes", "no")
+
+
+def test_responses_stream_and_are_parsed(client):
+    found = client.responses.parse(model="demo", input="Well?", text_format=Answer, max_output_tokens=300)
+    assert found.output_parsed.word in ("yes", "no")
+    with client.responses.stream(model="demo", input="Well?", max_output_tokens=8) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == deltas
+
+
+def test_64_at_once_are_answered_as_one_alone(url, wanted):
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+            answers = await asyncio.gather(*(client.completions.create(**asked) for _ in range(64)))
+            return [answer.choices[0].text for answer in answers]
+
+    assert set(asyncio.run(ask())) == {wanted[0].text}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_gets_json_and_events(url, wanted):
+    def curl(path: str, body: object) -> str:
+        words = ["curl", "-sS", "-N", f"{url}{path}", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    assert json.loads(curl("/completions", asked))["choices"][0]["text"] == wanted[0].text
+    assert curl("/completions", {**asked, "stream": True}).endswith("data: [DONE]\n\n")
+    events = curl("/responses", {"input": "x", "max_output_tokens": 2, "stream": True}).split("\n\n")
+    assert events[0].startswith("event: response.created\ndata: {") and "response.incomplete" in events[-2]
+    assert json.loads(curl("/completions", {"prompt": 5}))["error"]["param"] == "prompt"
