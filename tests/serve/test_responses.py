@@ -12,7 +12,7 @@ from ferrum_jax.serve.bodies.http_body import BodyLimits
 from ferrum_jax.serve.bodies.response_body import asked_response
 from ferrum_jax.serve.bodies.response_input import input_messages
 from ferrum_jax.serve.http.settings import ServerSettings
-from tests.serve.running import running
+from tests.serve.running import request, running
 from tests.serve.test_tools import CALL, PLACES, Answer
 
 TOOLS = [{"type": "function", "name": "go", "parameters": PLACES, "strict": True}]
@@ -158,6 +158,14 @@ def test_an_error_names_the_field(fields, param):
     with pytest.raises(FieldError) as found:
         asked_response({"model": "small", "input": "x", **fields}, BodyLimits())
     assert found.value.param == param, found.value
+
+
+def test_who_leaves_a_stream_ends_what_runs_for_them(server):
+    asked = {"input": "x", "max_output_tokens": 200, "ignore_eos": True, "stream": True}
+    with server.connect() as connection:
+        connection.sendall(request("/v1/responses", json.dumps(asked).encode()))
+        assert connection.recv(100)
+    server.wait_until_idle(30.0)
 
 
 def test_errors_come_with_their_status(server):

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ferrum_jax.serve.app import model_routes, page_routes, response_routes, text_routes, vector_routes
+from ferrum_jax.serve.bodies.http_body import param_of
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
 from ferrum_jax.serve.http.exchange import ClientLeft, id_of
 from ferrum_jax.serve.http.http_errors import HttpError, http_error
@@ -82,6 +83,8 @@ def _guarded(handler: Handler, who: str) -> Handler:
             if known is None:
                 _log.exception("request %s failed", request_id)
                 known = HttpError(500, "the server failed; its log says how", code="internal_error")
+            if known.status == 400 and known.param is None:
+                known.param = param_of(known.message, request.scope["state"].get("fields", ()))
             response = JSONResponse(known.body, known.status, headers=known.headers)
         response.headers["X-Request-Id"] = request_id
         service.metrics.answered(request.scope["route"].path, response.status_code)

@@ -7,7 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.openai.parameters import FieldError, messages_of, token_ids_of
+from ferrum_jax.openai.parameters import FieldError, flag, messages_of, token_ids_of
+from ferrum_jax.serve.bodies.http_body import naming_fields
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
@@ -16,7 +17,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"})
-_TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token_strs"}
+_TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token_strs", "tools"}
 
 
 async def models(request: Request) -> Response:
@@ -83,6 +84,8 @@ async def tokenize(request: Request) -> Response:
     if unknown:
         raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
     exchange.model(body.get("model"), generates=True)
+    with naming_fields(body):
+        shows_texts = flag(body, "return_token_strs")
     prompt = {name: body[name] for name in _TEXT_FIELDS - {"model", "return_token_strs"} if body.get(name) is not None}
     if "messages" in prompt:
         prompt["messages"] = _messages(prompt["messages"])
@@ -91,7 +94,7 @@ async def tokenize(request: Request) -> Response:
     (ids,) = await exchange.service.encode([prompt])
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": exchange.service.client.facts["max_model_len"]}
     answer["tokens"] = list(ids)
-    if body.get("return_token_strs"):
+    if shows_texts:
         answer["token_strs"] = [_tokenizer(exchange.service).token(token_id) for token_id in ids]
     return exchange.json(answer)
 

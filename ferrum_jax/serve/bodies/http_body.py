@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -253,8 +253,8 @@ def naming_fields(body: Mapping[str, Any]) -> Iterator[None]:
         raise FieldError(str(error), param_of(str(error), body)) from error
 
 
-def param_of(message: str, body: Mapping[str, Any]) -> str | None:
-    """The field that a message begins with, if the body has it; parts such as messages[0].content stay."""
+def param_of(message: str, fields: Container[str]) -> str | None:
+    """The field that a message begins with, if it is one of these; parts such as messages[0].content stay."""
     found = re.match(r"[A-Za-z_]\w*(?:\[[^\]]*\]|\.\w+)*", message)
     name = "" if found is None else found[0]
-    return name if re.split(r"[.\[]", name)[0] in body else None
+    return name if re.split(r"[.\[]", name)[0] in fields else None

@@ -54,12 +54,14 @@ class Exchange:
         settings = self.service.settings
         try:
             async with asyncio.timeout(settings.body_s):
-                return read_body(await self._content(settings.max_body_bytes))
+                found = read_body(await self._content(settings.max_body_bytes))
         except TimeoutError as error:
             message = f"the body did not come within {settings.body_s:g} s"
             raise HttpError(408, message, code="body_timeout", headers=_CLOSE) from error
         except ClientDisconnect as error:
             raise ClientLeft from error
+        self.request.scope["state"]["fields"] = frozenset(found)  # which errors may name
+        return found
 
     async def _content(self, most: int) -> bytes:
         announced = self.request.headers.get("content-length", "")
