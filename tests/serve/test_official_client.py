@@ -18,6 +18,8 @@ from tests.serve.test_tools import CHAT, TOOLS, Answer, added_up
 from tests.support import COMPILED, ROOT
 
 DEMO = str(ROOT / "checkpoints" / "demo")
+SIZES = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+FLAGS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 PROMPT = "def main():"
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wanted():
     """What LLM gives for the prompt, greedily."""
-    llm = LLM(DEMO, max_model_len=512, compilation_cache_dir=str(COMPILED))
+    llm = LLM(DEMO, **SIZES, compilation_cache_dir=str(COMPILED))
     (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=12, temperature=0.0))
     (vector,) = llm.embed([PROMPT])
     return output, vector.embedding
@@ -43,7 +45,7 @@ def wanted():
 
 @pytest.fixture(scope="module")
 def url(folder, wanted):
-    words = ["--model", DEMO, "--tokenizer", folder, "--max-model-len", "512", "--served-model-name", "demo"]
+    words = ["--model", DEMO, "--tokenizer", folder, *FLAGS, "--served-model-name", "demo"]
     words += ["--port", "0", "--compilation-cache-dir", str(COMPILED)]
     process = subprocess.Popen(
         [sys.executable, "-m", "ferrum_jax", "serve", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
