@@ -139,6 +139,9 @@ def _joined(
         if own or form is None or unknown:
             why = f"the shapes of {unknown} are not known" if unknown else f"{sorted(targets)} are in several forms"
             raise ValueError(f"{names[0]} cannot be written: {why}; convert the source again")
+        parts = [part.part for sources in targets.values() for part in sources]
+        if form.kind == "mxfp4" and not all(part is not None and part.transposed for part in parts):
+            raise ValueError(f"{names[0]} is in MXFP4, which is published for the experts of gpt-oss alone")
         shapes = {name: tuple(known[name]) for name in names}
         yield _Joined(form=form, shapes=shapes, targets=targets, is_stack=next(iter(targets)) in stacked)
 

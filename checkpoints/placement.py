@@ -94,6 +94,7 @@ def made_forms(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, WeightF
         codes, scales = targets.get(f"{name}.codes"), targets.get(f"{name}.scales")
         if codes is not None and scales is not None:
             kind = {"int8": "int8", "uint8": "int4"}.get(np.dtype(codes.dtype).name, "fp8_e4m3")
+            kind = "mxfp4" if np.dtype(scales.dtype) == np.uint8 else kind
             group = None if scales.shape[-1] == 1 else whole.shape[-1] // scales.shape[-1]
             found[name] = WeightForm(kind=kind, group=group, scale_dtype=np.dtype(scales.dtype).name)
     return found

@@ -108,16 +108,19 @@ def made_form(text: str) -> WeightForm | None:
 
     "int8" and "fp8" have a scale for each output and round activations too, each token by its own scale; "int8-a16" and
     "fp8-a16" leave activations as they are. "int4-g64" has a scale for each 64 inputs; "int4" is "int4-g128".
+    "mxfp4" has one for each 32, a power of two.
     Raises ValueError for other names.
     """
     if text == "auto":
         return None
+    if text == "mxfp4":
+        return WeightForm(kind="mxfp4", group=32, scale_dtype="uint8")
     found = re.fullmatch(r"(int8|fp8)(-a16)?|int4(-g(\d{1,6}))?", text)
     group = int(found[4] or 128) if found else 0
     if found is None or group < 2 or group % 2:
         raise ValueError(
-            f"weights is {text!r}; it must be 'auto', 'int8', 'int8-a16', 'fp8', 'fp8-a16', 'int4' or 'int4-gN' with "
-            "an even N"
+            f"weights is {text!r}; it must be 'auto', 'int8', 'int8-a16', 'fp8', 'fp8-a16', 'mxfp4', 'int4' or "
+            "'int4-gN' with an even N"
         )
     if found[1] is None:
         return WeightForm(kind="int4", group=group, scale_dtype="bfloat16")

@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ferrum_jax.bench.kv_error import measure_kv_error
+from ferrum_jax.bench.weights_error import measure_weights_error
 from ferrum_jax.llm import LLM
 from ferrum_jax.request import SamplingParams
 
 Request = tuple[list[int], int]  # token ids, tokens to generate
 WORKLOADS = ("decode", "single", "shared_prefix", "ragged", "streams")
-KV_ERROR = "kv_error"  # measures no time: what kv_dtype does to logits
+KV_ERROR, WEIGHTS_ERROR = "kv_error", "weights_error"  # no time: what kv_dtype and forms of weights do to logits
 
 
 def make_workload(name: str, vocab_size: int, seed: int) -> list[Request]:
@@ -155,8 +156,13 @@ def bytes_per_decode_step(llm: LLM, requests: list[Request]) -> float:
     return weights + live_tokens * llm.ledger.block_bytes / llm.ledger.block_size
 
 
-def measure(llm: LLM, workload: str) -> dict[str, Any]:
-    """One JSON-ready record of a workload: it runs twice with different prompts and the second run counts."""
+def measure(llm: LLM, workload: str, text: str | None = None) -> dict[str, Any]:
+    """One JSON-ready record of a workload: it runs twice with different prompts and the second run counts.
+
+    text: for weights_error alone.
+    """
+    if workload == WEIGHTS_ERROR:
+        return {"workload": workload, **measure_weights_error(llm, text), **_environment(llm)}
     if workload == KV_ERROR:
         return {"workload": workload, **measure_kv_error(llm), **_environment(llm)}
     vocab_size = llm.spec.vocab_size

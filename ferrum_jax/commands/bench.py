@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 from ferrum_jax.commands import bench_serve
@@ -18,13 +19,17 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         _run,
-        "measure offline throughput, or the error of a KV dtype, and print one JSON line",
+        "measure offline throughput, or the error of a KV dtype or of forms, and print one JSON line",
         "--model DIR --workload NAME",
     )
     bench.add_argument(
         "--workload",
-        choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error"),
-        help="what to run; kv_error measures no time but what --kv-dtype does to the logits",
+        choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error", "weights_error"),
+        help="what to run; kv_error and weights_error measure no time but what --kv-dtype, or each form that --weights "
+        "knows, does to the logits",
+    )
+    bench.add_argument(
+        "--text", type=Path, metavar="FILE", help="with weights_error, the text to predict (default: a few lines)"
     )
     add_model(bench)
     model = next(action for action in bench._actions if action.dest == "model")
@@ -37,10 +42,13 @@ def _run(args: argparse.Namespace) -> int:
     for flag in ("model", "workload"):
         if getattr(args, flag) is None:
             raise ValueError(f"bench needs --{flag}; `ferrum-jax bench serve --url URL` measures a running server")
+    if args.text is not None and args.workload != "weights_error":
+        raise ValueError(f"--text is for --workload weights_error; {args.workload} draws its own tokens")
+    text = None if args.text is None else args.text.read_text(encoding="utf-8")
     with contextlib.ExitStack() as stack:
         given = argparse.Namespace(**{"ready": "all", **vars(args)})  # what is measured has nothing beside it
         llm = open_llm(given, chosen_config(given), stack)
         from ferrum_jax.bench.workloads import measure
 
-        print(json.dumps({"model": model_names(args.model, ())[0], **measure(llm, args.workload)}))
+        print(json.dumps({"model": model_names(args.model, ())[0], **measure(llm, args.workload, text)}))
     return 0

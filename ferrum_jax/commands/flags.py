@@ -19,7 +19,10 @@ from ferrum_jax.structured.asked.params import StructuredOutputsParams
 # field -> (type, help); True and False are flags that set the field so
 _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "dtype": (str, "dtype of weights and activations: auto, float32 or bfloat16"),
-    "weights": (str, "quantise dense weights while they load: auto, int8, int8-a16, fp8, fp8-a16, int4 or int4-gN"),
+    "weights": (
+        str,
+        "quantise dense weights while they load: auto, int8, int8-a16, fp8, fp8-a16, mxfp4, int4, int4-gN",
+    ),
     "kv_dtype": (str, "dtype of the KV pool: auto, float32, bfloat16, int8, fp8_e4m3 or fp8_e5m2"),
     "block_size": (int, "tokens per KV block, a power of two"),
     "max_model_len": (int, "most tokens in a request, prompt and output together"),

@@ -18,10 +18,16 @@ from ferrum_jax.forms import made_form
 from ferrum_jax.models.registry import quantised_spec, spec_of
 from tests.support import GOLDENS
 
-DENSE = np.random.default_rng(0).standard_normal((3, 6, 16)).astype(np.float32)
+DENSE = np.random.default_rng(0).standard_normal((3, 6, 32)).astype(np.float32)
 DENSE[0, 0] = 0
-FORMS = ("int8", "int8-a16", "fp8", "int4-g8")
-MOST = {"int8": 1 / 254, "fp8_e4m3": 1 / 27, "int4": 1 / 13}  # error, of the largest of those that share a scale
+FORMS = ("int8", "int8-a16", "fp8", "int4-g8", "mxfp4")
+# Error, of the largest of those that share a scale.
+MOST = {
+    "int8": 1 / 254,
+    "fp8_e4m3": 1 / 27,
+    "int4": 1 / 13,
+    "mxfp4": 1 / 4,
+}
 
 
 def form_of(text: str):
@@ -34,7 +40,7 @@ def form_of(text: str):
 def test_every_weight_is_within_half_a_code_of_what_it_was_and_slices_are_those_of_the_whole(text):
     form = form_of(text)
     weight = quantised("w", DENSE, form)
-    groups = DENSE.reshape(3, 6, -1, form.group or 16)
+    groups = DENSE.reshape(3, 6, -1, form.group or 32)
     allowed = np.max(np.abs(groups), axis=-1, keepdims=True) * MOST[form.kind] * 1.001
     assert (np.abs(np.asarray(weight).reshape(groups.shape) - groups) <= allowed).all()
     for leaf in weight.leaf_shapes:
@@ -42,7 +48,16 @@ def test_every_weight_is_within_half_a_code_of_what_it_was_and_slices_are_those_
         np.testing.assert_array_equal(np.asarray(part), whole[1:3, ::2])
 
 
-def targets_of(text: str, shape=(6, 16)) -> dict[str, jax.ShapeDtypeStruct]:
+def test_mxfp4_has_the_nearest_codes_of_either_sign_ties_even_and_scales_that_the_specification_says():
+    values = np.array([[0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 5.1, 6, 7.9, -0.2, -0.26, -5, -6.5, 0] * 2], np.float32)
+    expected = [0, 0, 1, 1, 2, 2, 4, 4, 6, 6, 6, 0, -0.5, -4, -6, 0] * 2
+    for factor, byte in ((1, 127), (2**-20, 107), (2**30, 157)):
+        weight = quantised("w", values * np.float32(factor), form_of("mxfp4"))
+        assert np.asarray(weight.leaf("scales")).tolist() == [[byte]]
+        np.testing.assert_array_equal(np.asarray(weight)[0], np.array(expected, np.float32) * factor)
+
+
+def targets_of(text: str, shape=(6, 32)) -> dict[str, jax.ShapeDtypeStruct]:
     return {f"w.{leaf}": jax.ShapeDtypeStruct(*own) for leaf, own in form_of(text).leaves(shape).items()}
 
 
