@@ -41,6 +41,7 @@ __all__ = [
     "fingerprint",
     "open_checkpoint",
     "read_adapter",
+    "stored_forms",
     "to_huggingface",
 ]
 
@@ -68,12 +69,7 @@ class Checkpoint:
     @functools.cached_property
     def stored_forms(self) -> StoredForms:
         """What the weights themselves say of their forms."""
-        if self.kind == "orbax":
-            return StoredForms(forms=orbax_folder.stored_forms(self.path))
-        if not any(self.config.get(key) for key in KEYS):
-            return StoredForms()
-        tensors = huggingface.map_tensors(self.remote or self.path)
-        return StoredForms(scale_dtype=stored_scale_dtype({name: x.dtype.name for name, x in tensors.items()}))
+        return stored_forms(self.path, self.config, self.remote)
 
     def load(
         self,
@@ -100,6 +96,20 @@ class Checkpoint:
                 scheme=scheme_of(self.config, self.stored_forms.scale_dtype),
             )
         return orbax_folder.restore(self.path, targets, expansions)
+
+
+def stored_forms(folder: Path, config: Mapping[str, Any], remote: RemoteFolder | None = None) -> StoredForms:
+    """What the weights in a folder, or behind the URL that it is a copy of, say of their forms; nothing without any.
+
+    config: its config.json.
+    """
+    if (folder / orbax_folder.DESCRIPTION).is_file():
+        return StoredForms(forms=orbax_folder.stored_forms(folder))
+    is_quantised = any(config.get(key) for key in KEYS)
+    if not is_quantised or (remote is None and not huggingface.has_weights(folder)):
+        return StoredForms()
+    tensors = huggingface.map_tensors(remote or folder)
+    return StoredForms(scale_dtype=stored_scale_dtype({name: x.dtype.name for name, x in tensors.items()}))
 
 
 def open_checkpoint(

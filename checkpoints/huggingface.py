@@ -155,6 +155,11 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
     return tensors
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether all files of the weights are there, and not a config.json alone."""
+    return all((folder / name).is_file() for name in weight_files(folder))
+
+
 def weight_files(folder: Path) -> list[str]:
     """Names of the safetensors files that make up the weights: those of the index, or the single one without it.
 

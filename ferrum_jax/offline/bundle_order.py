@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from checkpoints import stored_forms
 from checkpoints.folder import read_json
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig
@@ -40,7 +41,8 @@ from ferrum_jax.spec import ModelSpec
 class BundleOrder:
     """What to make a bundle of.
 
-    model: a folder whose config.json is read and no weight. target: a name that executables/topology.py knows.
+    model: a folder whose config.json is read, and of its weights names and dtypes where they are there. target: a name
+    that executables/topology.py knows.
     """
 
     model: str
@@ -97,7 +99,7 @@ class BundleOrder:
         """Raises ValueError where there is no config.json, it is not understood, or it is of an encoder."""
         if self.is_encoder:
             raise ValueError(f"{self.model} is an encoder, and has none of the pools that would be planned")
-        return registry.spec_of(self._model)
+        return registry.spec_of(self._model, stored=stored_forms(Path(self.model), self._model))
 
     @property
     def is_encoder(self) -> bool:
