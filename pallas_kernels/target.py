@@ -24,8 +24,9 @@ class Target:
     memory_bytes: what programs and their arguments may take of it, less than the data sheet's figure.
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
     lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. mxu_columns: of a TPU's
-    matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: the matrix unit multiplies float8; elsewhere
-    float8 is only a format to store in. int8_ops_per_s, fp8_flops_per_s: as flops, None where the data sheet is silent.
+    matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: kernels may convert and multiply
+    float8_e4m3fn; elsewhere it is only a format to store in. Whether that is faster than bfloat16 is for
+    fp8_flops_per_s to say. int8_ops_per_s, fp8_flops_per_s: as flops, None where they are no faster or not known.
     Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; both rates
     are infinite, so that no bound follows from them.
     """
@@ -161,6 +162,8 @@ _TARGETS = {
     "tpu:v5p": _tpu(
         _target("tpu", "v5p", 95.7, 2765, 459, 918), vmem_mib=64, flops_per_cycle=2**18, mxu=128
     ),  # two cores as one
+    # Its matrix unit's own float8 are e5m2 and e4m3b11fnuz, at the rate of bfloat16, so it has no rate of fp8. Source:
+    # get_tpu_info("v6e") and its is_matmul_supported, jax 0.10.2.
     "tpu:v6e": _tpu(
         _target("tpu", "v6e", 31.25, 1640, 918, 1836), vmem_mib=128, flops_per_cycle=2**19, mxu=256, has_fp8=True
     ),

@@ -55,3 +55,31 @@ def test_logits_and_greedy_tokens_are_those_of_the_decoded_weights(name: str):
         assert np.max(np.abs(np.max(after, axis=-1) - best[:, 0])) < allowed
         clear = best[:, 0] - best[:, 1] >= 1e-4
         np.testing.assert_array_equal(after.argmax(axis=-1)[clear], tokens[clear])
+
+
+@pytest.mark.parametrize(
+    ("weights", "others", "message"),
+    [
+        (
+            {"group_size": 24},
+            {},
+            r"layers\.0\.attention\.q\.weight: 64 inputs are no multiple of 24, which share a scale",
+        ),
+        (
+            {},
+            {"targets": ["model.layers.9.mlp.up_proj"]},
+            r"layers that the model does not have: \['model\.layers\.9\.",
+        ),
+        ({}, {"ignore": ["re:.*"]}, "it names no layer of this model"),
+        ({"num_bits": 3}, {}, "3 bits of type int, which is not supported"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_model_is_refused_before_a_weight_is_read(weights, others, message):
+    config = json.loads((FOLDER / "w4a16" / "config.json").read_text())
+    said = config["quantization_config"]
+    (group,) = said["config_groups"].values()
+    group["weights"] |= weights
+    group["targets"] = others.get("targets", group["targets"])
+    said["ignore"] = others.get("ignore", said["ignore"])
+    with pytest.raises(ValueError, match=message):
+        abstract_model(spec_of(config))

@@ -109,6 +109,7 @@ GPTQ_TENSORS = {
     [
         (ct(), FOUR | {"weight_scale": halves(1, 0, 1, 1).reshape(2, 2)}, r"weight_scale is 0.0 at \[0, 1\]; a"),
         (ct(), FOUR | {"weight_scale": halves(1, 1, np.nan, 1).reshape(2, 2)}, r"weight_scale is nan at \[1, 0\]"),
+        (ct(), FOUR | {"weight_scale": halves(1, 1, 1, np.inf).reshape(2, 2)}, r"weight_scale is inf at \[1, 1\]"),
         (ct(), FOUR | {"weight_scale": halves(-2, 1, 1, 1).reshape(2, 2)}, r"weight_scale is -2.0 at \[0, 0\]"),
         (ct(), FOUR | {"weight_scale": np.ones((2, 3), np.float16)}, r"weight_scale is \[2, 3\]; the scales"),
         (ct(), FOUR | {"weight_shape": np.array([2, 24])}, r"weight_shape is \[2, 24\], which contradicts"),
