@@ -77,6 +77,24 @@ def test_the_weights_are_copies_that_a_trainer_may_donate():
     assert tokens(llm) == before
 
 
+@pytest.mark.slow
+def test_dense_weights_in_memory_are_quantised_as_those_of_the_folder_are_and_so_are_those_that_replace_them():
+    int8 = dataclasses.replace(SMALL, weights="int8", max_num_seqs=1, max_num_batched_tokens=64)
+    folder, llm = LLM(str(GOLDENS / "qwen3"), int8), LLM.from_model(model(), int8)
+    assert llm.loaded.fingerprint == folder.loaded.fingerprint != small_llm("qwen3").loaded.fingerprint
+    before, compiles = tokens(llm), llm.stats()["compiles_after_ready"]
+    assert before == tokens(folder)
+    llm.update_weights(model(-3.0))
+    output = llm.generate([PROMPT], GREEDY, progress=False)[0]
+    assert output.num_cached_tokens == 0 and output.token_ids != before
+    llm.update_weights(registry.parameters_of(model()))
+    assert tokens(llm) == before and llm.loaded.fingerprint == folder.loaded.fingerprint
+    assert llm.stats()["compiles_after_ready"] == compiles
+    codes = dict(zip(llm.loaded.layout.targets, llm.loaded.weights, strict=True))["layers.0.mlp.up.weight.codes"]
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up\.weight\.codes is missing"):
+        llm.update_weights({"layers.0.mlp.up.weight": codes[:1]})
+
+
 def test_all_that_does_not_fit_is_one_error_and_changes_nothing():
     llm, arrays = in_memory(), registry.parameters_of(model())
     before = llm.loaded
