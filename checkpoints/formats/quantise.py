@@ -11,6 +11,8 @@ Source of mxfp4: OCP Microscaling Formats (MX) Specification v1.0, section 6.3.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from ferrum_jax.forms import WeightForm
 
 _LARGEST = {"int8": 127, "fp8_e4m3": 448, "int4": 7, "mxfp4": 4}  # of mxfp4 the largest power of two
 _BIAS = 127  # of E8M0
+_RUN = 1 << 22  # weights that are quantised at once: what is in memory beside the leaves is a few times as many floats
 _E2M1 = np.array((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), np.float32)
 
 
@@ -36,15 +39,20 @@ def quantised(name: str, source: Any, form: WeightForm) -> PackedWeight:
             raise ValueError(f"{name} has weights that are not finite, which no scale stands for")
         return found
 
-    def scales(ranges: Ranges) -> np.ndarray:
-        return _scales(rows(ranges), form)[..., slices(ranges)[-1]]
+    def read(leaf: str, ranges: Ranges) -> np.ndarray:
+        """The leaf of all inputs, a run of outputs at a time, then those inputs that are asked for."""
+        *lead, outputs, inputs = ranges
+        (*_, width), dtype = shapes[leaf]
+        found = np.empty((*map(len, lead), len(outputs), width), jnp.dtype(dtype))
+        run = max(1, _RUN // max(1, math.prod(map(len, lead)) * source.shape[-1]))
+        for start in range(0, len(outputs), run):
+            dense = rows((*lead, outputs[start : start + run], inputs))
+            scales = _scales(dense, form)
+            found[..., start : start + run, :] = scales if leaf == "scales" else _codes(dense, scales, form)
+        return found[..., slices(ranges)[-1]]
 
-    def codes(ranges: Ranges) -> np.ndarray:
-        dense = rows(ranges)
-        return _codes(dense, _scales(dense, form), form)[..., slices(ranges)[-1]]
-
-    reads = {"codes": codes, "scales": scales}
-    return PackedWeight(name, form, {leaf: Leaf(reads[leaf], *shapes[leaf]) for leaf in shapes})
+    leaves = {leaf: Leaf(functools.partial(read, leaf), *shapes[leaf]) for leaf in shapes}
+    return PackedWeight(name, form, leaves)
 
 
 def _scales(dense: np.ndarray, form: WeightForm) -> np.ndarray:

@@ -2,8 +2,9 @@
 
     python peak_memory.py FOLDER NUM_LAYERS DTYPE ROWS
 
-Each matrix is divided among all devices by its rows. loaded_bytes: the model's own size in DTYPE. peak_bytes: most
-anonymous memory above what it was before. device_bytes: what each device has.
+Each matrix is divided among all devices by its rows. DTYPE may be a form that dense weights are given.
+loaded_bytes: the model's own size in DTYPE. peak_bytes: most anonymous memory above what it was before. device_bytes:
+what each device has.
 """
 
 import json
@@ -17,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import Rule, TensorSlice, open_checkpoint
 from checkpoints.formats import mxfp4
+from ferrum_jax.forms import made_form
 
 
 def anonymous_bytes() -> int:
@@ -39,9 +41,10 @@ class Peak(threading.Thread):
 
 def main(folder: str, num_layers: int, dtype: str, num_rows: int) -> None:
     layers = tuple(range(num_layers))
-    packed = mxfp4.FORM.leaves((num_rows, 1024)) if dtype == "mxfp4" else {}
-    source = "model.layers.{i}.experts.w" if packed else "model.layers.{i}.weight"
-    part = TensorSlice(transposed=True) if packed else None
+    form = mxfp4.FORM if dtype == "mxfp4" else made_form(dtype) if dtype.startswith("int") else None
+    packed = {} if form is None else form.leaves((num_rows, 1024))
+    source = "model.layers.{i}.experts.w" if dtype == "mxfp4" else "model.layers.{i}.weight"
+    part = TensorSlice(transposed=True) if dtype == "mxfp4" else None
     rules = (Rule(source=source, target="layers.{i}.weight", layers=layers, part=part),)
     devices = np.array(jax.devices())
     rows = NamedSharding(Mesh(devices, ("tp",)), PartitionSpec("tp")) if len(devices) > 1 else None

@@ -94,6 +94,16 @@ def test_a_load_of_mxfp4_weights_peaks_under_the_models_size_plus_ten_percent(tm
 
 
 @pytest.mark.slow
+def test_a_load_that_quantises_peaks_at_the_packed_size_a_leaf_and_a_run_of_outputs(tmp_path):
+    """Two matrices of 256 MB in float32: one that was whole anywhere would be seen."""
+    folder, _ = write(tmp_path / "hf", 2, "bfloat16", num_rows=1 << 16)
+    found = measure(folder, 2, "int4-g128", num_rows=1 << 16)
+    assert found["loaded_bytes"] == 2 * (1 << 16) * (512 + 16)
+    run = 6 * 4 * (1 << 22)
+    assert found["peak_bytes"] <= found["loaded_bytes"] + (1 << 16) * 512 + run + BUFFER_BYTES
+
+
+@pytest.mark.slow
 def test_a_load_of_our_own_folder_peaks_under_the_models_size_plus_ten_percent(tmp_path):
     layers = tuple(range(140))
     folder, total = write(tmp_path / "hf", 140, "bfloat16")
