@@ -8,6 +8,7 @@ for its own token alone, while the device runs the forward.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from ferrum_jax.engine.submission import Choice
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.grammars import Grammar, Grammars
-from ferrum_jax.structured.matcher import Matcher, fill_all
+from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
 from ferrum_jax.structured.message_parser import PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.token_rules import allow, forbid
 from ferrum_jax.structured.vocabulary import Vocabulary
@@ -30,6 +31,7 @@ class ConstraintCounts:
     grammars: int = 0
     grammar_hits: int = 0
     masks: int = 0
+    forced_tokens: int = 0
 
 
 class Constraints:
@@ -48,7 +50,7 @@ class Constraints:
         self._faults: dict[int, str] = {}  # by request id: why it can go no further
         self._all = np.zeros(ceil_div(vocab_size, 32), np.int32)  # a mask of all the model's tokens
         allow(self._all, range(vocab_size))
-        self._num_masks = 0
+        self._num_masks = self._num_forced = 0
 
     def grammar(self, sampling: SamplingParams) -> Grammar | None:
         """The grammar that is asked for; its compile has begun. Raises ValueError where there can be none."""
@@ -72,6 +74,43 @@ class Constraints:
         matcher = self._matcher(choice)
         matcher.advance(token)
         return matcher.error
+
+    def beginning(self, choice: Choice) -> list[int]:
+        """The tokens that a choice without tokens must begin with, below its limit."""
+        grammar = choice.submission.grammar
+        may_stop = choice.text is not None and choice.text.may_stop
+        if grammar is None or may_stop or not self._may_force(choice):
+            return []
+        if self._begins_after(choice.submission.prompt_token_ids):
+            return []
+        return self._fitting(choice, grammar.beginning)
+
+    def forced(self, choice: Choice) -> list[int]:
+        """The tokens that must come after those of a choice, below its limit.
+
+        A function of its tokens alone: neither preemption nor a restart nor the order of steps changes which they are.
+        """
+        if choice.submission.grammar is None:
+            return []
+        matcher = self._matcher(choice, next_token=True)
+        if not self._may_force(choice):
+            matcher.forced()  # as `replay` does
+            return []
+        return self._fitting(choice, all_forced(matcher))
+
+    def _may_force(self, choice: Choice) -> bool:
+        """Whether tokens that are not drawn may come: nothing is asked of each token, or forbidden."""
+        sampling, rules = choice.submission.sampling, choice.submission.rules
+        asks = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        return not asks and rules is not None and rules.say_nothing
+
+    def _fitting(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
+        """Those before an end token and before the request's last token, which is drawn."""
+        request = choice.request
+        room = request.max_total_tokens - 1 - len(request.token_ids)
+        found = list(itertools.takewhile(lambda token: token not in request.stop_ids, tokens))[:room]
+        self._num_forced += len(found)
+        return found
 
     def masks(self, choices: Sequence[Choice]) -> np.ndarray:
         """[len(choices), words] int32: the tokens that may come next in each.
@@ -145,4 +184,9 @@ class Constraints:
         made = self._made
         if made is None:
             return ConstraintCounts(masks=self._num_masks)
-        return ConstraintCounts(grammars=made.num_compiled, grammar_hits=made.num_hits, masks=self._num_masks)
+        return ConstraintCounts(
+            grammars=made.num_compiled,
+            grammar_hits=made.num_hits,
+            masks=self._num_masks,
+            forced_tokens=self._num_forced,
+        )

@@ -59,6 +59,7 @@ class Engine:
         self._constraints = constraints
         self._adapters = adapters
         self._unready: dict[int, Submission] = {}  # by id: those whose grammar or adapter is not ready
+        self._extended: dict[int, Choice] = {}  # by request id: those whose row slot lacks forced tokens
         self._submissions: dict[int, Submission] = {}
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
@@ -170,12 +171,23 @@ class Engine:
         added: list[Choice] = []
         try:
             for choice in submission.open_choices:
+                self._begin(choice)
                 self.scheduler.add(choice.request)
                 added.append(choice)
         except ValueError:
             for choice in added:
                 self.scheduler.abort(choice.request.id)
             raise
+
+    def _begin(self, choice: Choice) -> None:
+        """Gives a choice that has no token yet those with which its grammar begins."""
+        request = choice.request
+        if len(request.token_ids) > request.num_prompt_tokens:
+            return
+        forced = self._constraints.beginning(choice)
+        request.token_ids.extend(forced)
+        for token in forced if choice.text is not None else ():
+            choice.push(token)
 
     def prompt_keys(
         self,
@@ -212,6 +224,7 @@ class Engine:
         for choice in submission.choices:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
+            self._extended.pop(choice.request.id, None)
             self._constraints.forget(choice)
         self._ended = [ended for ended in self._ended if ended is not submission]
         self._forget(submission)
@@ -297,6 +310,8 @@ class Engine:
         for shard, slot, request_id in plan.admitted:
             choice = self._by_slot[shard, slot] = self._choices[request_id]
             self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
+            self._extended.pop(request_id, None)
+        self._write_forced()
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
             return outputs + self._commit(self._in_flight.advance(_Dispatched(step, self._score(plan))))
@@ -308,6 +323,14 @@ class Engine:
         step = self.runner.dispatch(plan, masks_follow)
         self._in_flight.append(_Dispatched(step, self._score(plan)))
         return outputs
+
+    def _write_forced(self) -> None:
+        """Puts forced tokens where the next forward reads them, over what the step in flight drew in their place."""
+        for choice in self._extended.values():
+            request = choice.request
+            if request.slot:  # else it was preempted, and is written when it is admitted
+                self.runner.write_slot(request.shard, request.slot, self._intake.slot_record(choice))
+        self._extended.clear()
 
     def _give_ended(self) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
@@ -322,8 +345,13 @@ class Engine:
         """Puts the masks of the plan's rows that draw under one where its other half reads them."""
         slots, masks = [], []
         for index, shard in enumerate(plan.shards):
-            own = [slot for slot in shard.mask_ids[shard.samples > 0].tolist() if slot]
-            open_ = [slot for slot in own if self._by_slot[index, slot].request.finish_reason is None]
+            draws = (shard.samples > 0) & (shard.mask_ids > 0)
+            places = (shard.starts + shard.counts)[draws].tolist()
+            open_ = []
+            for slot, place in zip(shard.mask_ids[draws].tolist(), places, strict=True):
+                request = self._by_slot[index, slot].request
+                if request.finish_reason is None and place == len(request.token_ids):  # else it was forced just now
+                    open_.append(slot)
             slots.append(open_)
             masks.append(self._constraints.masks([self._by_slot[index, slot] for slot in open_]))
         self.runner.write_masks(slots, masks)
@@ -353,6 +381,8 @@ class Engine:
                 self._take_row(choice, step, rows, row)
             if choice.text is not None:
                 self._advance_text(choice)
+            if request.is_constrained and request.finish_reason is None:
+                self._force(choice)
             if request.finish_reason is not None:
                 self._finish_choice(choice, outputs)
             elif choice.submission.options.deltas:
@@ -372,6 +402,22 @@ class Engine:
             error = self._constraints.advance(choice, request.token_ids[-1])
             if error is not None:
                 self.scheduler.finish(request, "error", error)
+
+    def _force(self, choice: Choice) -> None:
+        """Gives a choice the tokens that its grammar leaves no choice of; a stop string in them ends it."""
+        taken: list[int] = []
+        stopped = None
+        for token in self._constraints.forced(choice):
+            taken.append(token)
+            stopped = None if choice.text is None else choice.push(token)
+            if stopped is not None:
+                break
+        if not taken:
+            return
+        self.scheduler.extend(choice.request, taken)
+        self._extended[choice.request.id] = choice
+        if stopped is not None:
+            self.scheduler.finish(choice.request, "stop", stopped)
 
     def _advance_text(self, choice: Choice) -> None:
         """Feeds the last token to the text; a stop string in it ends the request."""
@@ -394,6 +440,7 @@ class Engine:
     def _finish_choice(self, choice: Choice, outputs: list[RequestOutput]) -> None:
         submission = choice.submission
         del self._choices[choice.request.id]
+        self._extended.pop(choice.request.id, None)
         self._constraints.forget(choice)
         submission.num_left -= 1
         self._give(choice, outputs, ended=submission.num_left == 0)

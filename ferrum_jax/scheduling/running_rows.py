@@ -62,6 +62,12 @@ class RunningRows:
         bisect.insort(self._decoding, _place(request))
         self._decode_slots = None
 
+    def extend(self, request: Request) -> None:
+        """The decoding row's request has more known tokens than the one in flight: they are computed as a chunk."""
+        if _remove(self._decoding, _place(request)):
+            bisect.insort(self._prefilling, _place(request))
+            self._decode_slots = None
+
     def remove(self, request: Request) -> None:
         """Take the row off and free its slot; plans in flight see another epoch."""
         place = _place(request)
@@ -128,6 +134,7 @@ def _remove(places: list[_Place], place: _Place) -> bool:
 def append_tokens(
     requests: list[Request],
     samples: np.ndarray,
+    positions: np.ndarray,
     current: np.ndarray,
     token_ids: np.ndarray,
     awaited: set[int],
@@ -137,14 +144,15 @@ def append_tokens(
 
     One whose row has NOT_FINITE in place of a token ends with an error.
 
-    samples, current, token_ids: [rows]; whether a row drew a token, whether its request still runs as the admission
-    that the step was planned for, and the token. awaited: ids of preempted requests whose token this may be.
+    samples, positions, current, token_ids: [rows]; whether a row drew a token, the position that it takes, whether its
+    request still runs as the admission that the step was planned for, and the token. One whose position has a token by
+    now, which its grammar forced, is dropped. awaited: ids of preempted requests whose token this may be.
     Returns the requests that the rows were for, each with its row, counted from `first` on.
     """
     got = []
-    rows = zip(requests, samples.tolist(), current.tolist(), token_ids.tolist(), strict=True)
-    for row, (request, draws, is_current, token) in enumerate(rows, first):
-        if not draws:
+    rows = zip(requests, samples.tolist(), positions.tolist(), current.tolist(), token_ids.tolist(), strict=True)
+    for row, (request, draws, position, is_current, token) in enumerate(rows, first):
+        if not draws or position < len(request.token_ids):
             continue
         if not is_current:
             if request.id not in awaited:

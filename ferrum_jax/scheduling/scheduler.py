@@ -124,6 +124,14 @@ class Scheduler:
         if request.id in self._unfinished:
             self._forget([request])
 
+    def extend(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Give a request that is here tokens that were not drawn; what a step in flight draws for it is dropped.
+
+        They fit below its max_total_tokens. Its row slot is to be written before the next step is dispatched.
+        """
+        assert len(request.token_ids) + len(token_ids) < request.max_total_tokens, "no room for the token after these"
+        self._shards[request.shard].extend(request, token_ids)
+
     def finish_not_finite(self, request: Request) -> None:
         """End a request whose prompt's logits hold NaN or infinity; nothing of it is hit any more."""
         self._shards[request.shard].cache.unkey(request)

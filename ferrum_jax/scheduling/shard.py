@@ -259,8 +259,8 @@ class Shard:
         """Take the sampled tokens [rows]; the requests that got one, with their rows, counted from `first` on."""
         plan = planned.plan
         current = self.rows.epochs[plan.slots] == planned.epochs
-        got = append_tokens(planned.requests, plan.samples, current, token_ids, self._queue.awaited, first)
         done = plan.starts + plan.counts
+        got = append_tokens(planned.requests, plan.samples, done, current, token_ids, self._queue.awaited, first)
         for row in self.cache.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
             request = planned.requests[row]
             self.cache.publish(request, request.slot, int(done[row]))
@@ -268,6 +268,12 @@ class Shard:
             if request.finish_reason == "error":
                 self.cache.unkey(request)
         return got
+
+    def extend(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Give one that runs here or waits more known tokens, behind those that it has."""
+        request.token_ids.extend(token_ids)
+        if request.slot:
+            self.rows.extend(request)
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Take rows off and free what they hold."""

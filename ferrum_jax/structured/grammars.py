@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.grammar_text import grammar_text, json_options, limits, place_of_fault
-from ferrum_jax.structured.matcher import Matcher, without_state
+from ferrum_jax.structured.matcher import Matcher, all_forced, without_state
 from ferrum_jax.structured.tool_forms import ToolForm
 from ferrum_jax.structured.vocabulary import Vocabulary, require_llguidance
 
@@ -44,6 +45,11 @@ class Grammar:
         matcher = Matcher(self._vocabulary, self._compiled.result().deep_copy(), begins_after=begins_after)
         matcher.replay(tokens)
         return matcher
+
+    @functools.cached_property
+    def beginning(self) -> list[int]:
+        """The tokens with which every text begins, as the tokenizer writes them. Waits for the compile."""
+        return all_forced(self.matcher())
 
 
 class Grammars:

@@ -18,6 +18,7 @@ from ferrum_jax.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import llguidance
 
+FEWEST_FORCED = 2  # tokens that are worth a chunk; a single one is drawn
 STUCK = "the grammar allows no token here: what it demands cannot be written"
 _SHOWN = 400  # characters of an error
 _MARK = re.compile(r"\n?<(state|non-verbose)")  # what follows is the compiler's own state
@@ -84,11 +85,15 @@ class Matcher:
     def replay(self, tokens: Sequence[int]) -> bool:
         """Takes tokens that were drawn before; False, with `error` set, at the first that is not allowed.
 
-        The mask before each token is made as it was when it was drawn: so each step has the work that it had then, and
-        the limits of a step, which count work, end a row where they would have ended it.
+        The mask before each token is made, and what is forced after it, as it was when it came: so each step has the
+        work that it had then, and the limits of a step, which count work, end a row where they would have ended it.
         """
         scratch = self._vocabulary.blank_masks(1)[0]
-        return all((not self.has_begun or self.fill(scratch)) and self.advance(token) for token in tokens)
+        for token in tokens:
+            if (self.has_begun and not self.fill(scratch)) or not self.advance(token):
+                return False
+            self.forced()
+        return True
 
     def rollback(self, count: int) -> None:
         """Gives back the last `count` tokens, as if they had not come; a token that was refused was never taken."""
@@ -150,3 +155,11 @@ def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndar
         masks[:, : own.shape[1]], masks[:, own.shape[1] :] = own, 0
     for matcher, has_tokens in zip(matchers, np.any(own, axis=1).tolist(), strict=True):
         matcher._keep_mask(has_tokens)
+
+
+def all_forced(matcher: Matcher) -> list[int]:
+    """The tokens that must come now, which the matcher has taken then; none where they are too few."""
+    found: list[int] = []
+    while len(tokens := matcher.forced()) >= FEWEST_FORCED and matcher.replay(tokens):
+        found += tokens
+    return found

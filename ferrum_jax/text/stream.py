@@ -52,6 +52,11 @@ class TextStream:
         self.stopped: str | None = None  # the stop string that ended the text
 
     @property
+    def may_stop(self) -> bool:
+        """Whether a stop string could end the text."""
+        return bool(self._stop)
+
+    @property
     def text(self) -> str:
         """All text emitted so far."""
         if len(self._pieces) > 1:

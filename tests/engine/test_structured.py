@@ -159,7 +159,8 @@ def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
     forms = MessageForms.of_template("<tool_call></think>")
     engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
     text = '<think>hm, so</think>\\nDone\\.<tool_call>\n{"name": "go", "arguments": \\{\\}}\n</tool_call>'
-    held = under(asked(regex=text.replace('": \\{\\}}', '": [{][}]}').replace("\n{", "\n[{]")), max_tokens=200)
+    regex = text.replace('": \\{\\}}', '": [{][}]}').replace("\n{", "\n[{]")
+    held = under(asked(regex=regex), max_tokens=200, logprobs=0)  # so that all are drawn, one by one
     engine.add(PROMPTS[0], held, RequestOptions(is_chat=True, tools=(), streams=True))
     seen = []
     while engine.has_unfinished:
@@ -171,6 +172,34 @@ def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
         assert after.tool_calls[: len(before.tool_calls)] == before.tool_calls
     assert any(message.reasoning and not message.content for message in seen)
     assert any(message.content and not message.tool_calls for message in seen)
+
+
+def test_what_a_grammar_leaves_no_choice_of_is_computed_as_a_chunk():
+    form = asked(regex="invoice number [0-9]{2}, customer name [a-f]{2}, paid in full[.!]")
+    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    ids = [engine.add(prompt, under(form, seed=seed)) for seed, prompt in enumerate(PROMPTS)]
+    ended = finish(engine)
+    outputs, forced = [ended[i] for i in ids], engine.constraint_counts().forced_tokens
+    begins = llm().tokenizer.encode("invoice number ", add_special_tokens=False)[:-1]
+    for output in outputs:
+        assert output.finish_reason == "stop" and re.fullmatch(str(form.regex), output.text)
+        assert list(output.token_ids[: len(begins)]) == begins
+    assert forced > 0.5 * sum(len(output.token_ids) for output in outputs)
+    assert engine.runner.num_steps < sum(len(output.token_ids) for output in outputs) / 4
+    again = run(llm(), PROMPTS, [under(form, seed=seed) for seed in range(len(PROMPTS))], num_blocks=18, max_num_seqs=3)
+    assert [output.token_ids for output in again] == [output.token_ids for output in outputs]
+
+
+def test_forced_tokens_stop_at_the_limit_and_at_a_stop_string():
+    long = asked(regex="abcdefghij klmnopqrst[xy]uvwxyz")
+    limited, stopped, streamed = (
+        run(llm(), [PROMPTS[0]], under(long, **more))[0]
+        for more in ({"max_tokens": 5}, {"stop": ["qrs"]}, {"stop": ["wxy"]})
+    )
+    assert limited.finish_reason == "length" and len(limited.token_ids) == 5
+    assert "abcdefghij".startswith(limited.text[:10])
+    assert (stopped.text, stopped.outputs[0].stop_reason) == ("abcdefghij klmnop", "qrs")
+    assert re.fullmatch("abcdefghij klmnopqrst[xy]uv", streamed.text) and streamed.outputs[0].stop_reason == "wxy"
 
 
 def test_grammars_and_masks_are_counted_and_steps_compile_nothing():
