@@ -27,7 +27,7 @@ ASKED = [
     StructuredOutputsParams(regex="(ab|c){1,9}"),
     StructuredOutputsParams(choice=["yes", "nö", "yesterday"]),
     StructuredOutputsParams(grammar='root ::= "a" [0-9]+ | "b"'),
-    StructuredOutputsParams(grammar='start: "a" /[0-9]+/ | "b"'),
+    StructuredOutputsParams(grammar='start: "a" /[0-9]+/ | %json {"enum": ["b"]}'),
 ]
 GRAMMARS = Grammars(demo_vocabulary())
 
@@ -155,6 +155,10 @@ def test_limits_are_counts_that_end_a_compile_or_a_row(monkeypatch):
         ({"regex": ""}, "regex is ''; it must be a text that is not empty"),
         ({"guided_json": {}}, r"unknown keys \['guided_json'\]"),
         ({"regex": "a", "whitespace_pattern": " "}, "has whitespace_pattern beside regex"),
+        ({"json_object": True, "whitespace_pattern": "x*"}, "whitespace_pattern is 'x\\*'; it must be made of spaces"),
+        ({"json_object": True, "whitespace_pattern": "\\s?"}, "it must be made of spaces"),
+        ({"grammar": 'start: %json {"items": {"not": {}}}'}, "#/items/not: not cannot be enforced"),
+        ({"grammar": "start: %json {"}, "has a %json that is no JSON"),
         ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace is 1; it must be true or false"),
     ],
 )

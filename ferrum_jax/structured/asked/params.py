@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ferrum_jax.structured.asked.schema import check_schema, subschemas
 from ferrum_jax.structured.asked.tools import ToolsAsked
 
 MOST_BYTES = 1 << 18  # of a schema, a grammar, a regular expression or all choices together
+_WHITE_SPACE = re.compile(r"(?:[ \n\r\t()|?*+\[\]]|\\[nrt]|\{[0-9]{0,4}(?:,[0-9]{0,4})?\})*")  # of JSON
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tools")
 
 
@@ -61,6 +63,8 @@ class StructuredOutputsParams:
             if getattr(self, field) is not None and not isinstance(getattr(self, field), bool):
                 raise ValueError(f"structured_outputs.{field} is {getattr(self, field)!r}; it must be true or false")
         self._check_layout()
+        if self.grammar is not None:
+            _check_schemas_within(self.grammar)
 
     @property
     def kind(self) -> str:
@@ -81,6 +85,11 @@ class StructuredOutputsParams:
             raise ValueError(
                 "structured_outputs has whitespace_pattern beside disable_any_whitespace; give one of them"
             )
+        if self.whitespace_pattern is not None and not _WHITE_SPACE.fullmatch(self.whitespace_pattern):
+            raise ValueError(
+                f"structured_outputs.whitespace_pattern is {self.whitespace_pattern!r}; it must be made of spaces, "
+                "\\n, \\r, \\t, brackets, alternatives and counts, because nothing else may stand between the parts of JSON"
+            )
         for field in ("whitespace_pattern", "disable_any_whitespace"):
             if getattr(self, field) and self.kind not in ("json", "json_object", "tools"):
                 raise ValueError(f"structured_outputs has {field} beside {self.kind}; it is for json and json_object")
@@ -97,6 +106,16 @@ class StructuredOutputsParams:
         if unknown:
             raise ValueError(f"{field} has unknown keys {unknown}; known are {sorted(known)}")
         return cls(**values)
+
+
+def _check_schemas_within(grammar: str) -> None:
+    """Raises ValueError for a JSON schema within a grammar that holds what is not enforced."""
+    for found in re.finditer(r"%json\s*(?=\{)", grammar):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(grammar, found.end())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structured_outputs.grammar has a %json that is no JSON: {error}") from error
+        check_schema(schema)
 
 
 def compact(value: object) -> str:
