@@ -88,7 +88,7 @@ class StructuredOutputsParams:
         if self.whitespace_pattern is not None and not _WHITE_SPACE.fullmatch(self.whitespace_pattern):
             raise ValueError(
                 f"structured_outputs.whitespace_pattern is {self.whitespace_pattern!r}; it must be made of spaces, "
-                "\\n, \\r, \\t, brackets, alternatives and counts, because nothing else may stand between the parts of JSON"
+                "\\n, \\r, \\t, brackets, alternatives and counts: nothing else may stand between the parts of JSON"
             )
         for field in ("whitespace_pattern", "disable_any_whitespace"):
             if getattr(self, field) and self.kind not in ("json", "json_object", "tools"):
