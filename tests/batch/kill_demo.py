@@ -31,7 +31,10 @@ _MOST_EXIT_S = 20  # after a signal
 _NAMES = ("push", "pop", "peek", "clear", "extend", "is_empty", "size", "reverse", "copy", "index")
 _WIDE_NAMES = tuple(f"{name}_{part}" for name in _NAMES[:9] for part in ("first", "last", "all", "many"))
 _PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
-_GRAMMARS = ({"regex": "[a-z ]{40}[0-9]{4}"}, {"json": _PERSON, "disable_any_whitespace": True})  # of some rows
+_GRAMMARS = (
+    {"regex": "the function [a-z ]{20} does [0-9]{4} things"},
+    {"json": _PERSON, "disable_any_whitespace": True},
+)  # of some rows
 _FLAGS = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "256", "--num-blocks", "24"]
 _WIDE_FLAGS = ["--max-num-seqs", "36", "--max-num-batched-tokens", "512", "--max-model-len", "256"]
 
@@ -41,7 +44,7 @@ def _write_rows(path: Path, names: Sequence[str], tokens: int, *, is_wide: bool)
     rows = [
         {"custom_id": name, "prompt": f"{head}{_PREFIX}    def {name}(self", "max_tokens": tokens + 5 * (index % 3)}
         | {"temperature": 0.8, "n": 2, "logprobs": 2}
-        | ({"structured_outputs": _GRAMMARS[index % 2]} if index % 3 == 2 else {})
+        | ({"structured_outputs": _GRAMMARS[index % 2], "logprobs": None} if index % 3 == 2 else {})
         for index, (name, head) in enumerate(zip(names, heads, strict=True))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -190,6 +190,21 @@ def test_what_a_grammar_leaves_no_choice_of_is_computed_as_a_chunk():
     assert [output.token_ids for output in again] == [output.token_ids for output in outputs]
 
 
+def test_a_row_with_forced_tokens_goes_on_wherever_it_was_broken_off():
+    held = under(asked(json=PERSON, **TIGHT), seed=3)
+    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    submission, seen = engine.add(PROMPTS[0], held), []
+    while (now := engine.peek(submission)) is not None:
+        seen.append(now.outputs)
+        ended = engine.step()
+    assert engine.constraint_counts().forced_tokens > 4
+    other = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    points = [before for before in seen[:: max(1, len(seen) // 12)] if before[0].token_ids]
+    ids = [other.add(PROMPTS[0], held, RequestOptions(resume=before)) for before in points]
+    outputs = finish(other)
+    assert len(ids) > 5 and all(outputs[i].outputs == ended[0].outputs for i in ids)
+
+
 def test_forced_tokens_stop_at_the_limit_and_at_a_stop_string():
     long = asked(regex="abcdefghij klmnopqrst[xy]uvwxyz")
     limited, stopped, streamed = (
