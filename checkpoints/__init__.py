@@ -24,7 +24,7 @@ from checkpoints.convert import CastError, ConvertSummary, convert
 from checkpoints.export import to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
-from checkpoints.formats import KEYS, StoredForms, scheme_of, stored_scale_dtype
+from checkpoints.formats import KEYS, Scheme, StoredForms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
 from ferrum_jax.paths import is_url
@@ -71,6 +71,16 @@ class Checkpoint:
         """What the weights themselves say of their forms."""
         return stored_forms(self.path, self.config, self.remote)
 
+    @property
+    def scheme(self) -> Scheme | None:
+        """What config.json says of quantised tensors; None where it says nothing."""
+        return scheme_of(self.config, self.stored_forms.scale_dtype)
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors of a Hugging Face folder, which are read when they are used."""
+        return huggingface.map_tensors(self.remote or self.path)
+
     def load(
         self,
         *,
@@ -93,7 +103,7 @@ class Checkpoint:
                 harmless=harmless,
                 targets=targets,
                 expansions=expansions,
-                scheme=scheme_of(self.config, self.stored_forms.scale_dtype),
+                scheme=self.scheme,
             )
         return orbax_folder.restore(self.path, targets, expansions)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from checkpoints import Checkpoint, huggingface, open_checkpoint
-from checkpoints.formats import scheme_of
+from checkpoints import open_checkpoint
 from checkpoints.memory import Copies, copies_of, copies_of_tensors, is_own
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.models import bert, registry
@@ -80,19 +78,15 @@ def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | BertSpec) -> 
     if checkpoint.kind == "huggingface":
         rules, harmless = _table(layout.spec)
         return copies_of_tensors(
-            huggingface.map_tensors(checkpoint.remote or Path(checkpoint.path)),
+            checkpoint.tensors,
             targets,
             expansions,
             rules=rules,
             harmless=harmless,
-            scheme=_scheme(checkpoint),
+            scheme=checkpoint.scheme,
         )
     arrays = source.read(targets, expansions)
     return {name: (lambda array=array: array) for name, array in arrays.items()}
-
-
-def _scheme(checkpoint: Checkpoint) -> Any:
-    return scheme_of(checkpoint.config, checkpoint.stored_forms.scale_dtype)
 
 
 def _table(spec: ModelSpec | BertSpec) -> tuple[Any, Any]:

@@ -105,8 +105,8 @@ def test_the_page_for_users_of_vllm_has_every_name_that_is_here():
     fields = {field.name for field in dataclasses.fields(EngineConfig)}
     assert set(re.findall(r"EngineConfig\((\w+)=", page)) <= fields
     methods = {name for name, value in vars(LLM).items() if callable(value) and not name.startswith("_")}
-    assert {"generate", "chat", "embed", "stats", "update_weights"} <= (ours & methods)
-    assert ours & {"sleep", "encode", "logits_processors"} == set()
+    assert {"generate", "chat", "embed", "stats", "update_weights", "sleep", "wake_up"} <= (ours & methods)
+    assert ours & {"encode", "logits_processors"} == set()
 
 
 def test_docstrings_become_lists_of_parameters():

@@ -194,7 +194,6 @@ MAY_IMPORT = {
     "ferrum_jax.llm": (
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
-        "ferrum_jax.models",
         "ferrum_jax.processes",
         "ferrum_jax.progress",
         "ferrum_jax.startup",

@@ -196,7 +196,7 @@ def test_running_requests_are_ended_waited_for_or_kept_and_outputs_say_so():
             assert last.finish_reason == "abort" and last.weights_version == version - 1
             assert last.token_ids == whole.token_ids[: len(last.token_ids)]
         else:
-            versions = last.outputs[0].weights_versions
+            versions = last.outputs[0].weights_versions or ()
             assert list(versions) == sorted(versions) and set(versions) == {version - 1, version}
             assert len(versions) == 8 and last.weights_version == version and last.token_ids != whole.token_ids
 
