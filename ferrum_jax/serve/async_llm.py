@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import finish
-from ferrum_jax.llm import LLM
-from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.engine.score_requests import Completion, score_params, score_requests, scores_of
+from ferrum_jax.llm import LLM, NewWeights
+from ferrum_jax.prompt import Prompt, listed
+from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams, SequenceLogprobs
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 
 _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
@@ -97,6 +98,47 @@ class AsyncLLM:
             self._end(mailbox)
         assert output is not None and output.embedding is not None, "a text's output has its vector"
         return text.output(finish(output.embedding, params), output.num_cached_tokens)
+
+    async def compute_logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Completion] | None = None,
+        *,
+        top: int = 0,
+        mode: str = "raw",
+        sampling_params: SamplingParams | None = None,
+    ) -> list[SequenceLogprobs]:
+        """As `LLM.compute_logprobs`, beside the requests that run."""
+        params, llm = score_params(top, mode, sampling_params), self.llm
+        prepared = [await asyncio.to_thread(llm.prepare, prompt, RequestOptions()) for prompt in listed(prompts)]
+        requests = score_requests(prepared, completions, llm.tokenizer, mode)
+        mailboxes = [None if request is None else self._mailbox(None) for request in requests]
+        try:
+            for request, mailbox in zip(requests, mailboxes, strict=True):
+                if request is not None and mailbox is not None:
+                    self.thread.add(mailbox.ticket, request.token_ids, params, request.options)
+            outputs = [None if mailbox is None else await mailbox.next() for mailbox in mailboxes]
+        finally:
+            for mailbox in mailboxes:
+                if mailbox is not None:
+                    self._end(mailbox)
+        return [scores_of(output, top, llm.spec.vocab_size) for output in outputs]
+
+    async def update_weights(self, state: NewWeights, **how: Any) -> int:
+        """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
+        return await self._between_steps(lambda: self.llm.update_weights(state, **how))
+
+    async def sleep(self, level: int = 1) -> dict[str, int]:
+        """As `LLM.sleep`."""
+        return await self._between_steps(lambda: self.llm.sleep(level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        await self._between_steps(lambda: self.llm.wake_up(tags))
+
+    async def _between_steps(self, call: Callable[[], Any]) -> Any:
+        self._refuse_at_end()
+        return await asyncio.wrap_future(self.thread.call(call))
 
     async def abort(self, request_id: str) -> None:
         """Ends the requests of this id; their loops end with the output that they had. Unknown ones are ignored."""

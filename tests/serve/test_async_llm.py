@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from ferrum_jax import SamplingParams
+from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.serve.async_llm import AsyncLLM, Refused
 from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
-from tests.support import small_llm
+from tests.support import GOLDENS, SMALL, small_llm
 
 PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -186,3 +186,29 @@ def test_an_engine_that_fails_again_and_again_is_given_up(llm, monkeypatch):
     asyncio.run(run())
     assert llm.thread.failed is not None
     monkeypatch.undo()
+
+
+def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
+    inner = LLM(str(GOLDENS / "qwen3"), SMALL)
+
+    async def ask(llm):
+        before = await last(llm, PROMPTS[0])
+        scoring = llm.compute_logprobs(PROMPTS[:2], [before.token_ids, PROMPTS[1]])
+        running, scores = await asyncio.gather(last(llm, PROMPTS[0], LONG), scoring)
+        assert running.token_ids[:8] == before.token_ids and scores[0].token_ids == before.token_ids
+        stream = llm.generate(PROMPTS[0], LONG)
+        await anext(stream)
+        assert await llm.update_weights(GOLDENS / "qwen3", requests="keep") == 1
+        *_, kept = [output async for output in stream]
+        assert kept.token_ids == running.token_ids and set(kept.outputs[0].weights_versions) == {0, 1}
+        await llm.sleep()
+        with pytest.raises(ValueError, match="wake_up"):
+            await last(llm, PROMPTS[0])
+        await llm.wake_up()
+        assert (await last(llm, PROMPTS[0])).token_ids == before.token_ids
+
+    async def main():
+        async with AsyncLLM.over(inner) as llm:
+            await ask(llm)
+
+    asyncio.run(main())
