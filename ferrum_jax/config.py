@@ -7,6 +7,7 @@ import functools
 import numbers
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ferrum_jax.forms import made_form
 from ferrum_jax.ints import pool_blocks
@@ -17,7 +18,12 @@ _ON_RECOMPILE = ("warn", "error")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts")
 _CHECK = ("auto", "off")
 _READY = ("first", "all")
-_KINDS = {"int": (numbers.Integral, "a whole number"), "bool": (bool, "true or false"), "str": (str, "a text")}
+_KINDS = {
+    "int": (numbers.Integral, "a whole number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a text"),
+    "tuple[int, ...]": (tuple, "a list of device ids, devices of jax, a mesh of jax"),
+}
 _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
 
@@ -120,6 +126,8 @@ class EngineConfig:
     four devices, each with rows and a KV pool of its own. max_num_seqs, max_num_batched_tokens, num_blocks,
     kv_memory_bytes (of a device) and the limits of kept prompts and states hold for each data shard. Experts are
     spread over all devices; "dp=2,tp=4,ep=4" has them on each data shard instead, and "ep=8" is "dp=8,tp=1".
+    devices: the ids of those that the mesh is made of, in this order; devices of jax or a mesh of jax stand for their
+    ids. None takes the first that there are. So a trainer in the same process has the others.
     request_log: a file to which each request is written when it ends, with its whole prompt, for `ferrum-jax cache
     simulate`.
     check_writes: check after each step that it wrote nothing that other requests may read; slow, for finding faults.
@@ -155,6 +163,7 @@ class EngineConfig:
     attention_tiles: str | None = None
     check: str = "auto"
     mesh: str = "tp=1"
+    devices: tuple[int, ...] | None = None
     on_recompile: str = "warn"
     ready: str = "first"
     seed: int = 0
@@ -166,6 +175,7 @@ class EngineConfig:
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", _ids_of(self.devices))
         self._check_types()
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {_DTYPES}")
@@ -181,6 +191,9 @@ class EngineConfig:
             raise ValueError(f"ready is {self.ready!r}; it must be one of {_READY}")
         if not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}; it must fit in 64 bits")
+        wrong = [one for one in self.devices or () if not isinstance(one, numbers.Integral) or isinstance(one, bool)]
+        if self.devices is not None and (wrong or not self.devices):
+            raise ValueError(f"devices is {self.devices!r}; it must name device ids, such as (4, 5, 6, 7)")
         made_form(self.weights)  # refuses a name that means nothing
         _ = self.mesh_shape, tiles_of(self.attention_tiles)  # refuse a text that means nothing
         if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):
@@ -228,6 +241,19 @@ class EngineConfig:
         """What `mesh` says. The text is parsed here and nowhere else."""
         return MeshShape.parse(self.mesh)
 
+    def among(self, devices: Sequence[Any]) -> list[Any]:
+        """Those of the devices that the mesh is made of. Raises ValueError for ids that none of them has."""
+        if self.devices is None:
+            return list(devices)
+        by_id = {device.id: device for device in devices}
+        unknown = [id for id in self.devices if id not in by_id]
+        if unknown or len(set(self.devices)) < len(self.devices):
+            what = (
+                f"{unknown}, and there are {sorted(by_id)}" if unknown else f"{list(self.devices)}, one of them twice"
+            )
+            raise ValueError(f"devices names {what}; name each device that is to work once")
+        return [by_id[id] for id in self.devices]
+
     def _check_types(self) -> None:
         """Raises ValueError for a field whose value does not have the type that its annotation names."""
         for field in dataclasses.fields(self):
@@ -236,6 +262,15 @@ class EngineConfig:
             if (value is None and optional) or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
                 continue
             raise ValueError(f"{field.name} is {value!r}; it must be {what}{' or None' if optional else ''}")
+
+
+def _ids_of(devices: Any) -> Any:
+    """The ids of devices or of a mesh; what is neither is left for the check."""
+    if hasattr(devices, "axis_names"):
+        devices = devices.devices.flatten().tolist()
+    if not isinstance(devices, Sequence) or isinstance(devices, str):
+        return devices
+    return tuple(getattr(device, "id", device) for device in devices)
 
 
 def tiles_of(text: str | None) -> dict[str, int]:

@@ -197,7 +197,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(numbers,), daemon=True).start()
     for name, value in order.options.items():
         jax.config.update(name, value)
-    mesh = make_mesh(order.config.mesh_shape, jax.devices())
+    mesh = make_mesh(order.config.mesh_shape, order.config.among(jax.devices()))
     programs = [*programs_of(lay_out(order.spec, order.config, mesh, order.reach)).values()]
     assert order.config.compilation_cache_dir is not None, "parts are handed over through it"
     store = ExecutableStore(order.config.compilation_cache_dir, mesh.devices.flatten().tolist())

@@ -217,7 +217,7 @@ class Opening:
             require_folder_of(self.config.request_log, "request log")
             require_request_log(self.config.request_log)
         before = self._choose_before(spec)
-        mesh = make_mesh(self.config.mesh_shape, jax.devices())
+        mesh = make_mesh(self.config.mesh_shape, self.config.among(jax.devices()))
         require_all_processes(mesh)
         choice = self._choose(spec, mesh, before)
         store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
@@ -296,7 +296,7 @@ class Opening:
         self, spec: BertSpec, sentence: SentenceLayout, check: Callable[[EncoderLayout, bytes | None], None]
     ) -> tuple[Encoder, BundledExecutables | None]:
         refuse_several_processes(spec.architecture)
-        mesh = make_mesh(self.config.mesh_shape, jax.devices())
+        mesh = make_mesh(self.config.mesh_shape, self.config.among(jax.devices()))
         store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
         encoder = load_encoder(
             spec, self.source.read, self.config, mesh, sentence, bundled or store, self.on_progress, check

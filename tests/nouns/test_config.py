@@ -1,5 +1,7 @@
 """EngineConfig is checked when it is made: a bad value is refused by its field, with what is allowed."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -36,3 +38,17 @@ def test_a_step_must_hold_a_token_of_every_row():
 
 def test_numbers_of_numpy_are_numbers_and_a_seed_has_64_bits():
     assert EngineConfig(max_num_seqs=np.int32(4), seed=2**64 - 1).max_num_seqs == 4
+
+
+def test_devices_are_named_by_ids_and_devices_or_a_mesh_stand_for_theirs():
+    here = [types.SimpleNamespace(id=i) for i in range(4)]
+    mesh = types.SimpleNamespace(axis_names=("x",), devices=np.array(here[2:]))
+    assert EngineConfig(devices=mesh).devices == EngineConfig(devices=here[2:]).devices == (2, 3)
+    assert EngineConfig(devices=[3, 1]).among(here) == [here[3], here[1]]
+    assert EngineConfig().among(here) == here
+    for bad, why in (((4,), r"names \[4\], and there are"), ((1, 1), "one of them twice")):
+        with pytest.raises(ValueError, match=why):
+            EngineConfig(devices=bad).among(here)
+    for bad in ((), "tpu", 3, ("a",), (True,)):
+        with pytest.raises(ValueError, match="devices is"):
+            EngineConfig(devices=bad)
