@@ -29,7 +29,7 @@ Tensors = dict[str, tuple[Shape, np.dtype]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Joined:
+class _Fused:
     """Parameters in one form that are made of the same tensors: parts of one, or of those of all experts.
 
     shapes: of the weights that the tensors stand for, by name. targets: the parameters, with what of each tensor they
@@ -124,7 +124,7 @@ def _has_leftovers(path: Path) -> bool:
 
 def _joined(
     plan: Plan, forms: Mapping[str, WeightForm], stacked: set[str], description: Mapping[str, dict]
-) -> Iterator[_Joined]:
+) -> Iterator[_Fused]:
     """All parameters in forms. Raises ValueError where a tensor would be in one form only in part."""
     known = description.get("source_shapes", {})
     alike: dict[tuple[str, ...], dict[str, tuple[StoredTensor, ...]]] = collections.defaultdict(dict)
@@ -143,22 +143,22 @@ def _joined(
         if form.kind == "mxfp4" and not all(part is not None and part.transposed for part in parts):
             raise ValueError(f"{names[0]} is in MXFP4, which is published for the experts of gpt-oss alone")
         shapes = {name: tuple(known[name]) for name in names}
-        yield _Joined(form=form, shapes=shapes, targets=targets, is_stack=next(iter(targets)) in stacked)
+        yield _Fused(form=form, shapes=shapes, targets=targets, is_stack=next(iter(targets)) in stacked)
 
 
-def _read(source: Path, own: _Joined, leaf: str | None = None) -> dict[str, np.ndarray]:
+def _read(source: Path, own: _Fused, leaf: str | None = None) -> dict[str, np.ndarray]:
     """The stored leaves of these parameters, or one leaf of each."""
     wanted = {f"{target}.{name}" for target in own.targets for name in ([leaf] if leaf else LEAVES)}
     return dict(orbax_folder.read_params(source, wanted))
 
 
-def _scales(source: Path, own: _Joined) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def _scales(source: Path, own: _Fused) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """(name, scales alone) of tensors that may have been in blocks of several outputs."""
     if own.form.kind == "fp8_e4m3" and own.form.group is not None:
         yield from _leaves(own, _read(source, own, "scales"))
 
 
-def _leaves(own: _Joined, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def _leaves(own: _Fused, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """(name, leaves) of each tensor, whose parts are put where they were. arrays: stored leaves, by parameter."""
     names = {name.rpartition(".")[2] for name in arrays}
     for i, (name, shape) in enumerate(own.shapes.items()):
@@ -181,7 +181,7 @@ def _place(array: np.ndarray) -> Leaf:
     return Leaf(lambda ranges: array[slices(ranges)], array.shape, array.dtype)
 
 
-def _describe_forms(file: Path, joined: Sequence[_Joined], rows: Mapping[str, int], dense: Tensors) -> None:
+def _describe_forms(file: Path, joined: Sequence[_Fused], rows: Mapping[str, int], dense: Tensors) -> None:
     """Has config.json say of forms what the tensors are. MXFP4 stands in it already."""
     modules = {
         name.removesuffix(".weight"): (own.form, rows.get(name, 1))
