@@ -49,4 +49,4 @@ def quantized_matmul(
         raise ValueError(f"'mosaic_tpu' does not multiply this weight, take 'xla': {'; '.join(reasons)}")
     from pallas_kernels.quantized_matmul import mosaic_tpu  # an import that no other platform should pay for
 
-    return mosaic_tpu.quantized_matmul(x, weight, dtype, activation_scales, weight.kernels)
+    return mosaic_tpu.quantized_matmul(x, weight, dtype, activation_scales)

@@ -10,6 +10,7 @@ from pallas_kernels.target import Target
 INPUTS, OUTPUTS = 256, 128  # multiples of them on one device
 _DEPTHS = (128, 256)  # inputs of one product of the matrix units
 _LEAST_GROUP = 32
+_BYTES_PER_INPUT, _SHARE_OF_ROWS = 2**10, 0.6  # 256 rows of bfloat16, twice
 
 
 def refusals(weight: QuantizedWeight, dtype: jnp.dtype, target: Target) -> list[str]:
@@ -23,6 +24,10 @@ def refusals(weight: QuantizedWeight, dtype: jnp.dtype, target: Target) -> list[
     for name, size, unit in (("inputs", inputs, INPUTS), ("outputs", outputs, OUTPUTS)):
         if size % unit:
             reasons.append(f"{size} {name} of a device are no multiple of {unit}")
+    if target.vmem_bytes is not None and inputs * _BYTES_PER_INPUT > target.vmem_bytes * _SHARE_OF_ROWS:
+        reasons.append(
+            f"rows of {inputs} inputs do not fit {target.generation}'s vector memory; spread them over devices"
+        )
     group = inputs // weight.scales.shape[-1]
     if group != inputs and (group < _LEAST_GROUP or any(group % d and d % group for d in _DEPTHS)):
         reasons.append(f"a group has {group} inputs; it takes {_LEAST_GROUP} or more that fit into or fill {_DEPTHS}")

@@ -25,11 +25,11 @@ _FAST = "w4a16"
 def product(case: Case, target: Target) -> tuple[np.ndarray, np.ndarray]:
     """The kernel's result and the oracle's."""
     x, weight = make_arguments(case)
+    weight = dataclasses.replace(weight, kernels=target)
     run = functools.partial(
         mosaic_tpu.quantized_matmul,
         out_dtype=jnp.dtype(jnp.float32),
         activation_scales=None,
-        target=target,
         interpret=_INTERPRET,
     )
     got = jax.jit(run, compiler_options=FAST_COMPILE)(x, weight)
@@ -49,9 +49,10 @@ def test_every_case_equals_the_float64_oracle(case: Case, num_tokens: int | None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_inputs", [768, 2304])
-def test_an_odd_number_of_steps_is_multiplied_to_its_end(num_inputs: int) -> None:
-    case = dataclasses.replace(TPU_CASES[4], num_inputs=num_inputs, num_tokens=130)
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(512, 512), (4352, 128)], ids=["outputs", "inputs"])
+def test_weights_are_decoded_by_turns_in_an_even_and_an_odd_number_of_steps(num_inputs: int, num_outputs: int) -> None:
+    w4a16 = next(case for case in TPU_CASES if case.name == _FAST)
+    case = dataclasses.replace(w4a16, num_inputs=num_inputs, num_outputs=num_outputs, num_tokens=130)
     got, expected = product(case, V5E)
     np.testing.assert_allclose(got, expected, **TOLERANCE["bfloat16"])
 
@@ -60,7 +61,7 @@ def test_an_odd_number_of_steps_is_multiplied_to_its_end(num_inputs: int) -> Non
 def test_an_int8_product_has_the_bits_of_xla() -> None:
     x, weight = make_arguments(next(case for case in TPU_CASES if case.name == "w8a8"))
     out = jnp.dtype(jnp.bfloat16)
-    got = mosaic_tpu.quantized_matmul(x, weight, out, None, V5E, interpret=_INTERPRET)
+    got = mosaic_tpu.quantized_matmul(x, dataclasses.replace(weight, kernels=V5E), out, None, interpret=_INTERPRET)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(xla.quantized_matmul(x, weight, out, None)))
 
 

@@ -8,10 +8,11 @@ import math
 from pallas_kernels.target import Target
 
 LANES = 128
-FEW_ROWS = 128  # above, weights are decoded beside products of many rows
+_FEW_ROWS, _FEW_MASKED_ROWS = 128, 256  # above, weights are decoded beside products of many rows
 _ROWS = 16  # of a bfloat16 tile
 _MOST_ROWS = 512
-_FEW_ROWS_INPUTS, _MANY_ROWS_INPUTS = 2048, 1024  # of one product
+_FEW_ROWS_INPUTS, _MANY_ROWS_INPUTS = 2048, 4096  # of one product
+_MANY_ROWS_OUT = 1024
 _TILE_WEIGHTS = 2**22  # of straight code: about 2,500 bundles
 _VMEM_SHARE = 0.8
 
@@ -83,6 +84,13 @@ class FewRows:
         )
 
 
+def are_few(num_rows: int, form: Form, target: Target) -> bool:
+    """Whether so many rows are multiplied with codes, each once for every group of a chunk."""
+    assert target.mxu_columns is not None, "a TPU target has it"
+    copies = 1 if form.num_groups == 1 else _chunk_inputs(num_rows, form, target.mxu_columns) // form.group
+    return num_rows <= _FEW_ROWS and copies * num_rows <= _FEW_MASKED_ROWS
+
+
 def _chunk_inputs(num_rows: int, form: Form, mxu: int) -> int:
     """As deep as the matrix unit where scales differ along the inputs, else many.
 
@@ -96,10 +104,14 @@ def _chunk_inputs(num_rows: int, form: Form, mxu: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyRows:
-    """How a product of many rows is cut. inputs: of one step of the loop."""
+    """How a product of many rows is cut. tile_out: outputs whose codes are one transfer.
+
+    part_out, inputs: of one step, whose weights are decoded together.
+    """
 
     tile_rows: int
     tile_out: int
+    part_out: int
     inputs: int
     vmem_limit_bytes: int
 
@@ -111,9 +123,19 @@ class ManyRows:
         rows = _MOST_ROWS
         while rows > LANES and (rows >= 2 * num_rows or rows * form.num_inputs * 4 > limit // 2):
             rows //= 2
+        part = math.gcd(num_outputs, 2 * LANES)
+        tile = part
+        while (
+            form.is_decoded
+            and tile < _MANY_ROWS_OUT
+            and num_outputs % (2 * tile) == 0
+            and tile * form.num_inputs <= _TILE_WEIGHTS
+        ):
+            tile *= 2
         return cls(
             tile_rows=rows,
-            tile_out=math.gcd(num_outputs, 2 * LANES),
+            tile_out=tile,
+            part_out=part,
             inputs=max(n for n in range(256, _MANY_ROWS_INPUTS + 1, 256) if form.num_inputs % n == 0),
             vmem_limit_bytes=limit,
         )

@@ -1,7 +1,7 @@
-"""Products of many rows: bound by the matrix unit, so a step of inputs is decoded beside the product of the last one.
+"""Products of many rows: bound by the matrix unit, so weights are decoded beside the product with those before.
 
-Two steps of decoded weights, rounded to the dtype of x, stand in scratch by turns. Codes of 8 bits with one scale for
-each output are not decoded: the sum is scaled.
+A step is a part of the outputs and of the inputs. Two steps' weights, rounded to the dtype of x, stand in scratch by
+turns. Codes of 8 bits with one scale for each output are not decoded: the sum is scaled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.quantized_matmul.tpu.config import LANES, Form, ManyRows
 from pallas_kernels.quantized_matmul.tpu.few_rows import product
-from pallas_kernels.quantized_matmul.tpu.operands import nibbles, scale_values
+from pallas_kernels.quantized_matmul.tpu.operands import nibble_unit, nibbles, scale_values
 
 _CHUNK = 2 * LANES  # inputs that are decoded at once
 
@@ -41,9 +41,10 @@ def many_rows(
         *([] if zeros is None else [(zeros, along)]),
     ]
     lanes = -(-form.num_groups // LANES) * LANES
-    scratch = {"total": pltpu.VMEM((rows, tile), jnp.int32 if x.dtype == jnp.int8 else jnp.float32)}
+    dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+    scratch = {"total": pltpu.VMEM((rows, tile) if form.is_decoded else (8, LANES), dtype)}
     if form.is_decoded:
-        scratch |= dict.fromkeys(("even", "odd"), pltpu.VMEM((tile, config.inputs), x.dtype))
+        scratch |= dict.fromkeys(("even", "odd"), pltpu.VMEM((config.part_out, config.inputs), x.dtype))
         scratch |= dict.fromkeys(("scale", "zero"), pltpu.VMEM((tile, lanes), jnp.float32))
     names = ["x", "codes", "scales", *([] if zeros is None else ["zeros"]), "out", *scratch]
 
@@ -64,25 +65,21 @@ def many_rows(
 
 
 def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
-    x, total = refs["x"], refs["total"]
-    total[...] = jnp.zeros(total.shape, total.dtype)
-    num_steps = x.shape[1] // config.inputs
-
-    def multiply(step: Any, weights: jax.Array) -> None:
-        at = pl.ds(pl.multiple_of(step * config.inputs, config.inputs), config.inputs)
-        total[...] += product(x[:, at], weights, total.dtype)
-
     if not form.is_decoded:
-
-        @pl.loop(0, num_steps)
-        def _(step):
-            at = pl.ds(pl.multiple_of(step * config.inputs, config.inputs), config.inputs)
-            multiply(step, refs["codes"][:, at])
-
-        out = total[...].astype(jnp.float32) * scale_values(refs["scales"][...])
+        found = product(refs["x"][...], refs["codes"][...], refs["total"].dtype)
+        out = found.astype(jnp.float32) * scale_values(refs["scales"][...])
         refs["out"][...] = out.astype(refs["out"].dtype)
         return
-    _turn_scales(refs)
+    total, per_part = refs["total"], form.num_inputs // config.inputs
+    num_steps = config.tile_out // config.part_out * per_part
+    total[...] = jnp.zeros(total.shape, total.dtype)
+    _turn_scales(refs, form)
+
+    def multiply(step: Any, weights: jax.Array) -> None:
+        part = pl.ds(pl.multiple_of(step // per_part * config.part_out, config.part_out), config.part_out)
+        at = pl.ds(pl.multiple_of(step % per_part * config.inputs, config.inputs), config.inputs)
+        total[:, part] += product(refs["x"][:, at], weights, total.dtype)
+
     _decode(refs, refs["even"], 0, form, config)
 
     @pl.loop(0, num_steps // 2)
@@ -97,34 +94,32 @@ def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
     refs["out"][...] = total[...].astype(refs["out"].dtype)
 
 
-def _turn_scales(refs: dict[str, Any]) -> None:
+def _turn_scales(refs: dict[str, Any], form: Form) -> None:
     """Scales and zero points with groups on lanes."""
     tile, lanes = refs["scale"].shape
     for name, source in (("scale", "scales"), ("zero", "zeros")):
         if source in refs:
-            found = scale_values(refs[source][...])
+            found = scale_values(refs[source][...]) * (nibble_unit(form) if name == "scale" else 1.0)
             if rest := lanes - found.shape[0]:
                 found = jnp.concatenate([found, jnp.zeros((rest, tile), jnp.float32)])
             refs[name][...] = found.T
 
 
 def _decode(refs: dict[str, Any], out: Any, step: Any, form: Form, config: ManyRows) -> None:
-    """A step's inputs of all outputs of the tile."""
+    """A step's weights, as x is ordered."""
+    per_part = form.num_inputs // config.inputs
+    part = pl.ds(pl.multiple_of(step // per_part * config.part_out, config.part_out), config.part_out)
+    width = _CHUNK // 2 if form.is_packed else _CHUNK
     for k in range(config.inputs // _CHUNK):
-        chunk = step * (config.inputs // _CHUNK) + k
-        width = _CHUNK // 2 if form.is_packed else _CHUNK
-        codes = refs["codes"][:, pl.ds(pl.multiple_of(chunk * width, width), width)]
+        chunk = step % per_part * (config.inputs // _CHUNK) + k
+        codes = refs["codes"][part, pl.ds(pl.multiple_of(chunk * width, width), width)]
         halves = nibbles(codes, form) if form.is_packed else [codes[:, :LANES], codes[:, LANES:]]
+        first = pl.multiple_of(chunk * _CHUNK // form.group // LANES * LANES, LANES)
         for half, found in enumerate(halves):
+            lane = jax.lax.broadcasted_iota(jnp.int32, found.shape, 1)
+            group = (chunk * _CHUNK + (2 * lane if form.is_packed else half * LANES + lane)) // form.group - first
             values = found.astype(jnp.float32)
-            lane = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-            group = (chunk * _CHUNK + (2 * lane if form.is_packed else half * LANES + lane)) // form.group
-            first = pl.multiple_of(chunk * _CHUNK // form.group // LANES * LANES, LANES)
-            points = _of_lanes(refs["zero"], first, group) if "zeros" in refs else form.middle
-            weights = (values - points) * _of_lanes(refs["scale"], first, group)
+            if form.has_zeros:
+                values -= jnp.take_along_axis(refs["zero"][part, pl.ds(first, LANES)], group, axis=1)
+            weights = values * jnp.take_along_axis(refs["scale"][part, pl.ds(first, LANES)], group, axis=1)
             out[:, k * _CHUNK + half * LANES : k * _CHUNK + (half + 1) * LANES] = weights.astype(out.dtype)
-
-
-def _of_lanes(ref: Any, first: Any, group: jax.Array) -> jax.Array:
-    """Each lane's group's number; a chunk's groups are in the 128 lanes from `first`."""
-    return jnp.take_along_axis(ref[:, pl.ds(first, LANES)], group - first, axis=1)

@@ -59,11 +59,19 @@ def _floats(words: jax.Array, shift: int, form: Form) -> jax.Array:
 
 
 def nibbles(codes: jax.Array, form: Form) -> list[jax.Array]:
-    """The values of a chunk's even and odd inputs."""
+    """What a chunk's even and odd inputs are multiplied with the scale of, or with a 16th of it; see `nibble_unit`."""
     words = pltpu.bitcast(codes, jnp.uint32)
     if form.kind == "mxfp4":
-        return [_floats(words, shift, form).astype(jnp.float32) * form.unit for shift in (0, 4)]
-    return [pltpu.bitcast((words >> jnp.uint32(shift)) & jnp.uint32(0x0F0F0F0F), jnp.int8) for shift in (0, 4)]
+        return [_floats(words, shift, form) for shift in (0, 4)]
+    if form.has_zeros:
+        return [pltpu.bitcast((words >> jnp.uint32(shift)) & jnp.uint32(0x0F0F0F0F), jnp.int8) for shift in (0, 4)]
+    high = [words << jnp.uint32(4), words]  # less 8 by the sign: 16 times the value
+    return [pltpu.bitcast((half & jnp.uint32(0xF0F0F0F0)) ^ jnp.uint32(0x80808080), jnp.int8) for half in high]
+
+
+def nibble_unit(form: Form) -> float:
+    """A code's value over what `nibbles` gives."""
+    return {"mxfp4": form.unit, "int4": 1.0 if form.has_zeros else 1 / 16}.get(form.kind, 1.0)
 
 
 def group_sums(x: jax.Array, num_groups: int) -> jax.Array:
