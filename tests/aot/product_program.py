@@ -1,0 +1,50 @@
+"""Products with weights in a form, compiled for a TPU that is not here: one line of JSON a case.
+
+python -m tests.aot.product_program GENERATION CASE...
+
+Run as a process of its own, because the TPU's compiler wants its environment before jax.
+"""
+
+from __future__ import annotations
+
+from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import jax
+
+from pallas_kernels.quantized_matmul import quantized_matmul, refusals
+from pallas_kernels.quantized_matmul.cases import TPU_CASES, make_arguments
+from pallas_kernels.target import Target
+
+_MANY = 130
+
+
+def describe(name: str, num_rows: int, generation: str) -> dict[str, Any]:
+    """The kernels of a case's program, or why it is refused."""
+    case = dataclasses.replace(next(case for case in TPU_CASES if case.name == name), num_tokens=num_rows)
+    target = Target.named(f"tpu:{generation}")
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), make_arguments(case))
+    x, weight = arguments[0], dataclasses.replace(arguments[1], kernels=target)
+    if reasons := refusals(weight, x.dtype, target):
+        return {"refused": reasons}
+    result = tpu_static.measure(quantized_matmul, [x, weight], generation=generation, trip_counts={})
+    return {"kernels": [kernel.schedule.name for kernel in result.kernels]}
+
+
+def main(generation: str, names: list[str]) -> None:
+    """A case that does not compile has its error instead."""
+    for name in names:
+        for num_rows in (16, _MANY):
+            try:
+                said = describe(name, num_rows, generation)
+            except Exception as error:  # whatever the compiler raises is what the test reports
+                said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+            print(json.dumps({"name": f"{name}, {num_rows} rows", **said}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
