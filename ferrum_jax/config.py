@@ -117,7 +117,8 @@ class EngineConfig:
     max_state_snapshots: for a model with recurrent layers, how many states of prefixes are kept beside those of rows;
     up to half of these are states of answers that are being generated.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None follows what a check found on this chip.
+    implementation: of attention and of dense products with quantised weights, "xla", "mosaic_tpu" or "mosaic_gpu" (of
+    attention alone); None follows what a check of attention found on this chip.
     attention_tiles: of decode in "mosaic_tpu", such as "tile_kv=256,items=2"; None takes what `ferrum-jax check --tune`
     found fastest on this chip, else the kernel's own choice.
     check: "auto" checks the attention kernel before weights are read if this chip has no verdict on it, and uses "xla"
