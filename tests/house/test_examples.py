@@ -57,6 +57,13 @@ def test_training_acts_at_once_and_compiles_nothing(capsys):
     assert "0 compiles after the start" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_grpo_earns_more_than_it_began_with():
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        rewards = example("grpo").main(own_folder(example("grpo").SIZES), steps=40)
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+
+
 def test_a_query_finds_the_document_that_it_quotes():
     search = example("embed_and_search")
     best = search.main(str(GOLDENS / "encoders/bert"), search.DOCUMENTS[2], ENCODER)
