@@ -35,6 +35,8 @@ def measure_weights_error(llm: LLM, text: str | None = None) -> dict[str, Any]:
     """
     if llm.config.mesh_shape.size > 1:
         raise ValueError(f"mesh is {llm.config.mesh!r}; what quantising changes is measured on one device")
+    if not isinstance(llm.spec, ModelSpec):
+        raise ValueError("this model is an encoder, whose weights are not quantised; name one that generates")
     if llm.tokenizer is None:
         raise ValueError("the model has no tokenizer, so a text has no tokens; put its tokenizer.json beside it")
     text = TEXT if text is None else text

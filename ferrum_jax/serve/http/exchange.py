@@ -91,7 +91,7 @@ class Exchange:
         if name is not None and name not in (*names, *adapters):
             message = f"model is {name!r}, and this server has {', '.join(map(repr, (*names, *adapters)))}"
             raise HttpError(404, message, param="model", code="model_not_found")
-        return name if name in adapters else names[0]
+        return names[0] if name is None or name not in adapters else name
 
     async def unless_left(self, answer: Awaitable[Result], timeout_s: float | None) -> Result:
         """The answer. Raises ClientLeft, and cancels it, if who asked leaves before; TimeoutError at its deadline."""

@@ -128,7 +128,7 @@ class Service:
         expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
         entry = QueueEntry(key=key.name, cost=len(kept) + params.n * expected, rows=params.n, priority=asked.priority)
         options = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
-        if asked.model in self.settings.adapters:
+        if asked.model is not None and asked.model in self.settings.adapters:
             options["adapter"] = asked.model
         sent = wire_params(params)
 
