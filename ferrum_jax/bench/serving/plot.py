@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ferrum_jax.bench.serving.http_client import Answered
 
 _WAIT, _STREAM, _BAD = "#c2410c", "#0b6e99", "#b91c1c"
@@ -19,7 +17,8 @@ def draw(answers: Sequence[Answered], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(11, 7), layout="constrained")
     figure.suptitle(title)
-    above, below = np.ravel(figure.subfigures(2, 1, height_ratios=(1.4, 1)))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1.4, 1))
+    above, below = halves
     _draw_requests(above.subplots(), answers)
     good = [each for each in answers if not each.error]
     series = {
