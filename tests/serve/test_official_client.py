@@ -21,6 +21,7 @@ DEMO = str(ROOT / "checkpoints" / "demo")
 SIZES = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 FLAGS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 PROMPT = "def main():"
+PATIENCE_S = 300.0  # also to connect, where the client alone would wait 5 s
 pytestmark = pytest.mark.slow
 
 
@@ -68,7 +69,7 @@ def url(folder, wanted):
 
 @pytest.fixture(scope="module")
 def client(url):
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as found:
         yield found
 
 
@@ -101,7 +102,7 @@ def test_responses_stream_and_are_parsed(client):
 
 def test_64_at_once_are_answered_as_one_alone(url, wanted):
     async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
             answers = await asyncio.gather(*(client.completions.create(**asked) for _ in range(64)))
             return [answer.choices[0].text for answer in answers]
