@@ -42,7 +42,8 @@ def many_rows(
     ]
     lanes = -(-form.num_groups // LANES) * LANES
     dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
-    scratch = {"total": pltpu.VMEM((rows, tile) if form.is_decoded else (8, LANES), dtype)}
+    adds = form.is_decoded and config.inputs < I
+    scratch = {"total": pltpu.VMEM((rows, tile) if adds else (8, LANES), dtype)}
     if form.is_decoded:
         scratch |= dict.fromkeys(("even", "odd"), pltpu.VMEM((config.part_out, config.inputs), x.dtype))
         scratch |= dict.fromkeys(("scale", "zero"), pltpu.VMEM((tile, lanes), jnp.float32))
@@ -72,13 +73,18 @@ def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
         return
     total, per_part = refs["total"], form.num_inputs // config.inputs
     num_steps = config.tile_out // config.part_out * per_part
-    total[...] = jnp.zeros(total.shape, total.dtype)
+    if per_part > 1:
+        total[...] = jnp.zeros(total.shape, total.dtype)
     _turn_scales(refs, form)
 
     def multiply(step: Any, weights: jax.Array) -> None:
         part = pl.ds(pl.multiple_of(step // per_part * config.part_out, config.part_out), config.part_out)
         at = pl.ds(pl.multiple_of(step % per_part * config.inputs, config.inputs), config.inputs)
-        total[:, part] += product(refs["x"][:, at], weights, total.dtype)
+        found = product(refs["x"][:, at], weights, total.dtype)
+        if per_part > 1:
+            total[:, part] += found
+        else:
+            refs["out"][:, part] = found.astype(refs["out"].dtype)
 
     _decode(refs, refs["even"], 0, form, config)
 
@@ -91,7 +97,8 @@ def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
 
     if num_steps % 2:
         multiply(num_steps - 1, refs["even"][...])
-    refs["out"][...] = total[...].astype(refs["out"].dtype)
+    if per_part > 1:
+        refs["out"][...] = total[...].astype(refs["out"].dtype)
 
 
 def _turn_scales(refs: dict[str, Any], form: Form) -> None:
