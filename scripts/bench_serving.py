@@ -1,0 +1,201 @@
+"""CPU time a token of a server's two processes, over a device that only sleeps; one JSON line.
+
+    python -m scripts.bench_serving [--streams 64 256] [--tokens 400] [--step-ms 10]
+
+Everything but model, scheduler and device is real: the engine's thread, the link, the HTTP process, the client. The
+device takes step k + 1 before step k is read, as it does of an engine. `device_idle` is the share of the time between
+first and last step in which it had nothing to do. CPU seconds are those of each process, whatever else the machine
+does; the scheduler's are in `scripts.bench_host`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import platform
+import sys
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from ferrum_jax.bench.serving import run as serving
+from ferrum_jax.bench.serving.http_client import Place
+from ferrum_jax.bench.serving.loads import Load, requests_of
+from ferrum_jax.request import CompletionOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.serve.app.http_process import HttpOrder
+from ferrum_jax.serve.engine_process import HttpChild, listening
+from ferrum_jax.serve.http.settings import ServerSettings
+from scripts.git_state import git_state
+
+_TEXTS = "checkpoints/demo"
+
+
+class SleepingEngine:
+    """What an engine's thread asks of `LLM.calls`. Each row draws a token a step."""
+
+    def __init__(self, step_s: float) -> None:
+        self.idle_s = self.work_s = 0.0
+        self.num_steps = 0
+        self._step_s, self._ready = step_s, 0.0
+        self._ids = itertools.count()
+        self._left: dict[int, int] = {}
+        self._inbox: Any = None
+        self._in_flight: deque[tuple[float, list[int]]] = deque()
+
+    def add(self, inbox: Any, token_ids: Any, sampling: SamplingParams, options: RequestOptions) -> int:
+        self._inbox, number = inbox, next(self._ids)
+        self._left[number] = sampling.max_tokens or 1
+        return number
+
+    def abort(self, number: int) -> None:
+        self._left.pop(number, None)
+
+    def end(self, inbox: Any) -> None:
+        self._in_flight.clear()
+        self._ready = 0.0
+
+    def drop(self) -> None:
+        self._left.clear()
+
+    def step(self) -> None:
+        """Dispatches a step, then waits for the one before it."""
+        now = time.monotonic()
+        if self._ready:
+            self.idle_s += max(0.0, now - self._ready)
+            self.work_s += self._step_s
+        self._ready = max(now, self._ready) + self._step_s
+        self._in_flight.append((self._ready, list(self._left)))
+        self.num_steps += 1
+        if len(self._in_flight) > 1:
+            ready, rows = self._in_flight.popleft()
+            time.sleep(max(0.0, ready - time.monotonic()))
+            for number in rows:
+                self._give(number)
+
+    def _give(self, number: int) -> None:
+        left = self._left.get(number, 0)
+        if not left:
+            return
+        self._left[number] = left - 1
+        reason = "length" if left == 1 else None
+        choice = CompletionOutput(
+            index=0,
+            text="",
+            token_ids=(300 + left % 1000,),
+            cumulative_logprob=None,
+            logprobs=None,
+            finish_reason=reason,
+            stop_reason=None,
+        )
+        if reason:
+            del self._left[number]
+        self._inbox.append(
+            RequestOutput(
+                request_id=number,
+                prompt=None,
+                prompt_token_ids=(),
+                outputs=(choice,),
+                num_cached_tokens=0,
+                finished=reason is not None,
+            )
+        )
+
+
+def _llm(engine: SleepingEngine, num_rows: int) -> Any:
+    scheduler = SimpleNamespace(num_running=0, num_waiting=0)
+    return SimpleNamespace(
+        calls=engine,
+        is_encoder=False,
+        generates=True,
+        max_model_len=1 << 20,
+        startup_s=0.0,
+        texts=_TEXTS,
+        spec=SimpleNamespace(architecture="none", vocab_size=4096),
+        config=SimpleNamespace(num_rows=num_rows),
+        ledger=SimpleNamespace(num_shards=1),
+        identity=SimpleNamespace(weights=""),
+        engine=SimpleNamespace(scheduler=scheduler, runner=SimpleNamespace(recent_steps=())),
+        stats=dict,
+    )
+
+
+def _cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ask(port: int, load: Load, results: Any) -> None:
+    """The clients, in a process of their own."""
+
+    async def ask() -> list[Any]:
+        place = Place.of(f"http://127.0.0.1:{port}")
+        while True:
+            try:
+                return await serving.run(place, requests_of(load), model="none", headers={}, more={"ignore_eos": True})
+            except ConnectionError:
+                await asyncio.sleep(0.1)
+
+    found = serving.summary_of(asyncio.run(ask()), {})
+    results.put(pickle.dumps(found))
+
+
+def measure(streams: int, tokens: int, step_s: float) -> dict[str, Any]:
+    """The numbers of one run."""
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    settings = ServerSettings(names=("none",))
+    found: dict[str, Any] = {}
+    engine = SleepingEngine(step_s)
+    with HttpChild(lambda link, fd: HttpOrder(settings=settings, link=link, listener=fd), listener) as child:
+        pid = child._process.pid
+        context = multiprocessing.get_context("spawn")
+        results = context.Queue()
+        load = Load(num_prompts=streams, input_len=16, output_len=tokens, rate=float("inf"))
+
+        def clients() -> None:
+            before = _cpu_s(pid), time.process_time()
+            client = context.Process(target=_ask, args=(port, load, results))
+            client.start()
+            found.update(pickle.loads(results.get()))
+            client.join()
+            found["http_cpu_s"], found["engine_side_cpu_s"] = _cpu_s(pid) - before[0], time.process_time() - before[1]
+            os.kill(os.getpid(), 15)
+
+        thread = threading.Thread(target=clients)
+        code = child.serve(_llm(engine, streams), drain_s=5.0, on_ready=thread.start)
+    assert code == 0 and found["failed"] == 0, (code, found)
+    total = found["total_output_tokens"]
+    assert total == streams * tokens, f"{total} tokens came"
+    return {
+        "streams": streams,
+        "tokens": total,
+        "wall_s": round(found["duration"], 2),
+        "tokens_a_http_cpu_s": round(total / found["http_cpu_s"]),
+        "engine_side_cpu_ms_a_step": round(1000 * found["engine_side_cpu_s"] / engine.num_steps, 2),
+        "device_idle": round(engine.idle_s / (engine.idle_s + engine.work_s), 4),
+        "p99_itl_ms": round(found["p99_itl_ms"], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="at once; as many rows")
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="that a step takes the device")
+    arguments = parser.parse_args()
+    runs = [measure(streams, arguments.tokens, arguments.step_ms / 1000) for streams in arguments.streams]
+    where = {"load": os.getloadavg()[0], "python": platform.python_version(), "machine": platform.machine()}
+    json.dump({"benchmark": "serving", "step_ms": arguments.step_ms, "runs": runs, **where, **git_state()}, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()
