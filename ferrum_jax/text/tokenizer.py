@@ -47,6 +47,16 @@ class Tokenizer:
         wishes = self._wish(config, "bos_token"), self._wish(config, "eos_token")
         self.digest = digest_of(library.to_str().encode() if content is None else content, self.special_tokens, wishes)
 
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text; None where there is none."""
+        return None if self._bos.id < 0 else self._bos.id
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text; None where there is none."""
+        return None if self._eos.id < 0 else self._eos.id
+
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer | None:
         """The tokenizer of a checkpoint folder (or of a tokenizer.json); None where there is none.

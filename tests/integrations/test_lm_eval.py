@@ -1,0 +1,86 @@
+"""lm-eval over an engine and over transformers: the same log-likelihoods and accuracies of the same weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from checkpoints import open_checkpoint, to_huggingface
+from ferrum_jax.models import registry
+from tests.support import COMPILED, ROOT
+
+pytestmark = pytest.mark.eval
+
+DEMO = ROOT / "checkpoints" / "demo"
+PAIRS = [
+    ("def add(a, b):\n    return", " a + b"),
+    ("import numpy as", " np\n"),
+    ("", "def main():"),
+    ("for i in range(10):\n   ", "     print(i)"),
+]
+TEXTS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(self, x):\n        self.x = x\n" * 30]
+CHOICES = [  # an offline task: how a line of Python ends
+    {"query": "for i in", "choices": [" range(10):", " return def"], "gold": 0},
+    {"query": "def f(x):\n    return", "choices": [" import", " x"], "gold": 1},
+    {"query": "if x is not", "choices": [" None:", " for:"], "gold": 0},
+    {"query": "import os\nimport", "choices": [" 12", " sys"], "gold": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """(ours, transformers') over one folder."""
+    pytest.importorskip("lm_eval")
+    pytest.importorskip("torch")
+    from lm_eval.models.huggingface import HFLM
+
+    from ferrum_jax.integrations.lm_eval import FerrumJaxLM
+
+    folder = tmp_path_factory.mktemp("demo") / "hf"
+    to_huggingface(DEMO, folder, rules=registry.weights_of(open_checkpoint(DEMO).config).rules)
+    limits = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 80}
+    ours = FerrumJaxLM(str(folder), compilation_cache_dir=str(COMPILED), ready="all", **limits)
+    return ours, HFLM(str(folder), device="cpu", dtype="float32", max_length=255, batch_size=1)
+
+
+def instances(kind: str, arguments: list) -> list:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=one, idx=i) for i, one in enumerate(arguments)]
+
+
+def test_log_likelihoods_are_those_of_transformers(models):
+    asked = instances("loglikelihood", PAIRS)
+    ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in models)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert mine[0] == pytest.approx(reference[0], abs=1e-3) and mine[1] == reference[1]
+
+
+def test_whole_texts_longer_than_the_model_are_scored_in_the_same_windows(models):
+    asked = instances("loglikelihood_rolling", [(text,) for text in TEXTS])
+    ours, theirs = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in models)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_an_offline_task_has_the_same_accuracies(models, tmp_path):
+    import lm_eval
+
+    (tmp_path / "choices.json").write_text("\n".join(map(json.dumps, CHOICES)))
+    task = {
+        "task": "python_line_ends",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "choices.json")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "query",
+        "doc_to_target": "gold",
+        "doc_to_choice": "choices",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }
+    found = []
+    for model in models:
+        results = lm_eval.simple_evaluate(model, tasks=[task], bootstrap_iters=0)
+        found.append({k: v for k, v in results["results"]["python_line_ends"].items() if k.startswith("acc")})
+    assert found[0] == found[1]
