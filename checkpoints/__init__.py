@@ -18,8 +18,8 @@ from typing import Any, Literal
 import jax
 
 from checkpoints import hub, huggingface, orbax_folder
-from checkpoints.adapters.config import CONFIG, AdapterConfig
 from checkpoints.adapters.lora import WEIGHTS, Adapter, take_apart
+from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
 from checkpoints.convert import CastError, ConvertSummary, convert
 from checkpoints.export import to_huggingface
 from checkpoints.fingerprint import fingerprint

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from checkpoints.adapters.config import CONFIG, AdapterConfig
+from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
 from checkpoints.rules import HEAD, Rule, Shape, TensorSlice, expand
 
 WEIGHTS = "adapter_model.safetensors"
@@ -62,7 +62,7 @@ class Adapter:
         return max((part.rank for part in self.parts.values()), default=0)
 
 
-class _Place(NamedTuple):
+class _PartPlace(NamedTuple):
     """Where the weight of a module goes: a weight of ours, the rows of B that it takes, and which expert it is."""
 
     target: str
@@ -80,10 +80,10 @@ def take_apart(
     max_rank: int | None,
 ) -> Adapter:
     """The adapter of these tensors, of a model with these rules and weights; see `checkpoints.read_adapter`."""
-    return _Reader(config, rules, weights, max_rank).read(path, tensors)
+    return _AdapterReader(config, rules, weights, max_rank).read(path, tensors)
 
 
-class _Reader:
+class _AdapterReader:
     """Takes an adapter apart, and lists what is wrong with it."""
 
     def __init__(
@@ -92,13 +92,13 @@ class _Reader:
         self._config, self._weights, self._max_rank = config, dict(weights), max_rank
         self._problems = list(config.problems)
         stacked = {target for rule in rules if rule.experts for target, _ in rule.expand()}
-        self._places: dict[str, list[_Place]] = defaultdict(list)  # by the name of the source tensor
+        self._places: dict[str, list[_PartPlace]] = defaultdict(list)  # by the name of the source tensor
         for target, sources in expand(rules).items():
             for expert, source in enumerate(sources):
-                place = _Place(target, source.part, expert if target in stacked else None)
+                place = _PartPlace(target, source.part, expert if target in stacked else None)
                 self._places[source.name].append(place)
         if HEAD not in self._places:  # the embedding is the head
-            self._places[HEAD] = [_Place(HEAD_PART, None, None)]
+            self._places[HEAD] = [_PartPlace(HEAD_PART, None, None)]
             self._weights[HEAD_PART] = self._weights["embed.weight"]
 
     def read(self, path: str, tensors: Mapping[str, Any]) -> Adapter:

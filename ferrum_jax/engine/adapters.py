@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from checkpoints import Adapter
-from ferrum_jax.adapters.slots import AdapterSlots
+from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.prefix_cache.id_pool import IdPool
 
 Staged = tuple[jax.Array, ...]

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.adapters.slots import AdapterSlots, adapter_slots
+from ferrum_jax.adapters.adapter_slots import AdapterSlots, adapter_slots
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.layers.formed_weight import give_kernels

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from ferrum_jax.adapters.slots import trace_fresh_adapters, trace_write_adapter
+from ferrum_jax.adapters.adapter_slots import trace_fresh_adapters, trace_write_adapter
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.pools.copies import trace_copies

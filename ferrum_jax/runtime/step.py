@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ferrum_jax import sampling
-from ferrum_jax.adapters.slots import AdapterSlots
+from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.config import tiles_of
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.attention import ForwardContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.low_rank.slots import LowRankSlots
+from pallas_kernels.low_rank.low_rank_slots import LowRankSlots
 
 
 def add_low_rank(
