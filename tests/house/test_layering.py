@@ -256,7 +256,14 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.bench.serving": (),
-    "ferrum_jax.bench": ("ferrum_jax.layers", "ferrum_jax.llm", "ferrum_jax.models", "nouns", "pallas_kernels"),
+    "ferrum_jax.bench": (
+        "checkpoints",
+        "ferrum_jax.layers",
+        "ferrum_jax.llm",
+        "ferrum_jax.models",
+        "nouns",
+        "pallas_kernels",
+    ),
     "ferrum_jax.integrations": ("ferrum_jax.llm", "ferrum_jax.models", "ferrum_jax.text", "nouns"),
     "ferrum_jax.distributed": ("ferrum_jax.engine", "ferrum_jax.llm", "ferrum_jax.processes"),
     "ferrum_jax.commands": (
