@@ -24,10 +24,10 @@ class Target:
     memory_bytes: what programs and their arguments may take of it, less than the data sheet's figure.
     vmem_bytes, smem_bytes, clock_hz: on-chip vector and scalar memory and clock of a TPU core, for kernels that
     lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. mxu_columns: of a TPU's
-        matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: kernels may give float8 to the matrix unit, which
+    matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: kernels may give float8 to the matrix unit, which
     v6e's widens to bfloat16; elsewhere float8 is only a format to store in. int8_ops_per_s, fp8_flops_per_s: as flops,
     None where the data sheet is silent.
-        Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; both rates
+    Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; both rates
     are infinite, so that no bound follows from them.
     """
 
