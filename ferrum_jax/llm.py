@@ -24,7 +24,8 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder, Text, Vectors, by_steps, embed_all, in_order
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.engine.adapters import LoadedAdapters
-from ferrum_jax.engine.arguments import (
+from ferrum_jax.engine.cached_prefixes import CachedPrefixes
+from ferrum_jax.engine.calls.arguments import (
     checked,
     demanded_tools,
     params_for,
@@ -34,9 +35,8 @@ from ferrum_jax.engine.arguments import (
     with_adapters,
     with_tools,
 )
-from ferrum_jax.engine.cached_prefixes import CachedPrefixes
+from ferrum_jax.engine.calls.score_requests import Completion, ScoreRequest, score_params, score_requests, scores_of
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.score_requests import Completion, ScoreRequest, score_params, score_requests, scores_of
 from ferrum_jax.engine.shared import Inbox, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.identity import ModelIdentity
@@ -74,7 +74,7 @@ class LLM:
     model: a Hugging Face folder, an Orbax checkpoint that `ferrum-jax convert` wrote, or a model of the hub as
     ORG/NAME, whose safetensors, tokenizer and config files are fetched; a folder of that name wins. revision: branch,
     tag or commit of a model of the hub. config: see EngineConfig; None takes the bundle's, or the defaults.
-    fields: of EngineConfig, by their names or vLLM's (ferrum_jax/engine/fields.py has the table); a field that
+    fields: of EngineConfig, by their names or vLLM's (ferrum_jax/engine/calls/fields.py has the table); a field that
     contradicts config is refused. tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own.
     bundle: a folder of executables that `ferrum-jax compile` made; what it lacks is compiled here, or with
     `require_bundle` refused.

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ferrum_jax.bench.serving import run as serving
-from ferrum_jax.bench.serving.http_client import Place
+from ferrum_jax.bench.serving.http_client import Address
 from ferrum_jax.bench.serving.loads import Load, requests_of
 from ferrum_jax.request import CompletionOutput, RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.serve.app.http_process import HttpOrder
@@ -136,7 +136,7 @@ def _ask(port: int, load: Load, results: Any) -> None:
     """The clients, in a process of their own."""
 
     async def ask() -> list[Any]:
-        place = Place.of(f"http://127.0.0.1:{port}")
+        place = Address.of(f"http://127.0.0.1:{port}")
         while True:
             try:
                 return await serving.run(place, requests_of(load), model="none", headers={}, more={"ignore_eos": True})

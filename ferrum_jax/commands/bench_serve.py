@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     for path, what in ((args.output, "result"), (args.plot, "plot")):
         if path is not None:
             require_folder_of(path, what)
-    place = http_client.Place.of(args.url, verify=not args.insecure)
+    place = http_client.Address.of(args.url, verify=not args.insecure)
     headers = {} if args.api_key_file is None else {"Authorization": f"Bearer {_key(args.api_key_file)}"}
     try:
         model, answers = asyncio.run(_ask(args, place, headers, requests))
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 async def _ask(
-    args: argparse.Namespace, place: http_client.Place, headers: dict[str, str], requests: list[loads.TimedRequest]
+    args: argparse.Namespace, place: http_client.Address, headers: dict[str, str], requests: list[loads.TimedRequest]
 ) -> tuple[str, list[http_client.Answered]]:
     model = args.served_model_name or await serving.model_of(place, headers)
     more = {"ignore_eos": True, "temperature": 0}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import finish
-from ferrum_jax.engine.score_requests import Completion, score_params, score_requests, scores_of
+from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.prompt import Prompt, listed
 from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams, SequenceLogprobs

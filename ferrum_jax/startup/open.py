@@ -25,8 +25,8 @@ from ferrum_jax.config import MANY_ROWS, EngineConfig, Reach
 from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
 from ferrum_jax.embeddings.encoder import Encoder, load_encoder
 from ferrum_jax.embeddings.encoder_runtime import POOLINGS, EncoderLayout
+from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.fields import engine_fields, with_fields
 from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.quantized_matmul import xla
 from pallas_kernels.quantized_matmul.activations import token_scales
-from pallas_kernels.quantized_matmul.support import refusals
+from pallas_kernels.quantized_matmul.product_support import refusals
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, decode
 from pallas_kernels.shapes import check_shapes
 

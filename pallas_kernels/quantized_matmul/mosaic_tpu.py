@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.quantized_matmul.activations import rounded
-from pallas_kernels.quantized_matmul.tpu.config import LANES, FewRows, Form, ManyRows, are_few
+from pallas_kernels.quantized_matmul.tpu.config import LANES, FewRows, ManyRows, ProductForm, are_few
 from pallas_kernels.quantized_matmul.tpu.few_rows import few_rows
 from pallas_kernels.quantized_matmul.tpu.many_rows import many_rows
 from pallas_kernels.quantized_matmul.tpu.operands import group_sums, in_chunks, in_order
@@ -32,11 +32,11 @@ def quantized_matmul(
     return y if scales is None else (y * scales).astype(out_dtype)
 
 
-def form_of(weight: QuantizedWeight) -> Form:
+def form_of(weight: QuantizedWeight) -> ProductForm:
     """What the kernels are specialised to; weight may be shapes. It names a TPU."""
     assert weight.kernels is not None, "what names no TPU is multiplied in XLA"
     has_zeros = weight.zeros is not None
-    return Form(
+    return ProductForm(
         kind=weight.kind,
         num_inputs=weight.shape[1],
         num_groups=weight.scales.shape[1],

@@ -147,6 +147,7 @@ MAY_IMPORT = {
         "ferrum_jax.text",
         "nouns",
     ),
+    "ferrum_jax.engine.calls": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "ferrum_jax.engine": (
         "checkpoints",
         "ferrum_jax.adapters",
@@ -177,6 +178,7 @@ MAY_IMPORT = {
         "checkpoints",
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
+        "ferrum_jax.engine.calls",
         "ferrum_jax.executables",
         "ferrum_jax.models",
         "ferrum_jax.pools",
@@ -194,6 +196,7 @@ MAY_IMPORT = {
     "ferrum_jax.llm": (
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
+        "ferrum_jax.engine.calls",
         "ferrum_jax.processes",
         "ferrum_jax.progress",
         "ferrum_jax.startup",
@@ -241,6 +244,7 @@ MAY_IMPORT = {
     "ferrum_jax.serve": (
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
+        "ferrum_jax.engine.calls",
         "ferrum_jax.llm",
         "ferrum_jax.serve.app",
         "ferrum_jax.serve.http",

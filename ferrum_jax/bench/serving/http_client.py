@@ -18,7 +18,7 @@ _MOST_LINE = 1 << 26
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class Address:
     """Where a server is. path: before all of its paths."""
 
     host: str
@@ -27,7 +27,7 @@ class Place:
     tls: ssl.SSLContext | None
 
     @classmethod
-    def of(cls, url: str, *, verify: bool = True) -> Place:
+    def of(cls, url: str, *, verify: bool = True) -> Address:
         """Raises ValueError for what is no URL of a server."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -71,7 +71,9 @@ class Answered:
         return (self.event_times[-1] - self.event_times[0]) / max(1, self.num_tokens - 1)
 
 
-async def lines_of(place: Place, method: str, path: str, body: Any, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+async def lines_of(
+    place: Address, method: str, path: str, body: Any, headers: Mapping[str, str]
+) -> AsyncIterator[bytes]:
     """The lines of an answer's body as they come. Raises ConnectionError for a status other than 200, with its text."""
     content = b"" if body is None else json.dumps(body).encode()
     given = {"Host": place.host, "Content-Type": "application/json", "Content-Length": len(content), **headers}
@@ -107,7 +109,7 @@ async def _part(reader: asyncio.StreamReader, is_chunked: bool) -> bytes:
     return content
 
 
-async def ask(place: Place, asked: TimedRequest, model: str, headers: Mapping[str, str], more: Any) -> Answered:
+async def ask(place: Address, asked: TimedRequest, model: str, headers: Mapping[str, str], more: Any) -> Answered:
     """Sends one request and reads its stream to the end. more: further fields of the body."""
     found = Answered(asked=asked, num_prompt_tokens=asked.num_prompt_tokens, sent=time.perf_counter())
     prompt = {"messages" if asked.is_chat else "prompt": asked.prompt}

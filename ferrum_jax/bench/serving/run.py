@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.bench.serving.http_client import Answered, Place, ask, lines_of
+from ferrum_jax.bench.serving.http_client import Address, Answered, ask, lines_of
 from ferrum_jax.bench.serving.loads import TimedRequest
 
 _TIMES = ("ttft", "tpot", "itl", "e2el")
 LIMITED = ("ttft", "tpot", "e2el")  # what a limit of goodput may name
 
 
-async def model_of(place: Place, headers: Mapping[str, str]) -> str:
+async def model_of(place: Address, headers: Mapping[str, str]) -> str:
     """The first model of the server. Raises ConnectionError, saying what to do, where none answers."""
     where = f"{place.host}:{place.port}"
     try:
@@ -30,7 +30,7 @@ async def model_of(place: Place, headers: Mapping[str, str]) -> str:
 
 
 async def run(
-    place: Place,
+    place: Address,
     requests: Sequence[TimedRequest],
     *,
     model: str,

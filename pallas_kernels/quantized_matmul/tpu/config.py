@@ -18,7 +18,7 @@ _VMEM_SHARE = 0.8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Form:
+class ProductForm:
     """How a weight's codes are multiplied.
 
     middle: the zero point of all codes, 0 for none. native: the matrix unit multiplies E4M3; without it, it takes
@@ -68,7 +68,7 @@ class FewRows:
     vmem_limit_bytes: int
 
     @classmethod
-    def choose(cls, num_rows: int, num_outputs: int, form: Form, target: Target) -> FewRows:
+    def choose(cls, num_rows: int, num_outputs: int, form: ProductForm, target: Target) -> FewRows:
         """The tiles that were counted best: straight code as long as compiling it allows."""
         assert target.vmem_bytes is not None and target.mxu_columns is not None, "a TPU target has both"
         rows = -(-num_rows // _ROWS) * _ROWS
@@ -84,14 +84,14 @@ class FewRows:
         )
 
 
-def are_few(num_rows: int, form: Form, target: Target) -> bool:
+def are_few(num_rows: int, form: ProductForm, target: Target) -> bool:
     """Whether so many rows are multiplied with codes, each once for every group of a chunk."""
     assert target.mxu_columns is not None, "a TPU target has it"
     copies = 1 if form.num_groups == 1 else _chunk_inputs(num_rows, form, target.mxu_columns) // form.group
     return num_rows <= _FEW_ROWS and copies * num_rows <= _FEW_MASKED_ROWS
 
 
-def _chunk_inputs(num_rows: int, form: Form, mxu: int) -> int:
+def _chunk_inputs(num_rows: int, form: ProductForm, mxu: int) -> int:
     """As deep as the matrix unit where scales differ along the inputs, else many.
 
     More than the group of a matrix unit of 128 is right for few rows alone: each of them is multiplied once a group.
@@ -116,7 +116,7 @@ class ManyRows:
     vmem_limit_bytes: int
 
     @classmethod
-    def choose(cls, num_rows: int, num_outputs: int, form: Form, target: Target) -> ManyRows:
+    def choose(cls, num_rows: int, num_outputs: int, form: ProductForm, target: Target) -> ManyRows:
         """As many rows as half of VMEM holds twice."""
         assert target.vmem_bytes is not None, "a TPU target has it"
         limit = int(target.vmem_bytes * _VMEM_SHARE)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.quantized_matmul.tpu.config import FewRows, Form
+from pallas_kernels.quantized_matmul.tpu.config import FewRows, ProductForm
 from pallas_kernels.quantized_matmul.tpu.operands import operands, scale_values
 
 _NT = (((1,), (1,)), ((), ()))
@@ -29,7 +29,7 @@ def few_rows(
     scales: jax.Array,  # [G, O]
     zeros: jax.Array | None,  # [G, O] float32
     *,
-    form: Form,
+    form: ProductForm,
     config: FewRows,
     out_dtype: jnp.dtype,
     interpret: Any = False,
@@ -63,7 +63,7 @@ def few_rows(
     )(*(array for array, _ in arguments))
 
 
-def _kernel(refs: dict[str, Any], form: Form, config: FewRows) -> None:
+def _kernel(refs: dict[str, Any], form: ProductForm, config: FewRows) -> None:
     """One tile of outputs. refs: x, codes, scales, out; sums, zeros where there are zero points; scale is scratch."""
     refs["scale"][...] = scale_values(refs["scales"][...])
     for first in range(0, config.tile_out, config.part_out):  # in straight code: a loop lets the matrix unit run dry
@@ -76,7 +76,7 @@ def _kernel(refs: dict[str, Any], form: Form, config: FewRows) -> None:
         refs["out"][:, part] = total.astype(refs["out"].dtype)
 
 
-def _sum_of_chunks(refs: dict[str, Any], part: slice, form: Form, config: FewRows) -> jax.Array:  # [T, part]
+def _sum_of_chunks(refs: dict[str, Any], part: slice, form: ProductForm, config: FewRows) -> jax.Array:  # [T, part]
     """Products of codes with all scales but where there is one only."""
     x, codes, T = refs["x"], refs["codes"], config.num_rows
     step = max(128, config.inputs // 2) if form.is_packed else config.inputs  # bytes
@@ -103,7 +103,7 @@ def product(x: jax.Array, operand: jax.Array, dtype: jnp.dtype) -> jax.Array:  #
     return jax.lax.dot_general(x, operand, _NT, preferred_element_type=dtype)
 
 
-def _of_zero_points(refs: dict[str, Any], part: slice, form: Form) -> jax.Array:  # [T, part]
+def _of_zero_points(refs: dict[str, Any], part: slice, form: ProductForm) -> jax.Array:  # [T, part]
     """What the zero points add; without scales where there is one only."""
     points = refs["zeros"][:, part] if "zeros" in refs else form.middle
     if form.num_groups == 1:

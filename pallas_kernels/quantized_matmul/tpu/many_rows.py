@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.quantized_matmul.tpu.config import LANES, Form, ManyRows
+from pallas_kernels.quantized_matmul.tpu.config import LANES, ManyRows, ProductForm
 from pallas_kernels.quantized_matmul.tpu.few_rows import product
 from pallas_kernels.quantized_matmul.tpu.operands import nibble_unit, nibbles, scale_values
 
@@ -26,7 +26,7 @@ def many_rows(
     scales: jax.Array,  # [G, O]
     zeros: jax.Array | None,  # [G, O] float32
     *,
-    form: Form,
+    form: ProductForm,
     config: ManyRows,
     out_dtype: jnp.dtype,
     interpret: Any = False,
@@ -65,7 +65,7 @@ def many_rows(
     )(*(array for array, _ in arguments))
 
 
-def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
+def _kernel(refs: dict[str, Any], form: ProductForm, config: ManyRows) -> None:
     if not form.is_decoded:
         found = product(refs["x"][...], refs["codes"][...], refs["total"].dtype)
         out = found.astype(jnp.float32) * scale_values(refs["scales"][...])
@@ -101,7 +101,7 @@ def _kernel(refs: dict[str, Any], form: Form, config: ManyRows) -> None:
         refs["out"][...] = total[...].astype(refs["out"].dtype)
 
 
-def _turn_scales(refs: dict[str, Any], form: Form) -> None:
+def _turn_scales(refs: dict[str, Any], form: ProductForm) -> None:
     """Scales and zero points with groups on lanes."""
     tile, lanes = refs["scale"].shape
     for name, source in (("scale", "scales"), ("zero", "zeros")):
@@ -112,7 +112,7 @@ def _turn_scales(refs: dict[str, Any], form: Form) -> None:
             refs[name][...] = found.T
 
 
-def _decode(refs: dict[str, Any], out: Any, step: Any, form: Form, config: ManyRows) -> None:
+def _decode(refs: dict[str, Any], out: Any, step: Any, form: ProductForm, config: ManyRows) -> None:
     """A step's weights, as x is ordered."""
     per_part = form.num_inputs // config.inputs
     part = pl.ds(pl.multiple_of(step // per_part * config.part_out, config.part_out), config.part_out)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.quantized_matmul.tpu.config import LANES, Form
+from pallas_kernels.quantized_matmul.tpu.config import LANES, ProductForm
 
 
-def in_chunks(x: jax.Array, inputs: int, form: Form) -> jax.Array:  # [T, I] -> [I / inputs, n T, inputs]
+def in_chunks(x: jax.Array, inputs: int, form: ProductForm) -> jax.Array:  # [T, I] -> [I / inputs, n T, inputs]
     """x chunk by chunk, for each of its n groups once, zero outside of the group."""
     T, I = x.shape
     chunks = in_order(x, inputs if form.is_packed else None).reshape(T, I // inputs, inputs).transpose(1, 0, 2)
@@ -33,7 +33,7 @@ def in_order(x: jax.Array, inputs: int | None) -> jax.Array:
     return x if inputs is None else x.reshape(x.shape[0], -1, inputs // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 
-def operands(codes: jax.Array, form: Form, inputs: int) -> list[jax.Array]:
+def operands(codes: jax.Array, form: ProductForm, inputs: int) -> list[jax.Array]:
     """Codes [outputs, bytes] of one or two chunks as arrays [outputs, inputs], one for each chunk."""
     if not form.is_packed:
         return [codes]
@@ -48,7 +48,7 @@ def operands(codes: jax.Array, form: Form, inputs: int) -> list[jax.Array]:
     return [_floats(both, 0, form) for both in (first, second)]
 
 
-def _floats(words: jax.Array, shift: int, form: Form) -> jax.Array:
+def _floats(words: jax.Array, shift: int, form: ProductForm) -> jax.Array:
     """The nibbles at a shift of each byte, as floats of 8 bits."""
     words = words >> shift if shift else words
     if form.kind == "int4":  # what matrix units without E4M3 take has the exponent's bias 11, and no minus zero
@@ -58,7 +58,7 @@ def _floats(words: jax.Array, shift: int, form: Form) -> jax.Array:
     return pltpu.bitcast((signs << 4) | (rest << 2), jnp.float8_e4m3fn)
 
 
-def nibbles(codes: jax.Array, form: Form) -> list[jax.Array]:
+def nibbles(codes: jax.Array, form: ProductForm) -> list[jax.Array]:
     """What a chunk's even and odd inputs are multiplied with the scale of, or with a 16th of it; see `nibble_unit`."""
     words = pltpu.bitcast(codes, jnp.uint32)
     if form.kind == "mxfp4":
@@ -69,7 +69,7 @@ def nibbles(codes: jax.Array, form: Form) -> list[jax.Array]:
     return [pltpu.bitcast((half & jnp.uint32(0xF0F0F0F0)) ^ jnp.uint32(0x80808080), jnp.int8) for half in high]
 
 
-def nibble_unit(form: Form) -> float:
+def nibble_unit(form: ProductForm) -> float:
     """A code's value over what `nibbles` gives."""
     return {"mxfp4": form.unit, "int4": 1.0 if form.has_zeros else 1 / 16}.get(form.kind, 1.0)
 

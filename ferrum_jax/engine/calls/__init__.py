@@ -1,0 +1,1 @@
+"""What users write in a call: keywords, prompts and sampling parameters, completions to be scored."""
