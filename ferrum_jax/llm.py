@@ -660,6 +660,11 @@ class LLM:
         )
 
     @property
+    def refused_products(self) -> dict[str, str]:
+        """Weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does."""
+        return {} if self._calls is None else self.loaded.layout.refused_products
+
+    @property
     def host_memory_kind(self) -> str | None:
         """The kind of the host tier's memory, "pinned_host" if the backend has it; None without a tier."""
         host = None if self._encoder else self.engine.runner.host

@@ -16,6 +16,14 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of device ids such as 2,3") from None
+
+
 # field -> (type, help); True and False are flags that set the field so
 _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "dtype": (str, "dtype of weights and activations: auto, float32 or bfloat16"),
@@ -44,6 +52,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "attention_tiles": (str, "tiles of decode in mosaic_tpu, such as tile_kv=256,items=2"),
     "check": (str, "check the kernel of attention at the start on a chip that has no verdict: auto or off"),
     "mesh": (str, "devices by axis, such as tp=4 or dp=2,tp=4"),
+    "devices": (_ids, "ids of the devices that the mesh is made of, such as 2,3 (default: the first)"),
     "on_recompile": (str, "what to do when a step compiles, which it should not: warn or error"),
     "ready": (str, "answer when the first executables are compiled, or when all are: first or all"),
     "request_log": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),

@@ -142,7 +142,7 @@ def open_llm(
             f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
             highlight=False,
         )
-    if refused := llm.loaded.layout.refused_products:
+    if refused := llm.refused_products:
         reasons = "; ".join(dict.fromkeys(refused.values()))
         console.print(f"{len(refused)} quantised weights are multiplied by 'xla': {reasons}", highlight=False)
     if ledger.padded_bytes:

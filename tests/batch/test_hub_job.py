@@ -34,6 +34,7 @@ def batch(tmp_path, *more: str) -> int:
     return main(["batch", "--model", "tiny/model", *files, *engine, *more])
 
 
+@pytest.mark.slow
 def test_a_branch_that_moves_between_start_and_resume_does_not_move_the_job(hub, tmp_path, monkeypatch, capsys):
     began, out = hub.branches["main"], tmp_path / "out.jsonl"
 

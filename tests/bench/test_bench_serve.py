@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.bench.serving.http_client import Answered, Place
+from ferrum_jax.bench.serving.http_client import Address, Answered
 from ferrum_jax.bench.serving.loads import Load, TimedRequest, read_trace, requests_of
 from ferrum_jax.bench.serving.run import limits_of, summary_of
 
@@ -179,5 +179,5 @@ def test_a_summary_counts_by_hand():
 
 
 def test_a_url_is_taken_apart():
-    assert (Place.of("https://h/api/v1").path, Place.of("https://h/api").port) == ("/api", 443)
-    assert Place.of("http://h:5/").path == "" and Place.of("http://[::1]:5").host == "::1"
+    assert (Address.of("https://h/api/v1").path, Address.of("https://h/api").port) == ("/api", 443)
+    assert Address.of("http://h:5/").path == "" and Address.of("http://[::1]:5").host == "::1"

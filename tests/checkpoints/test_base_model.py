@@ -62,7 +62,11 @@ def test_the_base_model_of_every_decoder_family_fits_its_rules(golden):
     config = json.loads((GOLDENS / golden / "config.json").read_text())
     weights = registry.weights_of(config, has_head=lambda: False)
     plan = sources_of(
-        join(alone(map_tensors(GOLDENS / golden)), scheme_of(config)), **weights._asdict(), has_scheme=True
+        join(alone(map_tensors(GOLDENS / golden)), scheme_of(config)),
+        rules=weights.rules,
+        harmless=weights.harmless,
+        targets=weights.targets,
+        has_scheme=True,
     )
     assert set(plan) == {weight_of(name) for name in weights.targets} and "head.weight" not in plan
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -33,6 +34,7 @@ class CommandLLM(FakeLLM):
     bundled = None
     attention = AttentionChoice(implementation=None)
     host_memory_kind = None
+    refused_products: ClassVar[dict[str, str]] = {}
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
     ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, groups=(blocks,), block_size=16)
 

@@ -35,6 +35,7 @@ def test_they_are_those_of_the_reference_implementation(name):
         np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_in_invariant_mode_they_have_the_bits_of_generation(name):
     llm = small_llm(name, INVARIANT)

@@ -54,7 +54,7 @@ def finish_one(engine, prompt, params=GREEDY):
 ERROR = ("error", NOT_FINITE_REASON, ())
 
 
-@pytest.mark.parametrize("budget", [64, 16])
+@pytest.mark.parametrize("budget", [pytest.param(64, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize("caching", [True, False])
 def test_a_row_ends_with_a_sentence_and_those_beside_it_have_their_tokens(caching, budget):
     params = [dataclasses.replace(GREEDY, n=2, logprobs=1), *[GREEDY] * len(PROMPTS)]

@@ -86,7 +86,7 @@ FOUND = {
 }
 
 
-SLOW = ("off_head", "abort", "old_libtpu", "hang")
+SLOW = ("off_head", "abort", "compile", "old_libtpu", "hang")
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FOUND])

@@ -60,6 +60,8 @@ def test_the_short_form_sets_every_sampling_parameter():
         "seed": 5,
         "stop": ["x", "y"],
         "stop_token_ids": [1, 2],
+        "allowed_token_ids": [3, 4],
+        "bad_words": ["z"],
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "ignore_eos": True,
