@@ -138,6 +138,7 @@ def _check(cases: Mapping[str, Case], sizes: tuple[int, ...]) -> None:
         assert not differ, f"in a step of {size} tokens the bits differ from those in a step of 64: {differ}"
 
 
+@pytest.mark.slow
 def test_a_token_has_the_same_bits_in_steps_of_few_sizes():
     cases = _cases()
     _check({name: cases[name] for name in FAST}, (512, 2048))

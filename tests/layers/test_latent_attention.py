@@ -66,7 +66,9 @@ def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(laye
     np.testing.assert_allclose(found, expanded(layer, x.astype(np.float64)), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    "kv_dtype", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8_e4m3"))]
+)
 def test_a_pool_of_latents_gives_what_plain_attention_to_the_kept_latents_gives(kv_dtype):
     """Two rows in blocks of four, one that goes on after six tokens; what is not written is NaN."""
     rng, dtype = np.random.default_rng(2), KV_DTYPES[kv_dtype]

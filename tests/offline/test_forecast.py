@@ -41,7 +41,8 @@ def test_what_weights_slots_and_a_step_leave_is_for_blocks(layout):
 def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sample(monkeypatch):
     """All rows of a decode are drawn at once, so a small model's sampling needs more than its prefill."""
     buckets = [
-        Bucket(num_tokens=tokens, num_rows=64, table_width=4, decode_only=tokens <= 64) for tokens in (32, 64, 128, 256)
+        Bucket(num_tokens=tokens, num_rows=min(tokens, 64), table_width=4, decode_only=tokens <= 64)
+        for tokens in (32, 64, 128, 256)
     ]
     layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)))
 

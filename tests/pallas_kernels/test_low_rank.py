@@ -66,6 +66,7 @@ def test_tokens_without_a_slot_keep_their_bits_beside_slots_that_hold_nan():
     np.testing.assert_allclose(got[16:32], expected[16:32], **TOLERANCE["float32"])
 
 
+@pytest.mark.slow
 def test_a_tokens_bits_depend_on_no_companion_or_bucket():
     slots = np.random.default_rng(3).integers(0, S + 1, 256)
     y, x, kept, _ = arguments(256, slots)

@@ -24,6 +24,7 @@ from tests.support import ROOT
 PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
 OF_THE_REFERENCE = {
     "bench_reference",
+    "make_adapter_goldens",
     "make_chat_goldens",
     "make_encoder_goldens",
     "make_goldens",

@@ -162,6 +162,7 @@ def test_some_layers_alone_are_taken_by_either_names_or_by_others_that_are_mappe
         llm.update_weights({own: array}, names={"nobody": own})
 
 
+@pytest.mark.slow
 def test_dense_weights_are_quantised_on_their_way_into_a_quantised_engine():
     llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, weights="int8"))
     before, wanted = tokens(llm), llm.loaded.fingerprint

@@ -84,6 +84,10 @@ class ChoiceText:
         skips = params.skip_special_tokens and (message is None or bool(params.stop))
         self._stream = _stream(params, prompt, texts.tokenizer, skips=skips)
 
+    def deltas(self, delta: Delta) -> list[Delta]:
+        """What is pushed for this delta: log-probabilities belong to the part that their token made."""
+        return delta.by_token() if self._message is not None and self._params.logprobs is not None else [delta]
+
     def push(self, delta: Delta) -> ChoiceOutput:
         """What this delta adds, as an output of its own."""
         self.token_ids += delta.token_ids

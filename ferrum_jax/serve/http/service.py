@@ -182,7 +182,10 @@ class Service:
                 assert isinstance(delta, Delta), "a text is answered by deltas"
                 if delta.finish_reason == "error":
                     raise RequestRefused(str(delta.stop_reason))
-                yield self._output(request, delta)
+                self._note(request, delta)
+                choice = request.choices[delta.choice]
+                for piece in choice.deltas(delta):
+                    yield choice.push(piece)
                 if delta.is_last:
                     break
         finally:
@@ -193,7 +196,7 @@ class Service:
         self.metrics.was_slow()
         request.on_slow()
 
-    def _output(self, request: TextRequest, delta: Delta) -> ChoiceOutput:
+    def _note(self, request: TextRequest, delta: Delta) -> None:
         self._time(request, delta)
         request.num_cached_tokens = min(delta.num_cached_tokens, len(request.prompt_token_ids))
         if delta.prompt_logprobs is not None:
@@ -201,7 +204,6 @@ class Service:
             request.prompt_logprobs = tuple(entry and self._texts.entry(entry) for entry in entries)
         if delta.finish_reason is not None:
             self.metrics.ended(delta.finish_reason)
-        return request.choices[delta.choice].push(delta)
 
     def _time(self, request: TextRequest, delta: Delta) -> None:
         """Counts the delta's tokens, by the times at which the engine committed their steps."""

@@ -47,6 +47,21 @@ class Delta(NamedTuple):
     prompt_logprobs: list[Entry | None] | None
     times_us: list[int]
 
+    def by_token(self) -> list[Delta]:
+        """The same, a token at a time: deltas that wait are joined, and nothing may depend on which."""
+        last = len(self.token_ids) - 1
+        return [
+            self._replace(
+                token_ids=[token_id],
+                logprobs=None if self.logprobs is None else self.logprobs[place : place + 1],
+                finish_reason=self.finish_reason if place == last else None,
+                stop_reason=self.stop_reason if place == last else None,
+                is_last=self.is_last and place == last,
+                times_us=self.times_us[place : place + 1],
+            )
+            for place, token_id in enumerate(self.token_ids)
+        ] or [self]
+
 
 def delta_of(request_id: int, output: RequestOutput, time_us: int) -> Delta:
     """An output of one choice, as `RequestOptions.deltas` asks for it. time_us: when its step was committed."""
