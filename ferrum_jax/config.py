@@ -16,6 +16,7 @@ _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ON_RECOMPILE = ("warn", "error")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts")
+_PRODUCT_IMPLEMENTATIONS = ("xla", "mosaic_tpu")
 _CHECK = ("auto", "off")
 _READY = ("first", "all")
 _KINDS = {
@@ -117,8 +118,9 @@ class EngineConfig:
     max_state_snapshots: for a model with recurrent layers, how many states of prefixes are kept beside those of rows;
     up to half of these are states of answers that are being generated.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention and of dense products with quantised weights, "xla", "mosaic_tpu" or "mosaic_gpu" (of
-    attention alone); None follows what a check of attention found on this chip.
+    implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None follows what a check found on this chip.
+    product_implementation: of dense products with quantised weights, "xla", or on TPUs "mosaic_tpu", whose kernels no
+    check has proven on a chip yet.
     attention_tiles: of decode in "mosaic_tpu", such as "tile_kv=256,items=2"; None takes what `ferrum-jax check --tune`
     found fastest on this chip, else the kernel's own choice.
     check: "auto" checks the attention kernel before weights are read if this chip has no verdict on it, and uses "xla"
@@ -161,6 +163,7 @@ class EngineConfig:
     max_state_snapshots: int = 64
     invariant: bool = False
     implementation: str | None = None
+    product_implementation: str = "xla"
     attention_tiles: str | None = None
     check: str = "auto"
     mesh: str = "tp=1"
@@ -184,6 +187,11 @@ class EngineConfig:
             raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {_KV_DTYPES}")
         if self.implementation not in _IMPLEMENTATIONS:
             raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
+        if self.product_implementation not in _PRODUCT_IMPLEMENTATIONS:
+            raise ValueError(
+                f"product_implementation is {self.product_implementation!r}; it must be one of "
+                f"{_PRODUCT_IMPLEMENTATIONS}"
+            )
         if self.check not in _CHECK:
             raise ValueError(f"check is {self.check!r}; it must be one of {_CHECK}")
         if self.on_recompile not in _ON_RECOMPILE:

@@ -149,7 +149,7 @@ def _shard(resolved: Resolved) -> _Sharded:
     graph, parameters = registry.abstract_parts(spec, resolved.dtype)
     model = shard_model(spec.attention_of, parameters, mesh, resolved.shape)
     refused: dict[str, str] = {}
-    if resolved.implementation == "mosaic_tpu" and spec.forms:
+    if resolved.config.product_implementation == "mosaic_tpu" and spec.forms:
         abstract = registry.abstract_model(spec, resolved.dtype)
         refused = give_kernels(abstract, spec.forms, model.local_shapes, resolved.dtype, resolved.target)
         graph, _ = registry.unbind(abstract)
@@ -166,6 +166,7 @@ def _shard(resolved: Resolved) -> _Sharded:
         implementation=resolved.implementation,
         invariant=resolved.config.invariant,
         tiles=resolved.config.attention_tiles,
+        products=resolved.config.product_implementation,
     )
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
     return _Sharded(graph=graph, model=model, options=options, adapters=adapters, refused=refused)

@@ -116,6 +116,8 @@ def _refusals(resolved: Resolved) -> list[str]:
         )
     ]
     kernels = list(dict.fromkeys(kernels))
+    if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
+        kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")
     if config.attention_tiles is not None and resolved.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "

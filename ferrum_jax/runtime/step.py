@@ -71,9 +71,10 @@ class StepOptions:
     shards: Shards
     expert_shards: Shards
     block_size: int
-    implementation: str  # of attention and of products with weights in a form; experts are plain XLA on every platform
+    implementation: str  # of attention
     invariant: bool
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
+    products: str = "xla"  # of dense products with quantised weights; experts are plain XLA on every platform
 
 
 def make_forward(
