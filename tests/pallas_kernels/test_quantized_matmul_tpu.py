@@ -19,7 +19,7 @@ from tests.fast_compile import FAST_COMPILE
 
 V5E, V7X = Target.named("tpu:v5e"), Target.named("tpu:v7x")  # matrix units of 128 and 256, without and with E4M3
 _INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-_FAST = "w4a16"
+_MARKS = {"w4a16": (), "w8a8": (pytest.mark.slow,), "mxfp4": (pytest.mark.slow,)}  # the others take minutes together
 
 
 def product(case: Case, target: Target) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +40,7 @@ def product(case: Case, target: Target) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("num_tokens", [None, 130], ids=["few", "many"])
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, id=c.name, marks=[] if c.name == _FAST else pytest.mark.slow) for c in TPU_CASES],
+    [pytest.param(c, id=c.name, marks=_MARKS.get(c.name, (pytest.mark.slow, pytest.mark.long))) for c in TPU_CASES],
 )
 def test_every_case_equals_the_float64_oracle(case: Case, num_tokens: int | None, target: Target) -> None:
     case = case if num_tokens is None else dataclasses.replace(case, num_tokens=num_tokens)
