@@ -37,6 +37,7 @@ def measure_weights_error(llm: LLM, text: str | None = None) -> dict[str, Any]:
         raise ValueError(f"mesh is {llm.config.mesh!r}; what quantising changes is measured on one device")
     if not isinstance(llm.spec, ModelSpec):
         raise ValueError("this model is an encoder, whose weights are not quantised; name one that generates")
+    made = [quantised_spec(llm.spec, form) for form in MADE]
     if llm.tokenizer is None:
         raise ValueError("the model has no tokenizer, so a text has no tokens; put its tokenizer.json beside it")
     text = TEXT if text is None else text
@@ -49,7 +50,7 @@ def measure_weights_error(llm: LLM, text: str | None = None) -> dict[str, Any]:
         "text_bytes": len(text.encode()),
         "tokens": len(ids),
         "bits_per_byte": round(bits, 6),
-        "forms": [_measure(llm.spec, arrays, windows, exact, form) for form in MADE],
+        "forms": [_measure(*each, arrays, windows, exact) for each in zip(MADE, made, strict=True)],
     }
 
 
@@ -85,10 +86,9 @@ class _Predicted:
 
 
 def _measure(
-    spec: ModelSpec, arrays: Mapping[str, Any], windows: Sequence[Sequence[int]], exact: _Predicted, form: str
+    form: str, made: ModelSpec, arrays: Mapping[str, Any], windows: Sequence[Sequence[int]], exact: _Predicted
 ) -> dict[str, Any]:
     """One form's line; why there is none, where groups do not divide the weights."""
-    made = quantised_spec(spec, form)
     try:
         own = _Predicted.of(made, arrays, windows)
     except ValueError as error:

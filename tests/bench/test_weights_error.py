@@ -14,13 +14,11 @@ def test_more_bits_are_nearer_to_float32_and_every_form_says_its_size():
     lines = {line["form"]: line for line in found["forms"]}
     assert list(lines) == list(weights_error.MADE) and found["text_bytes"] == 34 and found["bits_per_byte"] > 0
     assert "inputs are no multiple of 128" in lines["int4-g128"]["refused"]
-    assert 0 < lines["int8-a16"]["kl_nats"] < lines["int8"]["kl_nats"] < lines["mxfp4"]["kl_nats"]
-    assert lines["int8-a16"]["kl_nats"] < lines["fp8-a16"]["kl_nats"] < lines["int4-g32"]["kl_nats"]
-    assert lines["int8"]["same_top_token"] > 0.9
-    # a scale of four bytes for each output of 64 inputs and more; of two bytes, or one, for each 32 inputs
-    assert 0.25 < lines["int8"]["of_float32_bytes"] < 0.27
-    assert lines["int4-g32"]["of_float32_bytes"] == pytest.approx((0.5 + 2 / 32) / 4, abs=1e-4)
-    assert lines["mxfp4"]["of_float32_bytes"] == pytest.approx((0.5 + 1 / 32) / 4, abs=1e-4)
+    assert all("88 inputs are no multiple of 32" in lines[form]["refused"] for form in ("int4-g32", "mxfp4"))
+    assert 0 < lines["int8-a16"]["kl_nats"] < lines["int8"]["kl_nats"] < lines["fp8"]["kl_nats"]
+    assert lines["int8-a16"]["kl_nats"] < lines["fp8-a16"]["kl_nats"] < lines["fp8"]["kl_nats"]
+    # a scale of four bytes for each output of 64 inputs and more
+    assert all(0.25 < lines[form]["of_float32_bytes"] < 0.27 for form in ("int8", "fp8"))
 
 
 def test_quantised_weights_and_a_text_for_another_workload_are_refused(capsys):
