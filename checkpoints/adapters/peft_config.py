@@ -77,7 +77,7 @@ class AdapterConfig:
         )
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
-        """Of a module by its name: alpha over the rank, or over its root."""
+        """A module's rank and scale, by its name; the scale is alpha over the rank, or over the root of the rank."""
         rank, alpha = _of(module, self.ranks, self.rank), _of(module, self.alphas, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
 

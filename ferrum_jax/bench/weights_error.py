@@ -65,7 +65,7 @@ class _Predicted:
 
     @classmethod
     def of(cls, spec: ModelSpec, arrays: Mapping[str, Any], windows: Sequence[Sequence[int]]) -> _Predicted:
-        """Of arrays that are quantised here where the spec has forms."""
+        """What the arrays predict; those that have a form in the spec are quantised first."""
         graph, targets = unbind(abstract_model(spec))
         weights = take(arrays, targets, cast=True)
 

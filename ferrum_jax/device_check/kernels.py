@@ -106,7 +106,7 @@ def _run(
 
 
 def _shares(problem: Problem, seconds: float, rates: Mapping[str, float]) -> dict[str, Any]:
-    """Of what the device reached; more than its data sheet allows is a problem."""
+    """Shares of what the device reached; more than its data sheet allows is a problem."""
     if problem.num_bytes is None or problem.flops is None:
         return {}
     per_s, flops_per_s = problem.num_bytes / seconds, problem.flops / seconds

@@ -86,7 +86,7 @@ def _completion(
 
 
 def _versions(choice: Choice) -> tuple[int, ...]:
-    """Of each token, the updates of the weights before it."""
+    """How many updates of the weights came before each token."""
     last = choice.submission.weights_version
     num_tokens = len(choice.request.token_ids) - choice.request.num_prompt_tokens
     first = choice.updates[0][1] - 1

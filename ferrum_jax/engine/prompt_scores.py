@@ -31,7 +31,7 @@ class PromptScores:
         self._words[position - self.first :][: len(words)] = words
 
     def entries(self) -> Iterator[dict[int, Logprob] | None]:
-        """Of each token of the sequence token id to Logprob; None where there is none, so always of the first."""
+        """For each token of the sequence {token id: Logprob}; None where there is none, as for the first."""
         yield from (None for _ in range(self.first))
         if self._words is None:
             yield from (None for _ in range(self.first, self.end))

@@ -233,7 +233,7 @@ def write_beside(path: pathlib.Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def digest(*parts: str) -> str:
-    """Of texts, one by one."""
+    """A digest of the texts, one by one."""
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part.encode()).to_bytes(8, "little") + part.encode())

@@ -147,7 +147,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _versions() -> dict[str, str]:
-    """Of the compilers of kernels that are installed."""
+    """The versions of the compilers of kernels that are installed."""
     found = {}
     for name in _COMPILERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -158,7 +158,7 @@ class FerrumJaxRollout(base_rollout.BaseRollout):
         return self._actor
 
     def _sampling(self, config: base_rollout.RolloutConfig, number: int) -> SamplingParams:
-        """Of one row; rows of equal prompts draw differently from one seed."""
+        """The parameters of one row; rows of equal prompts draw differently from one seed."""
         seed = None if config.seed is None else int(np.asarray(jax.random.key_data(config.seed)).astype(np.uint32)[-1])
         return SamplingParams(
             max_tokens=config.max_tokens_to_generate,

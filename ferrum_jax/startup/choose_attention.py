@@ -53,7 +53,7 @@ class AttentionChoice:
 
     @classmethod
     def recorded(cls, text: str) -> AttentionChoice:
-        """Of what `recorded_as` gave, and so without a sentence."""
+        """The choice that `recorded_as` wrote down, without its sentence."""
         implementation, _, tiles = text.partition(" ")
         return cls(implementation=implementation, tiles=tiles or None)
 

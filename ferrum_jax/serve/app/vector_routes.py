@@ -86,6 +86,6 @@ async def _both(exchange: Exchange, asked: AskedComparison) -> tuple[list[Engine
 
 
 def _cosines(left: Sequence[EngineVector], right: Sequence[EngineVector]) -> list[float]:
-    """Of each on the right with its own on the left, or with the only one."""
+    """The cosine of each vector on the right with its own on the left, or with the only one."""
     pairs = zip(left if len(left) > 1 else itertools.repeat(left[0]), right, strict=False)
     return [number(one.cosine(other)) for one, other in pairs]

@@ -44,7 +44,7 @@ class EngineVector(NamedTuple):
     num_cached_tokens: int
 
     def cosine(self, other: EngineVector) -> float:
-        """Of the angle between them; 0 where one has no length."""
+        """The cosine of the angle between them; 0 where one has no length."""
         one, two = self.values.astype(np.float64), other.values.astype(np.float64)
         return float(one @ two / max(np.linalg.norm(one) * np.linalg.norm(two), _SMALLEST_NORM))
 
