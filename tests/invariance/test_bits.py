@@ -106,7 +106,7 @@ def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, e
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("qwen3_moe", 128),
+        pytest.param("qwen3_moe", 128, marks=pytest.mark.slow),
         *(
             pytest.param(name, 2048, marks=[pytest.mark.slow, *([] if name in ALL_BUCKETS else [pytest.mark.long])])
             for name in (*GENERATING, *QUANTISED)

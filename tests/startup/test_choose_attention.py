@@ -86,10 +86,8 @@ FOUND = {
 }
 
 
-SLOW = ("off_head", "abort", "compile", "old_libtpu", "hang")
-
-
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FOUND])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FOUND)
 def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fault, monkeypatch):
     """From the order to the answer: the kernel is interpreted in a child, found wrong and set aside."""
     silent = functools.partial(choose_attention, chips=TPU, silence_s=25.0 if fault == "hang" else 200.0)
