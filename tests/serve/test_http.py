@@ -168,7 +168,7 @@ WRONG = [
     ({"temperature": "hot"}, "temperature", "'hot'"),
     ({"temperature": -1}, "temperature", "0 (greedy) or more"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
-    ({"max_tokens": 10_000}, None, "more than max_model_len, 256"),
+    ({"max_tokens": 10_000}, None, "maximum context length is 256 tokens"),
     ({"n": 9}, "n", "at most 8"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20"),

@@ -176,6 +176,17 @@ def keyed(tmp_path) -> ServerSettings:
     return ServerSettings(names=("small",), keys=read_keys(tmp_path / "keys"), admin_keys=read_keys(tmp_path / "admin"))
 
 
+@pytest.mark.slow
+def test_a_connection_is_kept_longer_than_clients_keep_it(server):
+    """Five seconds: a client that asks on one that the server has just closed would get an error."""
+    with server.connect() as connection:
+        for wait_s in (5.5, 0.0):
+            connection.sendall(request("/v1/completions", body(SHORT), Connection="keep-alive"))
+            answer = connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            time.sleep(wait_s)
+
+
 def test_keys_see_no_cached_prefix_of_others_unless_they_share_one(tmp_path):
     asked = {"prompt": [7] * 100, "max_tokens": 1}
 

@@ -10,6 +10,7 @@ import uvicorn
 
 from ferrum_jax.serve.app.guarded_protocol import GuardedProtocol
 
+_IDLE_S = 75  # longer than clients (5 s) and load balancers (60 s) keep a connection, so that none asks one that closes
 _LAST_S = 2  # for answers that are being written when it ends
 
 
@@ -35,6 +36,7 @@ def uvicorn_server(
         server_header=False,
         proxy_headers=False,
         root_path=root_path,
+        timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=_LAST_S,
         ssl_keyfile=ssl_keyfile,
         ssl_certfile=ssl_certfile,

@@ -163,8 +163,9 @@ class Service:
         total = len(kept) + (1 if params.max_tokens is None else params.max_tokens)
         if total > max_model_len:
             raise RequestRefused(
-                f"the prompt has {len(kept)} tokens and max_tokens is {params.max_tokens}: together {total}, more than "
-                f"max_model_len, {max_model_len}; shorten one of them or set truncate_prompt_tokens"
+                f"this model's maximum context length is {max_model_len} tokens, its max_model_len; the prompt has "
+                f"{len(kept)} tokens and max_tokens is {params.max_tokens}, together {total}; shorten one of them or "
+                "set truncate_prompt_tokens"  # clients know a prompt that is too long by the first words
             )
         return kept
 
