@@ -8,17 +8,20 @@ import functools
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.async_llm import AsyncLLM
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.local_app import make_app
-from tests.support import GOLDENS, SMALL
+from tests.support import COMPILED, GOLDENS, ROOT, SMALL
 
 # Shows tools, thoughts and calls: the marks say which forms the model writes.
 TEMPLATE = (
@@ -28,6 +31,38 @@ TEMPLATE = (
     "{% endfor %}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
     "{% if reasoning_effort %}{{ reasoning_effort }} {% endif %}{% if add_generation_prompt %}a:{% endif %}"
 )
+DEMO = str(ROOT / "checkpoints" / "demo")
+DEMO_SIZES = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+
+
+@contextlib.contextmanager
+def serving_demo(folder: Path) -> Iterator[str]:
+    """The URL of `ferrum-jax serve` with the demo model, whose chat template shows tools. folder: an empty one."""
+    shutil.copy(f"{DEMO}/tokenizer.json", folder)
+    config = json.loads(Path(DEMO, "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    words = [word for name, value in DEMO_SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--tokenizer", str(folder), "--served-model-name", "demo", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ferrum_jax", "serve", "--model", DEMO, *words, "--compilation-cache-dir", COMPILED],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if " at http" in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield line.split(" at ")[1].split("/v1 ")[0] + "/v1"
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        process.stderr.close()
 
 
 @functools.cache

@@ -6,65 +6,34 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import openai
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from tests.serve.running import TEMPLATE
+from tests.serve.running import DEMO, DEMO_SIZES, serving_demo
 from tests.serve.test_tools import CHAT, TOOLS, Answer, added_up
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED
 
-DEMO = str(ROOT / "checkpoints" / "demo")
-SIZES = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64}
-FLAGS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 PROMPT = "def main():"
 PATIENCE_S = 300.0  # also to connect, where the client alone would wait 5 s
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The demo's tokenizer with a chat template that shows tools."""
-    found = tmp_path_factory.mktemp("texts")
-    shutil.copy(f"{DEMO}/tokenizer.json", found)
-    config = json.loads((ROOT / "checkpoints" / "demo" / "tokenizer_config.json").read_text())
-    (found / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    return str(found)
-
-
-@pytest.fixture(scope="module")
 def wanted():
     """What LLM gives for the prompt, greedily."""
-    llm = LLM(DEMO, **SIZES, compilation_cache_dir=str(COMPILED))
+    llm = LLM(DEMO, **DEMO_SIZES, compilation_cache_dir=str(COMPILED))
     (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=12, temperature=0.0))
     (vector,) = llm.embed([PROMPT])
     return output, vector.embedding
 
 
 @pytest.fixture(scope="module")
-def url(folder, wanted):
-    words = ["--model", DEMO, "--tokenizer", folder, *FLAGS, "--served-model-name", "demo"]
-    words += ["--port", "0", "--compilation-cache-dir", str(COMPILED)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ferrum_jax", "serve", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if " at http" in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
-        yield line.split(" at ")[1].split("/v1 ")[0] + "/v1"
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-        process.stderr.close()
+def url(tmp_path_factory, wanted):
+    with serving_demo(tmp_path_factory.mktemp("texts")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
