@@ -12,13 +12,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+KNOWN_LATER = ("weights", "adapter")  # once a model is loaded
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelIdentity:
     """weights: the model's fingerprint, of spec, dtype and a sample of every tensor; None before they are read.
 
     tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
-    vectors: how states become vectors, as text. adapter: "" is none. environment: what may change, by name.
+    vectors: how states become vectors, as text. adapter: names and digests of those that are loaded, "" is none, None
+    before they are known. environment: what may change, by name.
     """
 
     weights: str | None
@@ -30,15 +33,16 @@ class ModelIdentity:
     kv_dtype: str
     max_model_len: int
     invariant: bool
-    adapter: str = ""
+    adapter: str | None = ""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def values(self) -> dict[str, Any]:
-        """What is compared, by name, as JSON has it; without the weights where they are not known."""
+        """What is compared, by name, as JSON has it; without what is not known yet, of KNOWN_LATER."""
         found = dataclasses.asdict(self)
         del found["environment"]
-        if self.weights is None:
-            del found["weights"]
+        for name in KNOWN_LATER:
+            if found[name] is None:
+                del found[name]
         return {**found, "end_tokens": list(self.end_tokens)}
 
 

@@ -296,7 +296,8 @@ class LLM:
     @property
     def identity(self) -> ModelIdentity:
         """Everything that can change an answer, and the environment."""
-        return dataclasses.replace(self._opened.identity, weights=self._opened.model.fingerprint.hex())
+        weights, adapter = self._opened.model.fingerprint.hex(), self.adapters.identity
+        return dataclasses.replace(self._opened.identity, weights=weights, adapter=adapter)
 
     @property
     def embedder(self) -> Embedder:

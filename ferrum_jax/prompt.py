@@ -119,6 +119,16 @@ def take_apart(prompt: Prompt) -> PromptParts:
     )
 
 
+def with_adapter(prompt: Any, name: str | None) -> Any:
+    """The prompt with the adapter that it names; None leaves it as it is."""
+    if name is None:
+        return prompt
+    if is_prompt_mapping(prompt):
+        return {**prompt, "adapter": name}
+    kind = "prompt" if isinstance(prompt, str) else "messages" if is_messages(prompt) else "prompt_token_ids"
+    return {kind: prompt, "adapter": name}
+
+
 def is_messages(content: object) -> bool:
     """Whether a prompt's content is chat messages."""
     return isinstance(content, Sequence) and len(content) > 0 and isinstance(content[0], Mapping)

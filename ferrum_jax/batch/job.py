@@ -95,13 +95,15 @@ class JobStart:
 class JobSettings:
     """The settings of a job that change its answers. A job goes on only with those that it was begun with.
 
-    names: by which rows may name the model, beside its own and those of earlier starts; these may change. seed: of the
-    job; a row without a seed gets one from it. defaults: sampling fields, as a row has them, for rows that do not give
-    them. require_valid: a row whose structure was cut off gets an error line. others: settings of the caller. now:
-    gives the seconds since 1970; asked and recorded when the job begins.
+    names: by which rows may name the model, beside its own and those of earlier starts; these may change. adapters:
+    names of those that the model has, which rows may name; what they hold is part of its identity. seed: of the job; a
+    row without a seed gets one from it. defaults: sampling fields, as a row has them, for rows that do not give them.
+    require_valid: a row whose structure was cut off gets an error line. others: settings of the caller. now: gives the
+    seconds since 1970; asked and recorded when the job begins.
     """
 
     names: Sequence[str] = ()
+    adapters: Sequence[str] = ()
     seed: int = 0
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     require_valid: bool = False
@@ -113,6 +115,8 @@ class JobSettings:
         own: dict[str, object] = {"defaults": dict(self.defaults)} if self.defaults else {}
         if self.require_valid:
             own[REQUIRE_VALID] = True
+        if self.adapters:
+            own["adapters"] = sorted(self.adapters)
         return {"model": model, "seed": self.seed, **own, **self.others}
 
 
@@ -145,7 +149,11 @@ def run_batch(
             begun = None if options.new_run else place.record()
             known: Sequence[str] = () if begun is None else begun["names"]
             names = tuple(dict.fromkeys((model, *settings.names, *known)))
-            rows = Rows(file, settings.seed, names, defaults=settings.defaults)
+            if twice := sorted(set(names) & set(settings.adapters)):
+                raise ValueError(
+                    f"an adapter and the model are both called {twice[0]!r}; give the adapter another name"
+                )
+            rows = Rows(file, settings.seed, names, defaults=settings.defaults, adapters=settings.adapters)
             if options.new_run:
                 _set_aside(place, options, console)
             record = place.begin(settings.recorded(model), names, settings.now())

@@ -23,7 +23,7 @@ _LONG_OUTPUT = 256  # tokens that a row without max_tokens is taken to generate
 def measured(
     rows: Rows, indices: Iterable[int], token_ids: PromptIds, max_model_len: int
 ) -> Iterator[tuple[Row, str, np.ndarray, int] | None]:
-    """The row, salt, token ids [tokens] int64 and most generated tokens of each prompt.
+    """The row, salt and adapter, token ids [tokens] int64 and most generated tokens of each prompt.
 
     None stands for a row that is refused, which one that has a prompt too long is.
     """
@@ -45,7 +45,8 @@ def _measured(row: Row, prompt: Prompt, token_ids: PromptIds, max_model_len: int
     outputs = max_model_len - len(ids) if row.asked.max_tokens is None else row.asked.max_tokens
     if outputs < 1 or len(ids) + outputs > max_model_len:
         raise ValueError(f"{len(ids)} tokens and {outputs} more are beyond {max_model_len}")
-    return row, take_apart(prompt).cache_salt, ids, outputs
+    parts = take_apart(prompt)
+    return row, f"{parts.adapter}\0{parts.cache_salt}" if parts.adapter else parts.cache_salt, ids, outputs
 
 
 def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int) -> Reach | None:

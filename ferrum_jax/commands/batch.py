@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
 from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
-from ferrum_jax.commands.model import add_load, add_model, chosen_config, invariant_config, open_llm
+from ferrum_jax.commands.model import (
+    adapters_of,
+    add_adapters,
+    add_load,
+    add_model,
+    chosen_config,
+    invariant_config,
+    named_adapters,
+    open_llm,
+)
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import MANY_ROWS, EngineConfig
@@ -54,6 +63,7 @@ def add(commands: Any) -> None:
         help="another name by which rows may ask for this model; may be repeated, and answers carry the first. Its "
         "path, its base name and its hub id are names too; a row that asks for another model becomes an error line",
     )
+    add_adapters(batch, "a row names it as its model, or with the field adapter")
     batch.add_argument(
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
     )
@@ -116,6 +126,7 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     config = chosen_config(args).with_rows(MANY_ROWS)
     row_defaults(args)  # before anything is read
+    adapters_of(args, config)
     if args.plan:
         return show_plan(args, invariant_config(args, config))
     if args.save_prefixes_at_notice is not None:
@@ -138,7 +149,7 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
             return reach_of(start.rows, functools.partial(token_ids, now=start.identity.started), max_model_len)
 
         commit = start.commit_of(args.model, args.revision)
-        return open_llm(
+        llm = open_llm(
             args,
             invariant_config(args, config),
             stack,
@@ -147,6 +158,9 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
             commit,
             begun_with=start.identity.implementations(),
         )
+        for name, path in named_adapters(args).items():
+            llm.load_adapter(name, path)
+        return llm
 
     model, *names = model_names(args.model, args.served_model_name)
     return run_batch(
@@ -155,7 +169,11 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         args.output,
         model=model,
         settings=JobSettings(
-            names=names, seed=config.seed, defaults=row_defaults(args), require_valid=args.require_valid
+            names=names,
+            adapters=tuple(named_adapters(args)),
+            seed=config.seed,
+            defaults=row_defaults(args),
+            require_valid=args.require_valid,
         ),
         options=JobOptions(
             max_errors=args.max_errors,

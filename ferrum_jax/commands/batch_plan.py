@@ -6,6 +6,7 @@ import argparse
 import functools
 
 from ferrum_jax.commands.flags import row_defaults
+from ferrum_jax.commands.model import named_adapters
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.config import EngineConfig
 
@@ -45,7 +46,8 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
     with open_local(args.input) as raw, reading_rows(raw, args.input) as file:
         record = JobFolder(args.output, open_store).record()
         names = *model_names(args.model, args.served_model_name), *([] if record is None else record["names"])
-        rows = Rows(file, config.seed, names, defaults=row_defaults(args))
+        adapters = tuple(named_adapters(args))
+        rows = Rows(file, config.seed, names, defaults=row_defaults(args), adapters=adapters)
         texts = args.tokenizer or checkpoint.path
         prompts = PromptEncoder(tokenizer=Tokenizer.load(texts), chat=ChatTemplate.load(texts))
         spec = registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, checkpoint.stored_forms)

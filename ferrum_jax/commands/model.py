@@ -65,6 +65,41 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_adapters(parser: argparse._ActionsContainer, how: str) -> None:
+    """how: requests name one, in words."""
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help=f"LoRA that PEFT saved, or its URL; {how}; may be repeated (see --max-adapters)",
+    )
+
+
+def named_adapters(args: argparse.Namespace) -> dict[str, str]:
+    """The folder of each adapter that --adapter names. Raises ValueError for what is not NAME=DIR."""
+    found: dict[str, str] = {}
+    for text in args.adapter:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in found:
+            raise ValueError(f"--adapter is {text!r}; it must be NAME=DIR, with each name once")
+        found[name] = path
+    return found
+
+
+def adapters_of(args: argparse.Namespace, config: EngineConfig) -> dict[str, str]:
+    """What `named_adapters` gives. Raises ValueError too where nothing could hold them."""
+    found = named_adapters(args)
+    if found and not config.max_adapters:
+        raise ValueError(f"--adapter names {len(found)}, and there is no slot for one; set --max-adapters, as in 8")
+    if found and args.num_processes not in (None, 1):
+        raise ValueError(
+            f"--adapter does not work over {args.num_processes} processes; merge the adapter with "
+            "`ferrum-jax convert --adapter`, or run in one process"
+        )
+    return found
+
+
 def chosen_config(args: argparse.Namespace) -> EngineConfig:
     """The config of the flags; a bundle's own where it is given and they say nothing."""
     if args.bundle is None:

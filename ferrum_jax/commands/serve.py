@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ferrum_jax import __version__
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
-from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
+from ferrum_jax.commands.model import (
+    adapters_of,
+    add_adapters,
+    add_load,
+    add_model,
+    chosen_config,
+    named_adapters,
+    open_llm,
+)
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.paths import install_command
@@ -56,13 +64,7 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name by which requests may ask for the model; may be repeated, and answers carry the first",
     )
-    group.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="LoRA that PEFT saved, or its URL; requests name it as their model; may be repeated (see --max-adapters)",
-    )
+    add_adapters(group, "requests name it as their model")
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
@@ -110,9 +112,8 @@ def _run(args: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"serve needs {' and '.join(missing)}; {install_command('server')}")
-    config, settings, adapters = chosen_config(args), _settings(args), _adapters(args)
-    if adapters and not config.max_adapters:
-        raise ValueError(f"--adapter names {len(adapters)}, and there is no slot for one; set --max-adapters, as in 8")
+    config, settings = chosen_config(args), _settings(args)
+    adapters = adapters_of(args, config)
     _check_certificate(args)
     from ferrum_jax.serve.app.http_process import HttpOrder
     from ferrum_jax.serve.engine_process import HttpChild, listening
@@ -142,17 +143,6 @@ def _run(args: argparse.Namespace) -> int:
         )
 
 
-def _adapters(args: argparse.Namespace) -> dict[str, str]:
-    """The folder of each adapter that --adapter names. Raises ValueError for what is not NAME=DIR."""
-    found: dict[str, str] = {}
-    for text in args.adapter:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in found:
-            raise ValueError(f"--adapter is {text!r}; it must be NAME=DIR, with each name once")
-        found[name] = path
-    return found
-
-
 def _settings(args: argparse.Namespace) -> ServerSettings:
     """What the flags ask for. Raises ValueError and OSError for what cannot be."""
     from ferrum_jax.serve.http.api_keys import read_keys
@@ -167,7 +157,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         names=model_names(args.model, args.served_model_name),
         num_listed=max(1, len(args.served_model_name)),
-        adapters=tuple(_adapters(args)),
+        adapters=tuple(named_adapters(args)),
         version=__version__,
         keys=keys,
         admin_keys=admin_keys,

@@ -56,6 +56,11 @@ class LoadedAdapters:
     def names(self) -> list[str]:
         return sorted(self._by_name)
 
+    @property
+    def identity(self) -> str:
+        """Names and contents of all, as text; "" for none."""
+        return " ".join(f"{name}={self._by_name[name].digest}" for name in self.names)
+
     def load(self, name: str, path: str | os.PathLike[str]) -> LoadedAdapter:
         """Reads an adapter and gives it a name; requests that name it from now on have this one.
 

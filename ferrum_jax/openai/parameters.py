@@ -59,6 +59,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "change the template in the checkpoint's folder"),
     "continue_final_message": ((False,), "it goes with messages; give those in place of a prompt"),
     "chat_template_kwargs": (({},), "it goes with messages; give those in place of a prompt"),
+    "adapter": ((), "vectors are made without one; leave it out"),
     "input": ((), "it is for /v1/embeddings; give prompt or messages"),
     "encoding_format": (("float",), "vectors are lists of numbers; leave it out"),
     "dimensions": ((), "cut the vector afterwards"),
@@ -106,8 +107,8 @@ class Rules:
             raise FieldError("; ".join(found.values()), next(iter(found)))
 
 
-JOB_COMPLETION = Rules(known=KNOWN_COMPLETION, refused=REFUSED)
-JOB_CHAT = Rules(known=KNOWN_CHAT, refused=REFUSED)
+JOB_COMPLETION = Rules(known=KNOWN_COMPLETION | {"adapter"}, refused=REFUSED)
+JOB_CHAT = Rules(known=KNOWN_CHAT | {"adapter"}, refused=REFUSED)
 JOB_EMBEDDING = Rules(known=KNOWN_EMBEDDING, refused=REFUSED)
 
 
@@ -360,6 +361,14 @@ def model_of(body: Mapping[str, Any]) -> str | None:
     if model is not None and (not isinstance(model, str) or not model):
         raise ValueError(f"model is {model!r}; it must be the name of a model, or be left out")
     return model
+
+
+def adapter_of(body: Mapping[str, Any]) -> str | None:
+    """The name of the adapter that a row asks for; None where it asks for none."""
+    adapter = body.get("adapter")
+    if adapter is not None and (not isinstance(adapter, str) or not adapter):
+        raise ValueError(f"adapter is {adapter!r}; it must be the name of an adapter, or be left out")
+    return adapter
 
 
 def flag(body: Mapping[str, Any], key: str) -> bool | None:

@@ -203,6 +203,7 @@ class Opening:
             kv_dtype=layout.kv_dtype if isinstance(layout, Layout) else layout.dtype.name,
             max_model_len=layout.max_model_len,
             invariant=self.config.invariant,
+            adapter=None if self.config.max_adapters else "",
             environment=environment,
         )
 

@@ -82,6 +82,7 @@ class Job:
         page_path: str | None = None,
         expiry_s: float = 5.0,
         names: Sequence[str] = (),
+        adapters: Sequence[str] = (),
         new_run: bool = False,
         strict_bits: bool = False,
         require_valid: bool = False,
@@ -99,6 +100,7 @@ class Job:
             model=model,
             settings=JobSettings(
                 names=names,
+                adapters=adapters,
                 seed=seed,
                 defaults=defaults or {},
                 require_valid=require_valid,
@@ -209,6 +211,42 @@ def test_a_row_that_asks_for_another_model_is_not_answered_by_this_one(tmp_path)
     assert (error["code"], error["line"]) == ("model_not_found", 2)
     assert "model is 'gpt', and this job runs 'tiny'" in error["message"] and "'Org/Tiny'" in error["message"]
     assert {line["response"]["body"]["model"] for line in found.values() if line["response"]} == {"tiny"}
+
+
+def adapted(custom_id: str, **fields) -> bytes:
+    return json.dumps({"custom_id": custom_id, "prompt": "x", "max_tokens": 2, **fields}).encode() + b"\n"
+
+
+def test_a_row_names_an_adapter_as_its_model_or_beside_it_and_its_line_carries_that_name(tmp_path):
+    asked = [{}, {"model": "poet"}, {"adapter": "poet"}, {"model": "tiny", "adapter": "clerk"}]
+    wrong = [
+        {"adapter": "nobody"},
+        {"model": "poet", "adapter": "clerk"},
+        {"prompt": None, "max_tokens": None, "input": "x", "model": "poet"},
+    ]
+    lines = [adapted(str(i), **fields) for i, fields in enumerate([*asked, *wrong])]
+    lines.append(adapted("typed", adapter=7))
+    job = Job(tmp_path, b"".join(lines))
+    assert job.run(adapters=["poet", "clerk"]) == EXIT_ROWS_FAILED
+    answers = [json.loads(line) for line in job.output.read_bytes().splitlines()]
+    models = [answer["response"]["body"]["model"] for answer in answers[:4]]
+    assert models == ["tiny", "poet", "poet", "clerk"]
+    assert [answer["error"]["code"] for answer in answers[4:]] == ["model_not_found"] * 3 + ["invalid_request"]
+    assert "this job has 'poet', 'clerk'; give the job --adapter nobody=DIR" in answers[4]["error"]["message"]
+    assert "adapter is 7; it must be the name" in answers[7]["error"]["message"]
+
+
+def test_a_job_goes_on_only_with_the_adapters_that_it_was_begun_with(tmp_path):
+    job = Job(tmp_path, b"".join(adapted(str(i), **({"model": "poet"} if i % 2 else {})) for i in range(9)))
+    expected = job.whole(adapters=["poet"])
+    assert job.run_to_step(2, adapters=["poet"]) == EXIT_PREEMPTED
+    for others in ([], ["poet", "clerk"]):
+        with pytest.raises(ValueError, match=r"begun with other settings: adapters \[\"poet\"\], now"):
+            job.run(adapters=others)
+    assert job.run(adapters=["poet"]) == EXIT_OK
+    assert job.output.read_bytes() == expected
+    with pytest.raises(ValueError, match="both called 'tiny'"):
+        job.run(adapters=["tiny"])
 
 
 def test_rows_that_all_ask_for_others_end_the_job_before_the_model_loads_and_nothing_is_written(tmp_path):

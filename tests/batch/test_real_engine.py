@@ -1,5 +1,6 @@
 """A job over the engine itself, with a tiny model: interrupted, its device failing, its output stays the same."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
+from ferrum_jax.request import SamplingParams
 from ferrum_jax.runtime.runner import Runner
-from tests.support import INVARIANT, small_llm
+from tests.support import GOLDENS, INVARIANT, small_llm
 
 pytestmark = pytest.mark.slow
 POISON = 299  # a token that only one row has
@@ -82,3 +85,45 @@ def test_a_row_with_which_the_device_fails_is_set_aside_and_the_others_are_as_ev
     others = expected.splitlines()
     del others[3]
     assert lines == others
+
+
+def test_a_job_with_adapters_that_is_stopped_gives_each_row_what_its_adapter_says(tmp_path, monkeypatch):
+    slots = dataclasses.replace(INVARIANT, max_adapters=1, max_adapter_rank=8)
+    llm = LLM(str(GOLDENS / "llama"), slots)
+    folders = {"poet": "llama_patterns", "clerk": "llama_attention"}
+    for name, folder in folders.items():
+        llm.load_adapter(name, GOLDENS / "adapters" / folder)
+    asked = [{}, {"model": "poet"}, {"adapter": "clerk"}, {"model": "llama", "adapter": "poet"}] * 2
+    rows = [{"custom_id": str(i), "prompt_token_ids": [7, 8, 9 + i], **fields} for i, fields in enumerate(asked)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({**row, "max_tokens": 12}) + "\n" for row in rows))
+    settings = JobSettings(names=["llama"], adapters=tuple(folders), now=lambda: 1000.0, defaults={"temperature": 0})
+
+    def run(llm: LLM, notice: Notice | None = None, output: str = "out.jsonl") -> int:
+        paths = tmp_path / "in.jsonl", tmp_path / output
+        console = Console(file=io.StringIO())
+        return run_batch(lambda start: llm, *paths, model="tiny", console=console, settings=settings, notice=notice)
+
+    assert run(llm, output="whole.jsonl") == EXIT_OK
+    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
+
+    def noticed(self, plan):
+        if next(steps) % 5 == 0:
+            notices[-1].give("the test", EXIT_PREEMPTED)
+        return dispatch(self, plan)
+
+    monkeypatch.setattr(Runner, "dispatch", noticed)
+    while run(llm, notices[-1]) == EXIT_PREEMPTED:
+        notices.append(Notice())
+        assert len(notices) < 40
+    assert len(notices) > 2 and (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    bodies = [json.loads(line)["response"]["body"] for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    names = [None if body["model"] == "tiny" else body["model"] for body in bodies]
+    greedy = SamplingParams(max_tokens=12, temperature=0.0)
+    wanted = llm.generate([row["prompt_token_ids"] for row in rows], greedy, adapter=names)
+    assert names[:4] == [None, "poet", "clerk", "poet"]
+    assert [body["choices"][0]["token_ids"] for body in bodies] == [list(output.token_ids) for output in wanted]
+    notices.append(Notice())
+    assert run(llm, notices[-1], "third.jsonl") == EXIT_PREEMPTED
+    llm.load_adapter("poet", GOLDENS / "adapters" / "llama_attention")  # another one of that name
+    with pytest.raises(ValueError, match=r'begun with other settings: adapter "clerk=.*, now'):
+        run(llm, Notice(), "third.jsonl")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.openai.parameters import (
     LABELS,
+    adapter_of,
     flag,
     model_of,
     packed_ids,
@@ -31,7 +32,7 @@ from ferrum_jax.openai.parameters import (
     with_defaults,
     with_options,
 )
-from ferrum_jax.prompt import Content, Prompt
+from ferrum_jax.prompt import Content, Prompt, with_adapter
 from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
@@ -62,6 +63,7 @@ class Row(NamedTuple):
     model: str | None = None  # that the row asks for; None accepts the job's
     echo: bool = False  # the answer begins with the prompt, or in a chat with the message that it continues
     generates: bool = True  # False for an echo alone, which leaves out the one token that is drawn
+    adapter: str | None = None  # that its prompts name
 
     @property
     def prompt(self) -> Prompt:
@@ -77,6 +79,10 @@ class Row(NamedTuple):
     def params_of(self, place: int) -> SamplingParams:
         """The parameters of a prompt, by its place."""
         return self.asked.with_seed(self.seeds[place]) if self.seeds else self.asked
+
+    def with_adapter(self, name: str) -> Row:
+        """The row for the adapter of this name."""
+        return self._replace(prompts=tuple(with_adapter(prompt, name) for prompt in self.prompts), adapter=name)
 
     @property
     def is_chat(self) -> bool:
@@ -141,12 +147,12 @@ def parse_line(
         if seeds:
             asked.params.with_seed(seeds[0])  # raises for what is not a seed
         prompts = tuple(with_options(content, asked.options) for content in contents) if asked.options else contents
-        model = model_of(rest)
+        model, adapter = model_of(rest), adapter_of(rest)
     except ValueError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message, line=line_number)
     wants_ids = asked.returns_token_ids
-    return Row(
+    row = Row(
         id=digest,
         custom_id=custom_id,
         prompts=prompts,
@@ -158,6 +164,7 @@ def parse_line(
         generates=asked.generates,
         model=model,
     )
+    return row if adapter is None else row.with_adapter(adapter)
 
 
 def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_number: int) -> BadRow:
@@ -171,17 +178,30 @@ def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_numbe
     return BadRow(id=digest, custom_id=custom_id, code="duplicate_custom_id", message=message, line=line_number)
 
 
-def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str]) -> BadRow:
-    """The error for a row that asks for another model. names: those of the job's model.
+def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str], adapters: Sequence[str]) -> BadRow:
+    """The error for a row that asks for what the job has not. names: those of its model. adapters: those it has.
 
     Its id differs from the row's, so that an earlier answer by the other model is not taken for this row's.
     """
-    message = (
-        f"line {line_number}: model is {row.model!r}, and this job runs {names[0]!r}; give the row one of "
-        f"{', '.join(map(repr, names))}, or the job --served-model-name {row.model}"
+    if row.model in adapters and row.adapter is None:
+        why = f"model is {row.model!r}, an adapter, and vectors are made without one; give the row {names[0]!r}"
+    elif row.model in adapters and row.adapter != row.model:
+        why = f"model is {row.model!r} and adapter is {row.adapter!r}, another one; give the row one of them"
+    elif row.adapter is not None and row.adapter not in adapters:
+        there = f"this job has {', '.join(map(repr, adapters))}" if adapters else "this job has none"
+        why = f"adapter is {row.adapter!r}, and {there}; give the job --adapter {row.adapter}=DIR"
+    else:
+        why = (
+            f"model is {row.model!r}, and this job runs {names[0]!r}; give the row one of "
+            f"{', '.join(map(repr, (*names, *adapters)))}, or the job --served-model-name {row.model}"
+        )
+    return BadRow(
+        id=line_digest(raw, line_number),
+        custom_id=row.custom_id,
+        code="model_not_found",
+        message=f"line {line_number}: {why}",
+        line=line_number,
     )
-    digest = line_digest(raw, line_number)
-    return BadRow(id=digest, custom_id=row.custom_id, code="model_not_found", message=message, line=line_number)
 
 
 def own_name(row: Row | BadRow) -> str | None:

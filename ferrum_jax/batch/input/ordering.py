@@ -3,8 +3,9 @@
 Each prompt gets a chain of keys, hashes of its first 128, 256, ... 16,384 bytes. Sorted by their chains, rows lie as
 in a walk through the trie of prefixes: every shared prefix is one run of neighbours, so a pool that holds few
 prefixes still hits each but once. A key that only one row has is no shared prefix and does not count. Rows that
-share nothing are sorted by length alone, so that rows which run together end together. Rows that ask for a vector
-come last, since an engine does one or the other. A row of several prompts stands where its first one does.
+share nothing are sorted by length alone, so that rows which run together end together. Rows of one adapter are
+neighbours, so that few slots do, and few are read in a step. Rows that ask for a vector come last, since an engine does
+one or the other. A row of several prompts stands where its first one does.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Features:
         """[rows] bool: whether the row asks for a vector."""
         return np.frombuffer(self._embeds, np.bool_)
 
-    def order(self) -> np.ndarray:
-        """[rows] uint32: the indices in the order in which rows should run."""
+    def order(self, adapters: np.ndarray) -> np.ndarray:
+        """[rows] uint32: the indices in the order in which rows should run. adapters: [rows] uint64, 0 for none."""
         keys = np.frombuffer(self._keys, np.uint32).reshape(-1, len(DEPTHS))
         for depth in range(len(DEPTHS)):
             _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
             keys[counts[places] == 1, depth] = 0
         columns = [np.frombuffer(self._lengths, np.uint32), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
-        columns.append(self.embeds)
+        columns += [adapters, self.embeds]
         return np.lexsort(columns).astype(np.uint32)
 
 

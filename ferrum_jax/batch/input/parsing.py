@@ -59,6 +59,7 @@ class Columns:
     digests: bytearray = dataclasses.field(default_factory=bytearray)  # 16 bytes each
     names: bytearray = dataclasses.field(default_factory=bytearray)  # 8 bytes each, of custom_id; 0 where it has none
     models: bytearray = dataclasses.field(default_factory=bytearray)  # 8 bytes each, of the name; 0 where it has none
+    adapters: bytearray = dataclasses.field(default_factory=bytearray)  # the same, of the field `adapter`
     features: Features = dataclasses.field(default_factory=Features)
 
     def extend(self, other: Columns) -> None:
@@ -106,6 +107,7 @@ def _parse(chunk: _Lines, seed: int, defaults: Mapping[str, Any]) -> Columns:
         columns.digests += bytes.fromhex(row.id)
         columns.names += name_digest(own_name(row))
         columns.models += name_digest(None if isinstance(row, BadRow) else row.model)
+        columns.adapters += name_digest(None if isinstance(row, BadRow) else row.adapter)
         columns.features.add(row)
     return columns
 

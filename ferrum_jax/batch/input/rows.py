@@ -29,7 +29,7 @@ class Rows:
 
     file: JSONL, open for reading and seeking; it must not change while the job runs. seed, defaults: the job's, as
     `parse_line` takes them. names: of the model, the one that answers carry first; None takes rows that ask for any.
-    Raises ValueError if all ask for others.
+    adapters: names that a row may give as its model or as its adapter. Raises ValueError if all ask for others.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class Rows:
         names: Sequence[str] | None = None,
         *,
         defaults: Mapping[str, Any] = NO_DEFAULTS,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._file, self._seed, self._names, self._defaults = file, seed, names, defaults
+        self._adapters = tuple(adapters)
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
         self._ahead: ReadAhead | None = None
         columns = parse_file(file, seed, defaults)
@@ -49,14 +51,19 @@ class Rows:
         self.is_bad = np.frombuffer(columns.is_bad, np.bool_)
         self._digests = columns.digests
         self._refuse_duplicates(np.frombuffer(columns.names, np.uint64))
+        self.embeds = columns.features.embeds
+        models, own = (np.frombuffer(each, np.uint64) for each in (columns.models, columns.adapters))
+        by_model = np.isin(models, _digests(self._adapters))
+        asked = np.where(by_model, models, own)  # [rows]: the adapter of each, 0 for none
         if names is not None:
-            self._refuse_other_models(np.frombuffer(columns.models, np.uint64), names)
+            known = np.isin(models, _digests((None, *names))) & np.isin(own, _digests((None, *self._adapters)))
+            known |= by_model & ~self.embeds & ((own == 0) | (own == models))
+            self._refuse_others(~known, np.where(own == 0, models, own), names)
         self.num_bad = int(self.is_bad.sum())
         heads = np.frombuffer(self._digests, ">u8")[::2].astype(np.uint64)
         self._by_digest = np.argsort(heads, kind="stable").astype(np.uint32)
         self._heads = heads[self._by_digest]  # sorted
-        self.embeds = columns.features.embeds
-        order = columns.features.order()
+        order = columns.features.order(asked)
         self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
         self.layout = hashlib.blake2b(self._digests, digest_size=8).hexdigest()
 
@@ -89,15 +96,17 @@ class Rows:
     def read(self, index: int) -> Row | BadRow:
         """The row, parsed again. Raises OSError if its line is not what it was."""
         row = None if self._ahead is None else self._ahead.take(index)
+        if row is None and not self.is_bad[index]:
+            row = parse_line(*self._line_to_parse(index), seed=self._seed, defaults=self._defaults)
         if row is not None:
-            return row
-        if not self.is_bad[index]:
-            return parse_line(*self._line_to_parse(index), seed=self._seed, defaults=self._defaults)
+            return row if isinstance(row, BadRow) or row.model not in self._adapters else row.with_adapter(row.model)
         raw, number = self._checked_line(index)
         found = parse_line(raw, number, seed=self._seed, defaults=self._defaults)
         first_line = self._first_lines.get(index)
         if first_line is None:
-            return found if isinstance(found, BadRow) else foreign_row(raw, number, found, self._names or ())
+            if isinstance(found, BadRow):
+                return found
+            return foreign_row(raw, number, found, self._names or (), self._adapters)
         assert found.custom_id is not None, "a duplicate has a name"
         return duplicate_row(raw, number, found.custom_id, first_line)
 
@@ -148,28 +157,33 @@ class Rows:
                 self._first_lines[index] = first[custom_id]
                 self._set_bad(index, duplicate_row(raw, number, custom_id, first[custom_id]))
 
-    def _refuse_other_models(self, models: np.ndarray, names: Sequence[str]) -> None:
-        """Rows that ask for a model of another name become bad rows, with digests of their own."""
-        known = np.frombuffer(b"".join(map(name_digest, (None, *names))), np.uint64)
-        others = np.flatnonzero(~np.isin(models, known) & ~self.is_bad)
+    def _refuse_others(self, asks_others: np.ndarray, asked: np.ndarray, names: Sequence[str]) -> None:
+        """Rows that ask for another model or adapter become bad rows, with digests of their own."""
+        others = np.flatnonzero(asks_others & ~self.is_bad)
         if len(others) and len(others) == np.count_nonzero(~self.is_bad):
-            self._refuse_all(others, models[others], names)
+            self._refuse_all(others, asked[others], names)
         for index in others.tolist():
             raw, number = self._line(index)
             row = parse_line(raw, number, seed=self._seed)
             assert isinstance(row, Row), f"row {index} was good and is not"
-            self._set_bad(index, foreign_row(raw, number, row, names))
+            self._set_bad(index, foreign_row(raw, number, row, names, self._adapters))
 
-    def _refuse_all(self, others: np.ndarray, models: np.ndarray, names: Sequence[str]) -> NoReturn:
-        _, first, counts = np.unique(models, return_index=True, return_counts=True)
-        asked = [getattr(parse_line(*self._line(int(others[i]))), "model", None) for i in first[:_MOST_NAMED].tolist()]
+    def _refuse_all(self, others: np.ndarray, digests: np.ndarray, names: Sequence[str]) -> NoReturn:
+        _, first, counts = np.unique(digests, return_index=True, return_counts=True)
+        rows = [parse_line(*self._line(int(others[i]))) for i in first[:_MOST_NAMED].tolist()]
+        asked = [row.adapter or row.model for row in rows if isinstance(row, Row)]
         named = ", ".join(f"{model!r} ({n:,} rows)" for model, n in zip(asked, counts.tolist(), strict=False))
         raise ValueError(
             f"every row asks for another model: {named}{', ...' * (len(first) > _MOST_NAMED)}; this one is "
-            f"{', '.join(map(repr, names))}. Name the model that the rows ask for, or give this one their "
-            "name too with --served-model-name"
+            f"{', '.join(map(repr, (*names, *self._adapters)))}. Name the model that the rows ask for, give this one "
+            "their name too with --served-model-name, or --adapter NAME=DIR"
         )
 
     def _set_bad(self, index: int, row: BadRow) -> None:
         self.is_bad[index] = True
         self._digests[16 * index : 16 * index + 16] = bytes.fromhex(row.id)
+
+
+def _digests(names: Sequence[str | None]) -> np.ndarray:
+    """[names] uint64."""
+    return np.frombuffer(b"".join(map(name_digest, names)), np.uint64)

@@ -22,7 +22,7 @@ from typing import Any
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
 from ferrum_jax.batch.journal.store import Store
-from ferrum_jax.identity import ModelIdentity, digest_of
+from ferrum_jax.identity import KNOWN_LATER, ModelIdentity, digest_of
 
 FORMAT = 1  # of all files of a journal
 RECORD = "job.json"
@@ -58,11 +58,11 @@ class JobIdentity:
         return bool(self._settings.get(REQUIRE_VALID))
 
     def check(self, identity: ModelIdentity) -> None:
-        """Raises JobRefused unless a model of this identity may answer. Its weights need not be known yet."""
+        """Raises JobRefused unless a model of this identity may answer. Values of KNOWN_LATER need not be known."""
         recorded = self._read(_MODEL)
         if recorded is not None:
             now = identity.values()
-            before = {name: value for name, value in recorded.items() if name != "weights" or name in now}
+            before = {name: value for name, value in recorded.items() if name not in KNOWN_LATER or name in now}
             refuse_changes(self._target, before, now)
         if self._options.strict_bits:
             self._require_bits(identity)
@@ -92,7 +92,7 @@ class JobIdentity:
         digest = digest_of(identity.values(), dict(identity.environment))
         if digest in self._begun:
             return
-        assert identity.weights is not None, "the weights are known once a model is loaded"
+        assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
         self.check(identity)
         self._store.create(_MODEL, json.dumps(identity.values()).encode())
         self.check(identity)  # another worker may have been first

@@ -43,9 +43,14 @@ class JobLabel:
     @functools.cached_property
     def fields(self) -> str:
         """The fields as they stand in every line."""
-        return (
-            f'"created": {self.created}, "model": {_json(self.model)}, "system_fingerprint": {_json(self.fingerprint)}'
-        )
+        return self._named(self.model)
+
+    def fields_of(self, row: Row) -> str:
+        """The fields of a row's line, which carries the adapter's name where it has one."""
+        return self.fields if row.adapter is None else self._named(row.adapter)
+
+    def _named(self, name: str) -> str:
+        return f'"created": {self.created}, "model": {_json(name)}, "system_fingerprint": {_json(self.fingerprint)}'
 
 
 def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) -> bytes:
@@ -56,7 +61,9 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     num_prompt = sum([len(output.prompt_token_ids) for output in outputs])
     generated = sum([len(choice.token_ids) for _, choice in pairs]) if row.generates else 0
     usage = _COMPLETION_USAGE % (num_prompt, generated, num_prompt + generated)
-    body = f'"id": "{kind}-{row.id}", "object": "{name}", {job.fields}, "choices": [{choices}], "usage": {usage}'
+    body = (
+        f'"id": "{kind}-{row.id}", "object": "{name}", {job.fields_of(row)}, "choices": [{choices}], "usage": {usage}'
+    )
     if len(outputs) == 1:
         body += _prompt_logprobs(outputs[0])
     return _answer(row, body)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
-from ferrum_jax.prompt import Prompt, is_messages, is_prompt_mapping
+from ferrum_jax.prompt import Prompt, with_adapter
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
@@ -112,13 +112,4 @@ def with_adapters(prompts: list[Any], adapter: str | Sequence[str | None] | None
     names = [adapter] * len(prompts) if isinstance(adapter, str) else list(adapter)
     if len(names) != len(prompts):
         raise ValueError(f"{len(names)} adapters are given for {len(prompts)} prompts; give one, or one each")
-    return [_with_adapter(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
-
-
-def _with_adapter(prompt: Any, name: str | None) -> Any:
-    if name is None:
-        return prompt
-    if is_prompt_mapping(prompt):
-        return {**prompt, "adapter": name}
-    kind = "prompt" if isinstance(prompt, str) else "messages" if is_messages(prompt) else "prompt_token_ids"
-    return {kind: prompt, "adapter": name}
+    return [with_adapter(prompt, name) for prompt, name in zip(prompts, names, strict=True)]

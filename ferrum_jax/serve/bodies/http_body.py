@@ -38,6 +38,7 @@ _INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         **{name: rule for name, rule in REFUSED.items() if name not in _HERE},
         "store": ((False,), "nothing is stored; leave it out"),
+        "adapter": ((), "name the adapter as the model"),
     }
 )
 COMPLETION = Rules(known=KNOWN_COMPLETION | _HERE, refused=_INSTEAD)

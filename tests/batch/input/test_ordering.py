@@ -21,6 +21,18 @@ def rows_of(*lines: dict) -> Rows:
     return Rows(io.BytesIO(content))
 
 
+def test_rows_of_one_adapter_are_neighbours_whether_they_name_it_as_their_model_or_not():
+    lines = [
+        {"custom_id": str(i), "prompt": "x" * (i + 1), **fields}
+        for i, fields in enumerate([{}, {"model": "poet"}, {"adapter": "clerk"}] * 3 + [{"adapter": "poet"}])
+    ]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    rows = Rows(io.BytesIO(content), names=["m"], adapters=["poet", "clerk"])
+    ran = [rows.read(index).adapter for index in rows.order.tolist()]
+    assert [name for name, _ in itertools.groupby(ran)] in ([None, "poet", "clerk"], [None, "clerk", "poet"])
+    assert ran.count("poet") == 4
+
+
 def outcome(prompts: list[list[int]], num_blocks: int) -> Outcome:
     """What the real scheduler and cache make of these prompts, all queued in this order."""
     sizes = EngineSizes(
