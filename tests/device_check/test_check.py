@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -114,9 +116,15 @@ def test_a_device_that_another_process_holds_is_said_with_its_number():
 def test_a_libtpu_that_is_too_old_is_named_with_what_to_install():
     (problem,) = look(fault="old_libtpu").problems
     assert problem.startswith("libtpu 0.0.1 does not fit jax ") and "pip install -U 'jax[tpu]'" in problem
-    assert misfits({"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}) == []
+    assert misfits({"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": fitting_libtpu()}) == []
     (other,) = misfits({"jaxlib": "0.10.2", "jax-cuda13-plugin": "0.10.1"})
     assert "jax-cuda13-plugin 0.10.1 does not fit jaxlib 0.10.2" in other
+
+
+def fitting_libtpu() -> str:
+    """A version that the jax that is here asks for, whichever jax that is."""
+    (asked,) = (line for line in requires("jax") if line.startswith("libtpu"))
+    return re.match(r"libtpu==([0-9.]+)\.\*", asked)[1] + ".1"
 
 
 def machine(platform: str, **packages: str) -> Machine:
@@ -128,12 +136,12 @@ def machine(platform: str, **packages: str) -> Machine:
     ("here", "devices", "says"),
     [
         (machine(""), CPU, None),
-        (machine("tpu", libtpu="0.0.42"), V6E, None),
+        (machine("tpu", libtpu=fitting_libtpu()), V6E, None),
         (machine("tpu"), CPU, "libtpu is not installed; install it: pip install tpu"),
         (machine("gpu"), CPU, "jax-cuda13-plugin or jax-cuda12-plugin is not installed; install it: pip install gpu"),
-        (machine("tpu", libtpu="0.0.42"), CPU | {"asked_for": "cpu"}, "because JAX_PLATFORMS=cpu asks for it"),
+        (machine("tpu", libtpu=fitting_libtpu()), CPU | {"asked_for": "cpu"}, "because JAX_PLATFORMS=cpu asks for it"),
         (machine("tpu", libtpu="0.0.1"), CPU, "libtpu 0.0.1 does not fit"),
-        (machine("tpu", libtpu="0.0.42"), None, "process 17 holds the chip"),
+        (machine("tpu", libtpu=fitting_libtpu()), None, "process 17 holds the chip"),
     ],
 )
 def test_why_jax_sees_only_the_cpu_is_said_in_a_sentence(here, devices, says, tmp_path):
