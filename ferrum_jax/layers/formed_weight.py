@@ -71,17 +71,23 @@ def give_kernels(
 ) -> dict[str, str]:
     """Lets the kernels of a TPU multiply the model's weights in a form; {weight: why not} of those that they do not.
 
-    local: the shapes of parameters on one device, by name. dtype: of activations.
+    The matrices of a layer's experts are multiplied together, all by kernels or all in XLA. local: the shapes of
+    parameters on one device, by name. dtype: of activations.
     """
-    found = {}
+    found, experts, weights = {}, dict[str, str](), {}
     for name, _ in forms:
         path, _, last = name.rpartition(".")
-        weight = getattr(functools.reduce(step_into, path.split("."), model), last)
+        weights[name] = weight = getattr(functools.reduce(step_into, path.split("."), model), last)
         leaves: dict[str, Any] = {leaf: local.get(f"{name}.{leaf}") for leaf in LEAVES}
         shapes = QuantizedWeight(kind=weight.form.kind, activations=weight.form.activations, **leaves)
-        reasons = ["experts are multiplied in XLA"] if shapes.ndim > 2 else refusals(shapes, dtype, target)
-        if reasons:
+        if reasons := refusals(shapes, dtype, target):
             found[name] = "; ".join(reasons)
+            experts |= {path: name} if shapes.ndim > 2 else {}
+    for name, weight in weights.items():
+        if name in found:
+            continue
+        if (refused := experts.get(name.rpartition(".")[0])) is not None:
+            found[name] = f"experts are multiplied in XLA where {refused.rpartition('.')[2]} is"
         else:
             weight.kernels = target
     return found

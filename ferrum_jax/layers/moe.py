@@ -160,7 +160,6 @@ class MoE(nnx.Module):
             self.experts.stack(device, self.spec.num_experts, None if row_slots is None else routes[:, -1]),
             tile=context.expert_tile,
             activation=self.gating,
-            implementation=context.implementation,
         )
         return data.sum_own(out)
 

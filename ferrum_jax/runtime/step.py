@@ -74,7 +74,7 @@ class StepOptions:
     implementation: str  # of attention
     invariant: bool
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
-    products: str = "xla"  # of dense products with quantised weights; experts are plain XLA on every platform
+    products: str = "xla"  # of products with quantised weights
 
 
 def make_forward(

@@ -9,6 +9,7 @@ import jax
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.config import choose_tile
 from pallas_kernels.grouped_matmul.stack import ExpertAdapters, ExpertStack
+from pallas_kernels.quantized_matmul import QuantizedWeight
 from pallas_kernels.shapes import check_counts, check_shapes
 
 __all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
@@ -27,7 +28,7 @@ def expert_mlp(
     *,
     tile: int | None = None,
     activation: Callable[[jax.Array, jax.Array], jax.Array] = swiglu,
-    implementation: str = "xla",
+    implementation: str | None = None,
 ) -> jax.Array:  # [T, D], the dtype of x
     """sum over choices c of weights[t, c] * down[e] activation(gate[e] x[t], up[e] x[t]), e = expert_ids[t, c].
 
@@ -35,7 +36,9 @@ def expert_mlp(
     that are not in the stack add nothing. tile: tokens of one expert that share a read of its weights, None takes
     choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products and biases are
     summed in float32, and `activation` is computed in it; its result and that of down are each rounded once, to the
-    dtype of x. Raises ValueError for shapes or a tile that do not fit and for an unknown implementation.
+    dtype of x. implementation: None is "mosaic_tpu" where all three matrices are codes that name a TPU and there are no
+    adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an unknown implementation and
+    for what that one does not take.
     """
     sizes = check_shapes(
         ("T D", x),
@@ -52,7 +55,26 @@ def expert_mlp(
         raise ValueError(f"num_experts is {num_experts}, and there are weights of {E}; None takes as many")
     if tile is None:
         tile = choose_tile(num_tokens=T, num_experts_per_token=X, num_experts=num_experts or E)
+    takes_kernels = has_kernels(experts)
+    implementation = implementation or ("mosaic_tpu" if takes_kernels else "xla")
+    own_ids = xla.ids_here(expert_ids, experts.first_expert, E) if num_experts not in (None, E) else expert_ids
     if implementation == "xla":
-        own_ids = xla.ids_here(expert_ids, experts.first_expert, E) if num_experts not in (None, E) else expert_ids
         return xla.expert_mlp(x, own_ids, expert_weights, experts, tile=tile, activation=activation)
-    raise ValueError(f"implementation is {implementation!r}; expert_mlp has only 'xla'")
+    if implementation != "mosaic_tpu":
+        raise ValueError(f"implementation is {implementation!r}; expert_mlp has 'xla' and 'mosaic_tpu'")
+    if not takes_kernels:
+        raise ValueError(
+            "implementation is 'mosaic_tpu', which takes gate, up and down as codes that name their Target as `kernels`, "
+            "without adapters; take 'xla'"
+        )
+    from pallas_kernels.grouped_matmul import mosaic_tpu  # an import that no other platform should pay for
+
+    return mosaic_tpu.expert_mlp(
+        x, own_ids, expert_weights, experts, num_experts=num_experts or E, activation=activation
+    )
+
+
+def has_kernels(experts: ExpertStack) -> bool:
+    """Whether kernels of a TPU multiply all of a stack."""
+    parts = (experts.gate, experts.up, experts.down)
+    return experts.adapters is None and all(isinstance(p, QuantizedWeight) and p.kernels is not None for p in parts)

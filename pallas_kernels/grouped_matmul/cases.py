@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.quantized_matmul import QuantizedWeight
+from pallas_kernels.quantized_matmul import cases as product_cases
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,46 @@ CASES = (
     Case(name="fixed_tile", num_tokens=64, num_experts=16, num_experts_per_token=4, tile=16),
     Case(name="bfloat16", num_tokens=64, num_experts=8, num_experts_per_token=2, dtype="bfloat16"),
 )
+
+# Experts that are kept as codes, of sizes that a TPU's kernels take: the case, and how each of its matrices is kept.
+_TOKENS: dict[str, Any] = {"num_tokens": 9, "num_experts": 4, "num_experts_per_token": 2, "dtype": "bfloat16"}
+_MXFP4 = product_cases.Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8")
+TPU_CASES: tuple[tuple[Case, product_cases.Case], ...] = (
+    (
+        Case(name="w4a16", width=256, hidden=256, favourites=3, **_TOKENS),
+        product_cases.Case(name="w4a16", kind="int4", group=128, scale_dtype="bfloat16"),
+    ),
+    (
+        Case(name="w4a16_zeros", width=256, hidden=256, **_TOKENS),
+        product_cases.Case(name="w4a16_zeros", kind="int4", group=64, has_zeros=True, scale_dtype="float16"),
+    ),
+    (
+        Case(name="w8a8", width=256, hidden=256, **_TOKENS),
+        product_cases.Case(name="w8a8", kind="int8", activations="int8"),
+    ),
+    (
+        Case(name="fp8_blocks", width=256, hidden=256, **_TOKENS),
+        product_cases.Case(name="fp8_blocks", kind="fp8_e4m3", group=128, activations="fp8_e4m3", activation_group=128),
+    ),
+    (Case(name="mxfp4", width=256, hidden=256, **_TOKENS), _MXFP4),
+    (Case(name="mxfp4_part_of_a_chunk", width=320, hidden=192, **_TOKENS), _MXFP4),
+)
+
+
+def make_packed_arguments(
+    case: Case, form: product_cases.Case, seed: int = 0
+) -> tuple[jax.Array, jax.Array, jax.Array, ExpertStack]:
+    """As make_arguments, with matrices of codes drawn at random."""
+    x, ids, weights, experts = make_arguments(case, seed)
+    E, F, D = experts.gate.shape
+
+    def stack(O: int, I: int, first: int) -> QuantizedWeight:
+        one = dataclasses.replace(form, num_outputs=O, num_inputs=I, dtype=case.dtype)
+        each = [product_cases.make_arguments(one, seed + first + e)[1] for e in range(E)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    packed = ExpertStack(gate=stack(F, D, 1), up=stack(F, D, 1 + E), down=stack(D, F, 1 + 2 * E))
+    return x, ids, weights, packed
 
 
 def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array, ExpertStack]:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.quantized_matmul import xla
 from pallas_kernels.quantized_matmul.activations import token_scales
-from pallas_kernels.quantized_matmul.product_support import refusals
+from pallas_kernels.quantized_matmul.product_support import form_class, refusals
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, decode
 from pallas_kernels.shapes import check_shapes
 
-__all__ = ["QuantizedWeight", "decode", "quantized_matmul", "refusals", "token_scales"]
+__all__ = ["QuantizedWeight", "decode", "form_class", "quantized_matmul", "refusals", "token_scales"]
 
 
 def quantized_matmul(

@@ -26,7 +26,7 @@ def quantized_matmul(
     """See the package's quantized_matmul; `support.refusals` says what it takes."""
     if weight.order is not None:
         x = jnp.take(x, weight.order, axis=1)
-    given, scales = _activations(x, weight, activation_scales)
+    given, scales = given_to_codes(x, weight, activation_scales)
     dtype = out_dtype if scales is None else jnp.dtype(jnp.float32)
     y = _product(given, weight, dtype, interpret)
     return y if scales is None else (y * scales).astype(out_dtype)
@@ -38,16 +38,21 @@ def form_of(weight: QuantizedWeight) -> ProductForm:
     has_zeros = weight.zeros is not None
     return ProductForm(
         kind=weight.kind,
-        num_inputs=weight.shape[1],
-        num_groups=weight.scales.shape[1],
+        num_inputs=weight.shape[-1],
+        num_groups=weight.scales.shape[-1],
         middle=8.0 if weight.kind == "int4" and not has_zeros else 0.0,
         has_zeros=has_zeros,
         native=weight.kernels.fp8_flops_per_s is not None,
     )
 
 
-def _activations(x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """What the weight is multiplied with, and what multiplies the result, [T, 1] or [1, 1]."""
+def given_to_codes(
+    x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """What the weight, or a stack of them, is multiplied with, and what multiplies the result, [T, 1] or [1, 1].
+
+    scales: of activations, as token_scales gives them; None computes them.
+    """
     if weight.activations is None:
         return x, None
     tokens = rounded(x, weight, scales)

@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.grouped_matmul import cases as expert_cases
+from pallas_kernels.grouped_matmul import expert_mlp
 from pallas_kernels.quantized_matmul import quantized_matmul, refusals
 from pallas_kernels.quantized_matmul.cases import TPU_CASES, make_arguments
 from pallas_kernels.target import Target
@@ -35,12 +37,31 @@ def describe(name: str, num_rows: int, generation: str) -> dict[str, Any]:
     return {"kernels": [kernel.schedule.name for kernel in result.kernels]}
 
 
+def describe_experts(name: str, num_tokens: int, generation: str) -> dict[str, Any]:
+    """The same of a case of experts."""
+    case, form = next(pair for pair in expert_cases.TPU_CASES if pair[0].name == name)
+    case, target = dataclasses.replace(case, num_tokens=num_tokens), Target.named(f"tpu:{generation}")
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf)),
+        expert_cases.make_packed_arguments(case, form),
+    )
+    *tokens, experts = shapes
+    if reasons := refusals(experts.gate, tokens[0].dtype, target):
+        return {"refused": reasons}
+    parts = {part: dataclasses.replace(getattr(experts, part), kernels=target) for part in ("gate", "up", "down")}
+    arguments = [*tokens, dataclasses.replace(experts, **parts)]
+    result = tpu_static.measure(expert_mlp, arguments, generation=generation, trip_counts={})
+    return {"kernels": sorted({kernel.schedule.name for kernel in result.kernels})}
+
+
 def main(generation: str, names: list[str]) -> None:
-    """A case that does not compile has its error instead."""
+    """A case that does not compile has its error instead. Names of experts begin with "experts "."""
     for name in names:
+        is_experts = name.startswith("experts ")
         for num_rows in (16, _MANY):
             try:
-                said = describe(name, num_rows, generation)
+                of = describe_experts if is_experts else describe
+                said = of(name.removeprefix("experts "), num_rows, generation)
             except Exception as error:  # whatever the compiler raises is what the test reports
                 said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
             print(json.dumps({"name": f"{name}, {num_rows} rows", **said}), flush=True)

@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 
+from pallas_kernels.grouped_matmul.cases import TPU_CASES as EXPERTS
 from pallas_kernels.quantized_matmul.cases import TPU_CASES
 from tests.support import ROOT
 
@@ -19,7 +20,8 @@ GENERATIONS = ("v5e", "v6e", "v7x")
 
 def cases_of(generation: str, *, in_turn: bool) -> list[str]:
     """Cases for which it is the generation's turn, which follows from the name, or all the others."""
-    turn = {case.name: GENERATIONS[zlib.crc32(case.name.encode()) % len(GENERATIONS)] for case in TPU_CASES}
+    names = [*(case.name for case in TPU_CASES), *(f"experts {case.name}" for case, _ in EXPERTS)]
+    turn = {name: GENERATIONS[zlib.crc32(name.encode()) % len(GENERATIONS)] for name in names}
     return [name for name, its in turn.items() if (its == generation) == in_turn]
 
 
@@ -39,7 +41,9 @@ def test_each_case_compiles_or_is_refused_with_a_reason(generation: str, in_turn
     assert {case["name"]: case["error"] for case in found if "error" in case} == {}
     for case in found:
         few = case["name"].endswith(" 16 rows")
-        if "refused" in case:
+        if case["name"].startswith("experts ") and "refused" not in case:
+            assert case["kernels"] == ["grouped_matmul"]
+        elif "refused" in case:
             assert case["refused"] == ["v7x has no int8 product, which 'xla' makes exactly"]
         else:
             assert case["kernels"] == ["quantized_matmul" if few else "quantized_matmul_many"]

@@ -67,6 +67,7 @@ MAY_IMPORT = {
         "pallas_kernels",
         "pallas_kernels.low_rank",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.quantized_matmul.tpu",
     ),
     "pallas_kernels.kv_write": ("pallas_kernels",),
     "pallas_kernels.paged_attention.tpu.prefill": ("pallas_kernels",),

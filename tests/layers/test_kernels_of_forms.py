@@ -12,26 +12,27 @@ from pallas_kernels.target import Target
 
 V6E = Target.named("tpu:v6e")
 SHAPES = {"good": (128, 256), "narrow": (100, 256), "experts": (2, 128, 256)}
+EXPERTS = {"gate": (2, 128, 256), "up": (2, 128, 256), "down": (2, 100, 256)}
 
 
 class _Layer(nnx.Module):
-    def __init__(self) -> None:
-        for name, shape in SHAPES.items():
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        for name, shape in shapes.items():
             setattr(self, name, nnx.Param(jnp.zeros(shape)))
 
 
 class _Model(nnx.Module):
-    def __init__(self) -> None:
-        self.layer = _Layer()
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.layer = _Layer(shapes)
 
 
-def given(dtype: str, cut: int = 1) -> tuple[_Model, dict[str, str]]:
+def given(dtype: str, cut: int = 1, shapes: dict[str, tuple[int, ...]] = SHAPES) -> tuple[_Model, dict[str, str]]:
     """A model whose weights are cut along the inputs among some devices, and what is refused."""
-    model, form = _Model(), WeightForm(kind="int4", group=128, scale_dtype="bfloat16")
-    forms = [(f"layer.{name}", form) for name in SHAPES]
+    model, form = _Model(shapes), WeightForm(kind="int4", group=128, scale_dtype="bfloat16")
+    forms = [(f"layer.{name}", form) for name in shapes]
     put_forms(model, forms)
     local = {}
-    for name, (*lead, inputs) in SHAPES.items():
+    for name, (*lead, inputs) in shapes.items():
         for leaf, (shape, kind) in form.leaves((*lead, inputs // cut)).items():
             local[f"layer.{name}.{leaf}"] = jax.ShapeDtypeStruct(shape, jnp.dtype(kind))
     return model, give_kernels(model, forms, local, jnp.dtype(dtype), V6E)
@@ -40,10 +41,18 @@ def given(dtype: str, cut: int = 1) -> tuple[_Model, dict[str, str]]:
 def test_a_weight_is_multiplied_by_kernels_where_they_take_it_and_the_others_are_named() -> None:
     model, refused = given("bfloat16")
     assert model.layer.good[...].kernels == V6E and model.layer.narrow[...].kernels is None
+    assert model.layer.experts[...].kernels == V6E
+    assert refused == {"layer.narrow": "100 outputs of a device are no multiple of 128"}
+
+
+def test_the_matrices_of_a_layers_experts_are_multiplied_by_kernels_together_or_not_at_all() -> None:
+    model, refused = given("bfloat16", shapes=EXPERTS)
     assert refused == {
-        "layer.narrow": "100 outputs of a device are no multiple of 128",
-        "layer.experts": "experts are multiplied in XLA",
+        "layer.down": "100 outputs of a device are no multiple of 64",
+        "layer.gate": "experts are multiplied in XLA where down is",
+        "layer.up": "experts are multiplied in XLA where down is",
     }
+    assert model.layer.gate[...].kernels is None
 
 
 def test_what_counts_is_one_devices_part_and_the_dtype_of_activations() -> None:

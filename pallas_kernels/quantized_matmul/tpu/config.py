@@ -50,7 +50,8 @@ class ProductForm:
     @property
     def unit(self) -> float:
         """A code's value over the number that the matrix unit takes for it."""
-        return {"int4": 2.0**9 if self.native else 2.0**13, "mxfp4": 2.0**6}.get(self.kind, 1.0)
+        of_e4m3 = {"int4": 2.0**9, "mxfp4": 2.0**6}.get(self.kind, 1.0)
+        return of_e4m3 if self.native or not self.is_packed else 16 * of_e4m3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class FewRows:
         assert target.vmem_bytes is not None and target.mxu_columns is not None, "a TPU target has both"
         rows = -(-num_rows // _ROWS) * _ROWS
         tile = LANES
-        while tile < 1024 and num_outputs % (2 * tile) == 0 and 2 * tile * form.num_inputs <= _TILE_WEIGHTS:
+        while tile < 1024 and _wastes_little(num_outputs, 2 * tile) and 2 * tile * form.num_inputs <= _TILE_WEIGHTS:
             tile *= 2
         return cls(
             num_rows=rows,
@@ -82,6 +83,11 @@ class FewRows:
             part_out=min(tile, 2 * LANES if rows <= 64 else LANES),
             vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
         )
+
+
+def _wastes_little(num_outputs: int, tile: int) -> bool:
+    """Whether tiles of outputs cover no more than a tenth beyond the last of them."""
+    return -(-num_outputs // tile) * tile <= 1.1 * num_outputs
 
 
 def are_few(num_rows: int, form: ProductForm, target: Target) -> bool:

@@ -48,11 +48,11 @@ def few_rows(
     names = ["x", "codes", "scales", *(["sums"] if sums is not None else []), *(["zeros"] if zeros is not None else [])]
 
     def body(*refs) -> None:
-        _kernel(dict(zip([*names, "out", "scale"], refs, strict=True)), form, config)
+        tile_of_outputs(dict(zip([*names, "out", "scale"], refs, strict=True)), form, config)
 
     return pl.pallas_call(
         body,
-        grid=(O // tile,),
+        grid=(-(-O // tile),),
         in_specs=[spec for _, spec in arguments],
         out_specs=pl.BlockSpec((T, tile), lambda i: (0, i)),
         out_shape=jax.ShapeDtypeStruct((T, O), out_dtype),
@@ -63,8 +63,8 @@ def few_rows(
     )(*(array for array, _ in arguments))
 
 
-def _kernel(refs: dict[str, Any], form: ProductForm, config: FewRows) -> None:
-    """One tile of outputs. refs: x, codes, scales, out; sums, zeros where there are zero points; scale is scratch."""
+def tile_of_outputs(refs: dict[str, Any], form: ProductForm, config: FewRows) -> None:
+    """The kernel of one tile of outputs. refs: x, codes, scales, out; sums, zeros where there are zero points; scale is scratch."""
     refs["scale"][...] = scale_values(refs["scales"][...])
     for first in range(0, config.tile_out, config.part_out):  # in straight code: a loop lets the matrix unit run dry
         part = slice(first, first + config.part_out)
@@ -90,7 +90,7 @@ def _sum_of_chunks(refs: dict[str, Any], part: slice, form: ProductForm, config:
                 total += found
             else:
                 first = chunk * config.inputs // form.group
-                for j in range(found.shape[0] // T):
+                for j in range(min(found.shape[0] // T, form.num_groups - first)):  # the last chunk may lack groups
                     total += found[j * T : (j + 1) * T] * refs["scale"][first + j : first + j + 1, part]
             chunk += 1
     return total.astype(jnp.float32)

@@ -49,20 +49,29 @@ def operands(codes: jax.Array, form: ProductForm, inputs: int) -> list[jax.Array
 
 
 def _floats(words: jax.Array, shift: int, form: ProductForm) -> jax.Array:
-    """The nibbles at a shift of each byte, as floats of 8 bits."""
+    """The nibbles at a shift of each byte, as floats of 8 bits that the matrix unit takes."""
     words = words >> shift if shift else words
-    if form.kind == "int4":  # what matrix units without E4M3 take has the exponent's bias 11, and no minus zero
-        dtype = jnp.float8_e4m3fn if form.native else jnp.float8_e4m3b11fnuz
+    # what matrix units without E4M3 take has the exponent's bias 11, and no minus zero
+    dtype = jnp.float8_e4m3fn if form.native else jnp.float8_e4m3b11fnuz
+    if form.kind == "int4":
         return pltpu.bitcast(words & jnp.uint32(0x0F0F0F0F), dtype)
+    return pltpu.bitcast(_e2m1_bits(words, has_minus_zero=form.native), dtype)
+
+
+def _e2m1_bits(words: jax.Array, *, has_minus_zero: bool) -> jax.Array:
+    """The low nibbles of each byte as E2M1, with their exponent and fraction in the middle of E4M3's."""
     signs, rest = words & jnp.uint32(0x08080808), words & jnp.uint32(0x07070707)
-    return pltpu.bitcast((signs << 4) | (rest << 2), jnp.float8_e4m3fn)
+    if not has_minus_zero:
+        signs &= rest + jnp.uint32(0x07070707)
+    return (signs << 4) | (rest << 2)
 
 
 def nibbles(codes: jax.Array, form: ProductForm) -> list[jax.Array]:
     """What a chunk's even and odd inputs are multiplied with the scale of, or with a 16th of it; see `nibble_unit`."""
     words = pltpu.bitcast(codes, jnp.uint32)
     if form.kind == "mxfp4":
-        return [_floats(words, shift, form) for shift in (0, 4)]
+        halves = [words, words >> 4]
+        return [pltpu.bitcast(_e2m1_bits(half, has_minus_zero=True), jnp.float8_e4m3fn) for half in halves]
     if form.has_zeros:
         return [pltpu.bitcast((words >> jnp.uint32(shift)) & jnp.uint32(0x0F0F0F0F), jnp.int8) for shift in (0, 4)]
     high = [words << jnp.uint32(4), words]  # less 8 by the sign: 16 times the value
@@ -71,7 +80,7 @@ def nibbles(codes: jax.Array, form: ProductForm) -> list[jax.Array]:
 
 def nibble_unit(form: ProductForm) -> float:
     """A code's value over what `nibbles` gives."""
-    return {"mxfp4": form.unit, "int4": 1.0 if form.has_zeros else 1 / 16}.get(form.kind, 1.0)
+    return {"mxfp4": 2.0**6, "int4": 1.0 if form.has_zeros else 1 / 16}.get(form.kind, 1.0)
 
 
 def group_sums(x: jax.Array, num_groups: int) -> jax.Array:

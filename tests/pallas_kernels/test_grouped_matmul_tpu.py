@@ -1,0 +1,121 @@
+"""expert_mlp for Mosaic TPU over codes, interpreted, against its float64 oracle; where pairs stand; what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp, mosaic_tpu, oracle, swiglu, xla
+from pallas_kernels.grouped_matmul.cases import TPU_CASES, Case, make_packed_arguments
+from pallas_kernels.quantized_matmul import cases as product_cases
+from pallas_kernels.quantized_matmul import oracle as product_oracle
+from pallas_kernels.quantized_matmul import refusals
+from pallas_kernels.target import Target
+from pallas_kernels.tolerance import TOLERANCE
+from tests.fast_compile import FAST_COMPILE
+
+V5E, V7X = Target.named("tpu:v5e"), Target.named("tpu:v7x")  # matrix units of 128 and 256, without and with E4M3
+_INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+
+
+def for_kernels(experts: ExpertStack, target: Target) -> ExpertStack:
+    parts = {name: getattr(experts, name) for name in ("gate", "up", "down")}
+    return dataclasses.replace(
+        experts, **{name: dataclasses.replace(part, kernels=target) for name, part in parts.items()}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [V5E, pytest.param(V7X, marks=pytest.mark.long)], ids=lambda t: t.generation)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        pytest.param(case, form, id=case.name, marks=() if case.name == "w4a16" else pytest.mark.long)
+        for case, form in TPU_CASES
+    ],
+)
+def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: product_cases.Case, target: Target) -> None:
+    if form.name == "w8a8" and target is V7X:
+        pytest.skip("it has no int8 product")
+    x, ids, weights, experts = make_packed_arguments(case, form)
+    run = functools.partial(
+        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=_INTERPRET
+    )
+    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, for_kernels(experts, target))
+    assert got.dtype == x.dtype
+    if form.activations is None:
+        matrices = (product_oracle.decode(part) for part in (experts.gate, experts.up, experts.down))
+        expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices)
+    else:  # whose activations are rounded, those in the middle too
+        plain = functools.partial(xla.expert_mlp, tile=8, activation=swiglu)
+        expected = np.asarray(jax.jit(plain, compiler_options=FAST_COMPILE)(x, ids, weights, experts), np.float64)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
+
+
+@pytest.mark.slow
+def test_experts_that_are_elsewhere_add_nothing_and_biases_are_those_of_a_tile_s_expert() -> None:
+    case, form = TPU_CASES[0]
+    x, ids, weights, experts = make_packed_arguments(case, form)
+    rng, (E, F, D) = np.random.default_rng(1), experts.gate.shape
+    biases = tuple(jnp.asarray(rng.standard_normal(shape), "bfloat16") for shape in ((E, F), (E, F), (E, D)))
+    own = xla.ids_here(ids, 1, E - 1)  # a device that lacks the first expert
+    kept = jax.tree.map(lambda leaf: leaf[1:], dataclasses.replace(experts, biases=biases, first_expert=()))
+    run = functools.partial(
+        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=_INTERPRET
+    )
+    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, own, weights, for_kernels(kept, V5E))
+    matrices = (product_oracle.decode(part) for part in (experts.gate, experts.up, experts.down))
+    absent = np.where(np.asarray(ids) == 0, 0.0, np.asarray(weights))
+    expected = oracle.expert_mlp(np.asarray(x), np.asarray(ids), absent, *matrices, tuple(map(np.asarray, biases)))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
+
+
+def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
+    """For experts that all want, that nobody wants and that are elsewhere."""
+    rng = np.random.default_rng(0)
+    for T, X, E, rows, chosen in ((40, 2, 5, 16, 3), (33, 3, 8, 32, 9)):
+        ids = np.stack([rng.permutation(max(chosen, X))[:X] for _ in range(T)]).clip(max=E).astype(np.int32)
+        run = functools.partial(mosaic_tpu.tiles_of_experts, num_here=E, rows=rows)
+        fields = ("places", "expert_ids", "tokens", "num_tiles")
+        found = jax.jit(lambda ids, run=run: [getattr(run(ids), name) for name in fields])(jnp.asarray(ids))
+        places, owners, tokens, num_tiles = map(np.asarray, found)
+        here = ids < E
+        assert (places[~here] == len(tokens)).all()
+        assert len(set(places[here])) == here.sum()
+        assert int(num_tiles) == sum(-(-int((ids == e).sum()) // rows) for e in range(E))
+        assert places[here].max(initial=0) < int(num_tiles) * rows <= len(tokens)
+        np.testing.assert_array_equal(owners[places[here] // rows], ids[here])
+        np.testing.assert_array_equal(tokens[places[here]], np.nonzero(here)[0])
+
+
+def test_a_tile_has_about_the_pairs_of_an_expert_as_far_as_codes_are_multiplied() -> None:
+    def rows(which: int, num_pairs: int) -> int:
+        _, _, _, experts = make_packed_arguments(*TPU_CASES[which])
+        return mosaic_tpu.choose_rows(num_pairs, 4, [for_kernels(experts, V7X).gate])
+
+    assert [rows(0, pairs) for pairs in (1, 64, 65, 200, 10_000)] == [16, 16, 32, 64, 128]
+    assert rows(4, 10_000) == 32, "rows of groups of 32 are given eight times"
+
+
+def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
+    case, form = next(pair for pair in TPU_CASES if pair[0].name == "mxfp4_part_of_a_chunk")
+    x, ids, weights, experts = make_packed_arguments(case, form)
+    gate = experts.gate
+    assert refusals(gate, x.dtype, V5E) == []
+    ordered = dataclasses.replace(gate, order=jnp.zeros((4, 320), jnp.int32), input_scale=jnp.ones((4, 1)))
+    assert refusals(ordered, x.dtype, V5E) == [
+        "experts have an order of inputs each",
+        "experts have a scale of activations each",
+    ]
+    whole = dataclasses.replace(gate, kind="int8")
+    assert "320 inputs of a device are no multiple of 256" not in refusals(whole, x.dtype, V5E), "640 codes of a byte"
+    with pytest.raises(ValueError, match="takes gate, up and down as codes that name their Target"):
+        expert_mlp(x, ids, weights, experts, implementation="mosaic_tpu")
+    with pytest.raises(ValueError, match="expert_mlp has 'xla' and 'mosaic_tpu'"):
+        expert_mlp(x, ids, weights, experts, implementation="mosaic")
