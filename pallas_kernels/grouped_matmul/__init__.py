@@ -64,7 +64,7 @@ def expert_mlp(
         raise ValueError(f"implementation is {implementation!r}; expert_mlp has 'xla' and 'mosaic_tpu'")
     if not takes_kernels:
         raise ValueError(
-            "implementation is 'mosaic_tpu', which takes gate, up and down as codes that name their Target as `kernels`, "
+            "implementation is 'mosaic_tpu', which takes gate, up and down as codes that name their Target, "
             "without adapters; take 'xla'"
         )
     from pallas_kernels.grouped_matmul import mosaic_tpu  # an import that no other platform should pay for

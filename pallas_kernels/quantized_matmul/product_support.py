@@ -51,7 +51,7 @@ def form_class(kind: str, group: int | None, has_zeros: bool, activations: str |
 
 
 def _can_be_filled(weight: QuantizedWeight) -> bool:
-    """Whether what lies behind the last code is a number, which zeros of x make nothing of; a float of 8 bits may not."""
+    """Whether what lies behind the last code is a number, so that zeros of x make nothing of it; E4M3 has NaN."""
     return weight.kind in ("int4", "mxfp4") and weight.scales.shape[-1] > 1
 
 

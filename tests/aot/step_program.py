@@ -29,6 +29,7 @@ import jax
 from jax.experimental import topologies
 
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.forms import weight_of_leaf
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout, lay_out
@@ -42,12 +43,19 @@ from tests.sharding.meant import meant_collectives
 
 LARGE_CONSTANT = 1 << 16  # elements
 KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+_COMPUTATION = re.compile(r"^(?:ENTRY )?(%[\w.-]+) \(.*\{$", re.MULTILINE)
+_IN_VMEM = re.compile(r" = \w+\[[\d,]*\]\S*S\(1\)")
 _OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """layers: None is the model's own depth. topology: a name of libtpu's. buckets: T and whether it is decode."""
+    """layers: None is the model's own depth. topology: a name of libtpu's. buckets: T and whether it is decode.
+
+    weights: a form that dense weights are quantised to, or "fp8-blocks", as they are published. products: who
+    multiplies weights in a form.
+    """
 
     model: str
     topology: str
@@ -56,17 +64,21 @@ class Case:
     implementation: str = "mosaic_tpu"
     buckets: tuple[tuple[int, bool], ...] = ((64, True), (512, False))
     kv_dtype: str = "auto"
+    weights: str = "auto"
+    products: str = "xla"
 
 
 def lay_out_case(case: Case) -> Layout:
     """64 rows of 4,096 tokens on the case's devices, with the memory that its weights leave."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
     mesh = make_mesh(MeshShape.parse(case.mesh), devices)
-    spec = spec_of((PUBLISHED | MORE)[case.model][0])
+    blocks = {"quantization_config": FP8_BLOCKS} if case.weights == "fp8-blocks" else {}
+    spec = spec_of((PUBLISHED | MORE)[case.model][0] | blocks)
     if case.layers is not None:
         moe = tuple(layer for layer in spec.moe_layers if layer < case.layers)
         experts = dataclasses.replace(spec.experts, layers=moe) if moe else None
-        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, experts=experts, cache_groups=())
+        forms = tuple((name, form) for name, form in spec.forms if int(name.split(".")[1]) < case.layers)
+        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, experts=experts, cache_groups=(), forms=forms)
     config = EngineConfig(
         max_num_seqs=64,
         max_num_batched_tokens=512,
@@ -74,6 +86,8 @@ def lay_out_case(case: Case) -> Layout:
         kv_memory_bytes=1 << 30,
         implementation=case.implementation,
         kv_dtype=case.kv_dtype,
+        weights="auto" if blocks else case.weights,
+        product_implementation=case.products,
     )
     free = Target.of_device(devices[0]).memory_bytes - lay_out(spec, config, mesh).ledger.weights_bytes
     return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=max(int(free * KV_SHARE), 1)), mesh)
@@ -112,6 +126,34 @@ def wide_weights(ops: list[Op], weights: set[tuple[int, ...]]) -> list[str]:
     return [str(op) for op in ops if op.dtype == "f32" and tuple(sorted(op.shape)) in turned]
 
 
+def dense_weights(text: str, shapes: set[tuple[int, ...]]) -> list[str]:
+    """Arrays in memory that are as large as what a weight in a form stands for, and no codes.
+
+    shapes: of those weights on one device. What is inside of a fusion, or in VMEM, is in no memory.
+    """
+    fused = set(re.findall(r"calls=(%[\w.-]+)", text))
+    sizes, found = {math.prod(shape) for shape in shapes}, []
+    _, *parts = _COMPUTATION.split(text)
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if name not in fused:
+            lines = "\n".join(line for line in body.splitlines() if not _IN_VMEM.search(line))
+            ops = (op for op in ops_of(lines) if op.size in sizes and op.dtype in ("bf16", "f32"))
+            found += [str(op) for op in ops if op.kind not in ("parameter", "get-tuple-element", "bitcast")]
+    return found
+
+
+def formed_shapes(layout: Layout) -> set[tuple[int, ...]]:
+    """Shapes on one device of what the weights in a form stand for; of one expert too."""
+    forms, found = dict(layout.options.spec.forms), set()
+    for name, target in layout.targets.items():
+        weight, leaf = weight_of_leaf(name) or (name, "")
+        if leaf == "codes":
+            shape = target.sharding.shard_shape(target.shape)
+            shape = (*shape[:-1], shape[-1] * (2 if forms[weight].kind in ("int4", "mxfp4") else 1))
+            found |= {shape, shape[-2:]}
+    return found
+
+
 def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict[str, Any]:
     """What the program of a part of a step contains on one device; ops are named where they should not be there.
 
@@ -137,6 +179,7 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
         # tiny ones look like activations
         "wide_weights": wide_weights(ops, {shape for shape in large if not of_logits & set(shape)}),
         "constants": large_constants(ops),
+        "dense_weights": dense_weights(text, formed_shapes(layout)),
     }
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return {
@@ -151,6 +194,7 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
         "peak_bytes": peak - memory.alias_size_in_bytes,
         "memory_bytes": Target.of_device(layout.mesh.devices.flat[0]).memory_bytes,
         "weights_bytes": layout.ledger.weights_bytes,
+        "refused_products": layout.refused_products,
         **found,
     }
 

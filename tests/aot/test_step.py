@@ -42,6 +42,12 @@ CASES = [
     case("Qwen3-30B-A3B", "v6e:4x4", "dp=4,tp=4", DECODE, MIXED, slow=True),
     case("Qwen3-30B-A3B", "v5p:2x2x1", "tp=4", DECODE, MIXED, slow=True),
     case("Qwen3-30B-A3B", "TPU7x:2x2x1", "tp=4", MIXED, slow=True),
+    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, weights="int4-g128", products="mosaic_tpu"),
+    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="int8", products="mosaic_tpu"),
+    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="fp8-blocks", products="mosaic_tpu"),
+    case("Llama-3-8B", "v6e:2x2", "tp=4", OTHER_MIXED, slow=True, weights="int4-g128", products="mosaic_tpu"),
+    case("Qwen3-30B-A3B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="mxfp4", products="mosaic_tpu"),
+    case("gpt-oss-20b", "v6e:2x2", "tp=4", DECODE, slow=True, products="mosaic_tpu"),
 ]
 
 
@@ -68,11 +74,13 @@ def describe(fields: dict) -> list[dict]:
 
 
 def test_the_only_collectives_are_two_sums_a_layer_the_embedding_s_and_the_exchange_of_logits(program):
+    """Where a token's inputs are spread and rounded together, their largest one is agreed upon before each sum."""
     fields, buckets = program
     for bucket in buckets:
         assert not bucket["unexpected_collectives"], "\n".join((bucket["bucket"], *bucket["unexpected_collectives"]))
         is_forward = bucket["bucket"].startswith(("decode", "mixed"))
         sums = 2 * LAYERS + 1 if is_forward and fields["mesh"] != "tp=1" else 0
+        sums += 2 * LAYERS if sums and fields.get("weights") == "int8" else 0  # the largest input of each token
         assert bucket["collectives"].get("all-reduce", 0) == sums, bucket["bucket"]
 
 
@@ -90,6 +98,12 @@ def test_no_weight_is_copied_or_widened_and_no_constant_is_large(program):
         assert bucket["weight_copies"] == [], bucket["bucket"]
         assert bucket["wide_weights"] == [], bucket["bucket"]
         assert bucket["constants"] == [], bucket["bucket"]
+
+
+def test_the_kernels_take_every_weight_in_a_form_and_none_is_decoded_in_memory(program):
+    for bucket in program[1]:
+        assert bucket["refused_products"] == {}
+        assert bucket["dense_weights"] == [], bucket["bucket"]
 
 
 def test_a_step_fits_the_memory_of_its_device(program):

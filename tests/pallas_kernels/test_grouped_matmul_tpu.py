@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,12 @@ V5E, V7X = Target.named("tpu:v5e"), Target.named("tpu:v7x")  # matrix units of 1
 _INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
+def matrices_of(experts: ExpertStack) -> list[Any]:
+    return [experts.gate, experts.up, experts.down]
+
+
 def for_kernels(experts: ExpertStack, target: Target) -> ExpertStack:
-    parts = {name: getattr(experts, name) for name in ("gate", "up", "down")}
+    parts: dict[str, Any] = {name: getattr(experts, name) for name in ("gate", "up", "down")}
     return dataclasses.replace(
         experts, **{name: dataclasses.replace(part, kernels=target) for name, part in parts.items()}
     )
@@ -50,7 +55,7 @@ def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: prod
     got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, for_kernels(experts, target))
     assert got.dtype == x.dtype
     if form.activations is None:
-        matrices = (product_oracle.decode(part) for part in (experts.gate, experts.up, experts.down))
+        matrices = map(product_oracle.decode, matrices_of(experts))
         expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices)
     else:  # whose activations are rounded, those in the middle too
         plain = functools.partial(xla.expert_mlp, tile=8, activation=swiglu)
@@ -70,10 +75,15 @@ def test_experts_that_are_elsewhere_add_nothing_and_biases_are_those_of_a_tile_s
         mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=_INTERPRET
     )
     got = jax.jit(run, compiler_options=FAST_COMPILE)(x, own, weights, for_kernels(kept, V5E))
-    matrices = (product_oracle.decode(part) for part in (experts.gate, experts.up, experts.down))
+    matrices = map(product_oracle.decode, matrices_of(experts))
     absent = np.where(np.asarray(ids) == 0, 0.0, np.asarray(weights))
     expected = oracle.expert_mlp(np.asarray(x), np.asarray(ids), absent, *matrices, tuple(map(np.asarray, biases)))
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
+
+
+def stand(ids: jax.Array, num_here: int, rows: int) -> tuple[jax.Array, ...]:
+    tiles = mosaic_tpu.tiles_of_experts(ids, num_here=num_here, rows=rows)
+    return tiles.places, tiles.expert_ids, tiles.tokens, tiles.num_tiles
 
 
 def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
@@ -81,9 +91,7 @@ def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
     rng = np.random.default_rng(0)
     for T, X, E, rows, chosen in ((40, 2, 5, 16, 3), (33, 3, 8, 32, 9)):
         ids = np.stack([rng.permutation(max(chosen, X))[:X] for _ in range(T)]).clip(max=E).astype(np.int32)
-        run = functools.partial(mosaic_tpu.tiles_of_experts, num_here=E, rows=rows)
-        fields = ("places", "expert_ids", "tokens", "num_tiles")
-        found = jax.jit(lambda ids, run=run: [getattr(run(ids), name) for name in fields])(jnp.asarray(ids))
+        found = jax.jit(stand, static_argnames=("num_here", "rows"))(jnp.asarray(ids), num_here=E, rows=rows)
         places, owners, tokens, num_tiles = map(np.asarray, found)
         here = ids < E
         assert (places[~here] == len(tokens)).all()
@@ -97,7 +105,7 @@ def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
 def test_a_tile_has_about_the_pairs_of_an_expert_as_far_as_codes_are_multiplied() -> None:
     def rows(which: int, num_pairs: int) -> int:
         _, _, _, experts = make_packed_arguments(*TPU_CASES[which])
-        return mosaic_tpu.choose_rows(num_pairs, 4, [for_kernels(experts, V7X).gate])
+        return mosaic_tpu.choose_rows(num_pairs, 4, matrices_of(for_kernels(experts, V7X)))
 
     assert [rows(0, pairs) for pairs in (1, 64, 65, 200, 10_000)] == [16, 16, 32, 64, 128]
     assert rows(4, 10_000) == 32, "rows of groups of 32 are given eight times"
@@ -106,7 +114,7 @@ def test_a_tile_has_about_the_pairs_of_an_expert_as_far_as_codes_are_multiplied(
 def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
     case, form = next(pair for pair in TPU_CASES if pair[0].name == "mxfp4_part_of_a_chunk")
     x, ids, weights, experts = make_packed_arguments(case, form)
-    gate = experts.gate
+    gate = matrices_of(experts)[0]
     assert refusals(gate, x.dtype, V5E) == []
     ordered = dataclasses.replace(gate, order=jnp.zeros((4, 320), jnp.int32), input_scale=jnp.ones((4, 1)))
     assert refusals(ordered, x.dtype, V5E) == [

@@ -64,7 +64,10 @@ def few_rows(
 
 
 def tile_of_outputs(refs: dict[str, Any], form: ProductForm, config: FewRows) -> None:
-    """The kernel of one tile of outputs. refs: x, codes, scales, out; sums, zeros where there are zero points; scale is scratch."""
+    """The kernel of one tile of outputs.
+
+    refs: x, codes, scales, out; sums, zeros where there are zero points; scale is scratch.
+    """
     refs["scale"][...] = scale_values(refs["scales"][...])
     for first in range(0, config.tile_out, config.part_out):  # in straight code: a loop lets the matrix unit run dry
         part = slice(first, first + config.part_out)
