@@ -21,7 +21,7 @@ from checkpoints.folder import read_json
 from checkpoints.formats import PackedWeight, Scheme, join, scheme_of, stored_scale_dtype
 from checkpoints.placement import leaves_of, place
 from checkpoints.remote import RemoteFolder
-from checkpoints.rules import Rule, expand, of_base_model
+from checkpoints.rules import Rule, as_stored, expand
 from checkpoints.writer import describe, open_writer
 from ferrum_jax.forms import WeightForm, weight_of
 from ferrum_jax.paths import is_url
@@ -98,7 +98,7 @@ def convert(
         else target  # of a form, whose numbers stay as they are
         for name, target in targets.items()
     }
-    parts = expand(of_base_model(rules, tensors))
+    parts = expand(as_stored(rules, tensors))
     used = {part.name for name in sources for part in parts[name]}
     if adapter is not None:
         _refuse_merge(adapter, sources)

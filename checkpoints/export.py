@@ -21,7 +21,7 @@ from checkpoints.folder import check_space, copy_companions, new_folder, read_js
 from checkpoints.formats import KEYS, Leaf, PackedWeight, join, scheme_of
 from checkpoints.formats.packed import slices
 from checkpoints.formats.written import block_rows, quantization_config, shapes_of, tensors_of
-from checkpoints.rules import BASE, Rule, Shape, StoredTensor, expand, of_base_model
+from checkpoints.rules import BASE, Rule, Shape, StoredTensor, as_stored, expand
 from ferrum_jax.forms import LEAVES, WeightForm, weight_of
 
 Plan = Mapping[str, tuple[StoredTensor, ...]]
@@ -53,7 +53,7 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
     source, out = Path(path), Path(out_dir)
     orbax_folder.check_free(out)
     description = orbax_folder.read_description(source)
-    rules = of_base_model(rules, description.get("source_shapes") or [BASE])
+    rules = as_stored(rules, description.get("source_shapes") or [BASE])
     plan = expand(rules)
     stacked = {target for rule in rules if rule.experts for target, _ in rule.expand()}
     leftovers = huggingface.map_file(source / huggingface.LEFTOVERS) if _has_leftovers(source) else {}

@@ -27,7 +27,7 @@ from checkpoints.formats import Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
-from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, match, of_base_model
+from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
 from ferrum_jax.forms import weight_of
 
 INDEX = "model.safetensors.index.json"
@@ -117,9 +117,7 @@ def match_tensors(
 ) -> dict[str, tuple[StoredTensor, ...]]:
     """{parameter: its sources}. Raises ValueError as `rules.match` does, and for weights not floats."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    plan = match(
-        of_base_model(rules, tensors), harmless, shapes, {name: target.shape for name, target in targets.items()}
-    )
+    plan = match(as_stored(rules, tensors), harmless, shapes, {name: target.shape for name, target in targets.items()})
     used = [source.name for sources in plan.values() for source in sources]
     whole = [f"{name} {tensors[name].dtype}" for name in dict.fromkeys(used) if not _is_float(tensors[name].dtype)]
     if whole:

@@ -13,7 +13,7 @@ from checkpoints.formats import Leaf, Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.huggingface import sources_of
 from checkpoints.placement import leaves_of, made_forms, place, stored_targets, whole_targets
-from checkpoints.rules import Expansion, Rule, expand, of_base_model, touching
+from checkpoints.rules import Expansion, Rule, as_stored, expand, touching
 from ferrum_jax.forms import weight_of
 
 Copies = dict[str, Callable[[], jax.Array]]  # by parameter, what makes the copy of its array
@@ -74,10 +74,10 @@ def copies_of_tensors(
     """
     tensors = join(tensors, scheme)
     if partial:
-        rules = touching(of_base_model(rules, tensors), tensors.keys())
+        rules = touching(as_stored(rules, tensors), tensors.keys())
         made = expand(rules)
         targets = {name: target for name, target in targets.items() if weight_of(name) in made}
-    stored, plan = stored_targets(targets, expansions), expand(of_base_model(rules, tensors))
+    stored, plan = stored_targets(targets, expansions), expand(as_stored(rules, tensors))
     coded = {} if scheme is not None else made_forms(stored)
     on_host = {part.name for name, parts in plan.items() for part in parts if part.part or name in coded}
     tensors = {name: np.asarray(x) if name in on_host and _is_live(x) else x for name, x in tensors.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ class Rule:
     layers: the layers that have it; empty for a tensor outside the layers.
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
     part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
+    joined: the tensor, or its part, that holds those of all experts in checkpoints that have it in their place.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -93,6 +94,7 @@ class Rule:
     layers: tuple[int, ...] = ()
     experts: int = 0
     part: TensorSlice | None = None
+    joined: StoredTensor | None = None
 
     def __post_init__(self) -> None:
         wanted = (bool(self.layers), bool(self.layers), self.experts > 0, False)
@@ -102,6 +104,11 @@ class Rule:
                 f"rule {self.source!r} -> {self.target!r} with layers {self.layers} and {self.experts} experts: "
                 "{i} belongs in both names if there are layers, {e} in the source if there are experts, else neither"
             )
+
+    def renamed(self, rename: Callable[[str], str]) -> Rule:
+        """The rule of tensors that have other names."""
+        joined = None if self.joined is None else dataclasses.replace(self.joined, name=rename(self.joined.name))
+        return dataclasses.replace(self, source=rename(self.source), joined=joined)
 
     def expand(self) -> list[tuple[str, tuple[StoredTensor, ...]]]:
         """(target, sources) of every layer; there is one source, or one for each expert."""
@@ -166,11 +173,23 @@ def touching(rules: Iterable[Rule], names: Collection[str]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def of_base_model(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
-    """The rules for tensors of these names; "model." is dropped if a base model was saved alone and none has it."""
-    if not saved_alone(names):
-        return tuple(rules)
-    return tuple(dataclasses.replace(rule, source=rule.source.removeprefix(BASE)) for rule in rules)
+def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
+    """The rules for tensors of these names.
+
+    "model." is dropped if a base model was saved alone and none has it. Experts are taken of the tensor that holds
+    all of a layer's where there is one.
+    """
+    names = set(names)
+    if saved_alone(names):
+        rules = [rule.renamed(lambda name: name.removeprefix(BASE)) for rule in rules]
+    return tuple(_joined(rule, names) for rule in rules)
+
+
+def _joined(rule: Rule, names: set[str]) -> Rule:
+    joined = rule.joined
+    if joined is None or not any(joined.name.replace("{i}", str(layer)) in names for layer in rule.layers):
+        return rule
+    return dataclasses.replace(rule, source=joined.name, part=joined.part, experts=0, joined=None)
 
 
 def saved_alone(names: Iterable[str]) -> bool:

@@ -28,6 +28,7 @@ from ferrum_jax.config import MeshShape
 from ferrum_jax.forms import weight_of_leaf
 from ferrum_jax.ints import round_up
 from ferrum_jax.spec import AttentionSpec, ModelSpec
+from ferrum_jax.spec.checks import no_multiples
 
 DATA, TENSOR = "dp", "tp"
 _TPUS_OF_A_HOST = 8  # no machine has more
@@ -62,6 +63,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.o.bias", (None,)),
     ("layers.*.attention.qkvz.weight", ("heads", None)),
     ("layers.*.attention.ba.weight", ("heads", None)),
+    ("layers.*.attention.*_heads.weight", ("heads", None)),
     ("layers.*.attention.conv", (None, None, None)),
     ("layers.*.attention.a_log", ("heads",)),
     ("layers.*.attention.dt_bias", ("heads",)),
@@ -384,7 +386,7 @@ def encoder_refusals(num_attention_heads: int, intermediate_size: int, shape: Me
     """The same of an encoder."""
 
     def undivided(mesh: MeshShape) -> list[str]:
-        return _no_multiples(mesh.tp, num_attention_heads=num_attention_heads, intermediate_size=intermediate_size)
+        return no_multiples(mesh.tp, num_attention_heads=num_attention_heads, intermediate_size=intermediate_size)
 
     return _refusals(undivided, num_attention_heads, shape)
 
@@ -402,19 +404,15 @@ def _refusals(undivided: Callable[[MeshShape], list[str]], num_heads: int, shape
     return [f"mesh is {str(shape)!r}: {', '.join(reasons)}; tp may be {', '.join(fits)}"]
 
 
-def _no_multiples(tp: int, **sizes: int) -> list[str]:
-    return [f"{name}, {size}, is not a multiple of tp, {tp}" for name, size in sizes.items() if size % tp]
-
-
 def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
     tp, experts = shape.tp, spec.experts
     reasons = _undivided_heads(spec, tp)
     if spec.dense_layers:
-        reasons += _no_multiples(tp, intermediate_size=spec.mlp.intermediate_size)
+        reasons += no_multiples(tp, intermediate_size=spec.mlp.intermediate_size)
     if experts is not None:
-        reasons += _no_multiples(tp, shared_expert_intermediate_size=experts.shared_intermediate_size)
+        reasons += no_multiples(tp, shared_expert_intermediate_size=experts.shared_intermediate_size)
     if spec.recurrence is not None:
-        reasons += _no_multiples(tp, linear_num_key_heads=spec.recurrence.num_key_heads)
+        reasons += spec.recurrence.undivided(tp)
     reasons += _parted_groups(spec, tp)
     if experts is not None and experts.num_experts % shape.ep:
         axes = "tp" if shape.ep == tp else "dp * tp"
@@ -426,7 +424,7 @@ def _undivided_heads(spec: ModelSpec, tp: int) -> list[str]:
     reasons: list[str] = []
     for own in dict.fromkeys(spec.attention_of(layer) for layer in spec.attention_layers):
         K = own.num_key_value_heads
-        reasons += _no_multiples(tp, num_attention_heads=own.num_attention_heads)
+        reasons += no_multiples(tp, num_attention_heads=own.num_attention_heads)
         if K % tp and tp % K:
             reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
     return list(dict.fromkeys(reasons))
@@ -453,6 +451,6 @@ def _num_inputs(spec: ModelSpec, name: str) -> int:
         return shared if ".shared." in name else spec.mlp.intermediate_size
     layer = _layer_in(name)
     if spec.recurrence is not None and layer in spec.state_layers:
-        return spec.recurrence.num_value_heads * spec.recurrence.value_head_dim
+        return spec.recurrence.output_size
     own = spec.attention_of(layer)
     return own.num_attention_heads * own.value_dim

@@ -27,6 +27,7 @@ from scripts.goldens.experts import EXPERTS
 from scripts.goldens.folder import save
 from scripts.goldens.gemma import GEMMA
 from scripts.goldens.latent import LATENT
+from scripts.goldens.recurrent import RECURRENT
 from scripts.goldens.reference import (
     NUM_GREEDY,
     OBSERVED,
@@ -39,7 +40,7 @@ from scripts.goldens.reference import (
 )
 from scripts.goldens.tail import TAIL
 
-GOLDENS = DENSE | GEMMA | EXPERTS | TAIL | LATENT
+GOLDENS = DENSE | GEMMA | EXPERTS | TAIL | LATENT | RECURRENT
 
 
 def make(name: str, folder: Path) -> None:

@@ -31,7 +31,7 @@ class ByFamily(LoadScopeScheduling):
         if nodeid.startswith(PUBLISHED):
             family = nodeid.partition("[")[2]
         if nodeid.startswith("tests/invariance/test_recurrent.py"):
-            family = "qwen3_next"
+            family = family or "qwen3_next"
         return family or nodeid
 
     def remove_node(self, node: Any) -> str | None:

@@ -1,6 +1,7 @@
-"""Gated DeltaNet: what stands in place of attention in the recurrent layers of Qwen3-Next.
+"""Gated DeltaNet: what stands in place of attention in the recurrent layers of Qwen3-Next and Qwen3.5.
 
-Projections come in groups, one for each key head, with the value heads that belong to it:
+Projections are one for each of q, k, v, z, b and a, or come in groups, one for each key head, with the value heads that
+belong to it:
 
     qkvz   q [A], k [A], v [G * B], z [G * B]          ba   b [G], a [G]
 
@@ -60,21 +61,26 @@ class GatedDeltaNet(nnx.Module):
         K, N, A, B = own.num_key_heads, own.num_value_heads, own.key_head_dim, own.value_head_dim
         self.layer = layer
         self.key_dim, self.value_dim, self.group = A, B, N // K
-        self.qkvz = Linear(D, 2 * K * A + 2 * N * B, dtype=dtype, rngs=rngs)
-        self.ba = Linear(D, 2 * N, dtype=dtype, rngs=rngs)
+        self.grouped = own.grouped
+        if own.grouped:
+            self.qkvz = Linear(D, 2 * K * A + 2 * N * B, dtype=dtype, rngs=rngs)
+            self.ba = Linear(D, 2 * N, dtype=dtype, rngs=rngs)
+        else:
+            self.q_heads, self.k_heads = (Linear(D, K * A, dtype=dtype, rngs=rngs) for _ in range(2))
+            self.v_heads, self.z_heads = (Linear(D, N * B, dtype=dtype, rngs=rngs) for _ in range(2))
+            self.b_heads, self.a_heads = (Linear(D, N, dtype=dtype, rngs=rngs) for _ in range(2))
         self.conv = random_weight((own.conv_channels, 1, own.conv_kernel_dim), dtype, rngs)
-        self.a_log = nnx.Param(jnp.zeros((N,), dtype))
+        self.a_log = nnx.Param(jnp.zeros((N,), jnp.float32))  # checkpoints keep it wider than their weights
         self.dt_bias = nnx.Param(jnp.ones((N,), dtype))
         self.norm = RMSNorm(B, eps=spec.norm.eps, dtype=dtype)
         self.o = Linear(N * B, D, dtype=dtype, rngs=rngs)
         self.act = activation_of(spec.mlp.hidden_act)
 
     def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        T, A, B, G = x.shape[0], self.key_dim, self.value_dim, self.group
-        mixed, z = jnp.split(self.qkvz(x).reshape(T, -1, 2 * A + 2 * G * B), [2 * A + G * B], axis=-1)  # [T, K, ...]
-        b, a = (part.reshape(T, -1) for part in jnp.split(self.ba(x).reshape(T, -1, 2 * G), 2, axis=-1))  # [T, N]
+        T, A, B = x.shape[0], self.key_dim, self.value_dim
+        mixed, z, b, a = self._by_group(x) if self.grouped else self._one_by_one(x)
         wide = a.astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32)[None]
-        log_decay = -jnp.exp(self.a_log[...].astype(jnp.float32))[None] * jax.nn.softplus(wide)
+        log_decay = -jnp.exp(self.a_log[...])[None] * jax.nn.softplus(wide)
         beta = jax.nn.sigmoid(b.astype(jnp.float32))
         weight = self._conv_by_head(context)
         mixed = mixed.reshape(T, -1)  # [T, I]
@@ -95,6 +101,19 @@ class GatedDeltaNet(nnx.Module):
         gate = self.act(z.reshape(out.shape).astype(jnp.float32))
         gated = (self.norm(out).astype(jnp.float32) * gate).astype(x.dtype)
         return self.o(gated.reshape(T, -1), context.shards)
+
+    def _by_group(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """q, k and v [T, K, 2A + GB], z [T, K, GB], b and a [T, N]; from [T, D]."""
+        A, size, G = self.key_dim, self.group * self.value_dim, self.group
+        mixed, z = jnp.split(self.qkvz(x).reshape(len(x), -1, 2 * A + 2 * size), [2 * A + size], axis=-1)
+        b, a = jnp.split(self.ba(x).reshape(len(x), -1, 2 * G), 2, axis=-1)
+        return mixed, z, b.reshape(len(x), -1), a.reshape(len(x), -1)
+
+    def _one_by_one(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """The same, of projections that stand alone."""
+        q, k = (part(x).reshape(len(x), -1, self.key_dim) for part in (self.q_heads, self.k_heads))
+        v = self.v_heads(x).reshape(*q.shape[:2], -1)
+        return jnp.concatenate([q, k, v], axis=-1), self.z_heads(x), self.b_heads(x), self.a_heads(x)
 
     def _conv_by_head(self, context: ForwardContext) -> jax.Array:
         """[I, W]: the weights of this device's key heads, group by group."""

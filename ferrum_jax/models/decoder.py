@@ -20,6 +20,7 @@ from flax import nnx
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
@@ -39,9 +40,7 @@ class DecoderLayer(nnx.Module):
             return norm_of(spec.norm, spec.hidden_size, dtype=dtype) if is_there else _as_it_is
 
         self.attention_norm = norm(spec.norm.before)
-        # what a family with recurrent layers puts in its place is called alike
-        kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
-        self.attention: Callable[..., jax.Array] = kind(spec, layer, dtype=dtype, rngs=rngs)
+        self.attention: Callable[..., jax.Array] = _mixer_of(spec, layer, dtype, rngs)
         self.attention_out_norm = norm(spec.norm.after)
         self.is_parallel = spec.parallel
         self.mlp_norm = norm(spec.norm.before and not spec.parallel)
@@ -64,6 +63,14 @@ class DecoderLayer(nnx.Module):
 
     def _scaled(self, x: jax.Array) -> jax.Array:
         return x if self.residual_multiplier == 1 else x * jnp.asarray(self.residual_multiplier, x.dtype)
+
+
+def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Callable[..., jax.Array]:
+    """What joins a token with those before it: attention, or what has a recurrent state."""
+    if spec.recurrence is not None and layer in spec.state_layers:
+        return GatedDeltaNet(spec, layer, dtype=dtype, rngs=rngs)
+    kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
+    return kind(spec, layer, dtype=dtype, rngs=rngs)
 
 
 def _mlp_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> MoE | MLP:

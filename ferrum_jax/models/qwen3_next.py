@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-from flax import nnx
-
 from checkpoints.rules import Rule
-from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
@@ -23,15 +19,14 @@ from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.spec import AttentionSpec, CacheGroup, GatedDeltaSpec, MlpSpec, ModelSpec, NormSpec, QkNorm
 
 _KINDS = ("full_attention", "linear_attention")
-
-
-class Qwen3Next(decoder.Decoder):
-    """The decoder with Gated DeltaNets in the layers of the spec's group "state"."""
-
-    def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype | str = jnp.float32, rngs: nnx.Rngs | None) -> None:
-        super().__init__(spec, dtype=dtype, rngs=rngs)
-        for layer in spec.state_layers:
-            self.layers[layer].attention = GatedDeltaNet(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
+# What Gated DeltaNets of all projections have, ours by the checkpoint's name.
+RECURRENT = {
+    "conv1d.weight": "conv",
+    "A_log": "a_log",
+    "dt_bias": "dt_bias",
+    "norm.weight": "norm.weight",
+    "out_proj.weight": "o.weight",
+}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -46,7 +41,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         hidden_size=reader.require("hidden_size"),
         num_hidden_layers=reader.require("num_hidden_layers"),
         max_position_embeddings=max_positions,
-        attention=_attention(reader, max_positions),
+        attention=attention_from(reader, max_positions),
         mlp=MlpSpec(intermediate_size=reader.require("intermediate_size"), hidden_act=reader.get("hidden_act", "silu")),
         experts=experts_of(
             reader,
@@ -56,16 +51,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
             shared_intermediate_size=reader.get("shared_expert_intermediate_size", 512),
             norm_topk_prob=bool(reader.get("norm_topk_prob", True)),
         ),
-        recurrence=GatedDeltaSpec(
-            num_key_heads=reader.get("linear_num_key_heads", 16),
-            num_value_heads=reader.get("linear_num_value_heads", 32),
-            key_head_dim=reader.get("linear_key_head_dim", 128),
-            value_head_dim=reader.get("linear_value_head_dim", 128),
-            conv_kernel_dim=reader.get("linear_conv_kernel_dim", 4),
-        ),
+        recurrence=recurrence_from(reader),
         norm=NormSpec(eps=reader.get("rms_norm_eps", 1e-6), zero_centred=True),
         tie_word_embeddings=bool(reader.get("tie_word_embeddings", False)),
-        cache_groups=_cache_groups(reader),
+        cache_groups=hybrid_groups(reader),
         dtype=stored_dtype(reader),
         eos_token_ids=reader.token_ids("eos_token_id"),
     )
@@ -73,11 +62,24 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def _attention(reader: ConfigReader, max_positions: int) -> AttentionSpec:
+def recurrence_from(reader: ConfigReader, **family: Any) -> GatedDeltaSpec:
+    """The sizes of Gated DeltaNets."""
+    return GatedDeltaSpec(
+        num_key_heads=reader.get("linear_num_key_heads", 16),
+        num_value_heads=reader.get("linear_num_value_heads", 32),
+        key_head_dim=reader.get("linear_key_head_dim", 128),
+        value_head_dim=reader.get("linear_value_head_dim", 128),
+        conv_kernel_dim=reader.get("linear_conv_kernel_dim", 4),
+        **family,
+    )
+
+
+def attention_from(reader: ConfigReader, max_positions: int, num_kv_heads: int = 2) -> AttentionSpec:
+    """Gated attention that turns a quarter of each head. num_kv_heads: where the config is silent."""
     bias = bool(reader.get("attention_bias", False))
     return AttentionSpec(
         num_attention_heads=reader.require("num_attention_heads"),
-        num_key_value_heads=reader.get("num_key_value_heads", 2),
+        num_key_value_heads=reader.get("num_key_value_heads", num_kv_heads),
         head_dim=reader.get("head_dim", 256),
         bias=bias,
         output_bias=bias,
@@ -87,7 +89,7 @@ def _attention(reader: ConfigReader, max_positions: int) -> AttentionSpec:
     )
 
 
-def _cache_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
+def hybrid_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
     """Attention where layer_types says so, else in the last of every full_attention_interval layers."""
     layers = range(reader.require("num_hidden_layers"))
     interval = reader.get("full_attention_interval", 4)
@@ -103,20 +105,17 @@ def _cache_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of a Qwen3-Next, and the Hugging Face tensor it comes from."""
-    names = {
-        "in_proj_qkvz.weight": "qkvz.weight",
-        "in_proj_ba.weight": "ba.weight",
-        "conv1d.weight": "conv",
-        "A_log": "a_log",
-        "dt_bias": "dt_bias",
-        "norm.weight": "norm.weight",
-        "out_proj.weight": "o.weight",
-    }
-    recurrent = (
-        decoder.per_layer(f"linear_attn.{source}", f"attention.{target}", spec.state_layers)
+    names = RECURRENT | {"in_proj_qkvz.weight": "qkvz.weight", "in_proj_ba.weight": "ba.weight"}
+    return (*decoder.weight_rules(spec), *recurrent_rules(spec, names))
+
+
+def recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Tensors of Gated DeltaNets that are parameters as they are. names: ours by theirs."""
+    return tuple(
+        rule
         for source, target in names.items()
+        for rule in decoder.per_layer(f"linear_attn.{source}", f"attention.{target}", spec.state_layers)
     )
-    return (*decoder.weight_rules(spec), *(rule for rules in recurrent for rule in rules))
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:

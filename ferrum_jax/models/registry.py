@@ -37,6 +37,7 @@ from ferrum_jax.models import (
     olmo,
     phi,
     qwen,
+    qwen3_5,
     qwen3_next,
     seed_oss,
     smollm3,
@@ -61,7 +62,7 @@ class Family:
     model: type[decoder.Decoder] = decoder.Decoder
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
-    state_arrays: Callable[[ModelSpec, jnp.dtype], Any] | None = None
+    state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = gated_delta.state_arrays
 
 
 FAMILIES: dict[str, Family] = {
@@ -135,12 +136,30 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(spec_from_config=qwen.qwen2_moe_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
     "Qwen3MoeForCausalLM": Family(spec_from_config=qwen.qwen3_moe_spec_from_config),
+    "Qwen3_5ForCausalLM": Family(
+        spec_from_config=qwen3_5.spec_from_config,
+        weight_rules=qwen3_5.weight_rules,
+        harmless=qwen3_next.harmless_tensors,
+    ),
+    "Qwen3_5ForConditionalGeneration": Family(
+        spec_from_config=qwen3_5.text_part_from_config,
+        weight_rules=qwen3_5.text_part_rules,
+        harmless=qwen3_5.text_part_harmless,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        spec_from_config=qwen3_5.moe_spec_from_config,
+        weight_rules=qwen3_5.weight_rules,
+        harmless=qwen3_next.harmless_tensors,
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Family(
+        spec_from_config=qwen3_5.moe_text_part_from_config,
+        weight_rules=qwen3_5.text_part_rules,
+        harmless=qwen3_5.text_part_harmless,
+    ),
     "Qwen3NextForCausalLM": Family(
         spec_from_config=qwen3_next.spec_from_config,
-        model=qwen3_next.Qwen3Next,
         weight_rules=qwen3_next.weight_rules,
         harmless=qwen3_next.harmless_tensors,
-        state_arrays=gated_delta.state_arrays,
     ),
     "SeedOssForCausalLM": Family(spec_from_config=seed_oss.spec_from_config),
     "SmolLM3ForCausalLM": Family(spec_from_config=smollm3.spec_from_config),
@@ -271,11 +290,7 @@ def _with_forms(model: decoder.Decoder, spec: ModelSpec) -> decoder.Decoder:
 
 def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> Any:
     """A recurrent layer's state for one row, a tree of `StateArray`; of a spec without such layers an empty tree."""
-    arrays = family_of(spec.architecture).state_arrays
-    if not spec.state_layers:
-        return ()
-    assert arrays is not None, f"{spec.architecture} has recurrent layers and no state_arrays"
-    return arrays(spec, dtype)
+    return family_of(spec.architecture).state_arrays(spec, dtype) if spec.state_layers else ()
 
 
 def unbind(model: nnx.Module) -> tuple[nnx.GraphDef, dict[str, Any]]:

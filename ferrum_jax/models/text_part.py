@@ -45,7 +45,7 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def of_text(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Rules of a text model as those of a text part."""
-    return tuple(dataclasses.replace(rule, source=_PREFIX + rule.source) for rule in rules)
+    return tuple(rule.renamed(lambda name: _PREFIX + name) for rule in rules)
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:

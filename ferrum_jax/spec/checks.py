@@ -11,6 +11,11 @@ def check_positive(spec: Any, *fields: str) -> None:
             raise ValueError(f"{field} is {getattr(spec, field)}; it must be at least 1")
 
 
+def no_multiples(tp: int, **sizes: int) -> list[str]:
+    """Which sizes cannot be spread over tp devices."""
+    return [f"{name}, {size}, is not a multiple of tp, {tp}" for name, size in sizes.items() if size % tp]
+
+
 def check_above_zero(spec: Any, *fields: str) -> None:
     for field in fields:
         value = getattr(spec, field)

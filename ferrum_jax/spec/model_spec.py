@@ -185,7 +185,14 @@ class ModelSpec:
 
 
 # Fields that are left out where a model does without, so that the keys of its blocks are those of earlier versions.
-_ABSENT: Mapping[str, Any] = {"forms": (), "borrowed": (), "v_head_dim": None, "latent": None, "num_best": 2}
+_ABSENT: Mapping[str, Any] = {
+    "forms": (),
+    "borrowed": (),
+    "v_head_dim": None,
+    "latent": None,
+    "num_best": 2,
+    "grouped": True,
+}
 
 
 def _without_defaults(fields: Any) -> Any:

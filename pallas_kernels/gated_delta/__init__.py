@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.gated_delta import xla
-from pallas_kernels.gated_delta.config import choose_tile
+from pallas_kernels.row_recurrence import choose_tile
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 

@@ -30,7 +30,8 @@ def save(model: Any, packed: dict[str, torch.Tensor], golden: Golden, folder: Pa
     model.save_pretrained(folder, state_dict=dict(weights), **shard)  # which empties it
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"dtype": golden.dtype}
-    config["rope_parameters"] |= golden.says
+    if golden.says:
+        config["rope_parameters"] |= golden.says
     if packed:
         plain = {name.removesuffix("_blocks") for name in packed}
         stored = packed | {name: x.contiguous() for name, x in weights.items() if name not in plain}

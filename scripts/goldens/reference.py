@@ -15,13 +15,15 @@ from scripts.goldens.golden import Golden
 PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
 OBSERVED = (2, 3)
 NUM_GREEDY = 64
+_FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
+_SEE_IMAGES = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
 _PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk"}  # of which a config with experts has one
 
 
 def build(golden: Golden) -> Any:
     """The model in float32, its weights rounded to golden.dtype."""
     torch.manual_seed(golden.seed)
-    text = "Text" if golden.architecture == "Gemma3" else ""
+    text = "Text" if golden.architecture in _SEE_IMAGES else ""
     config_class = getattr(transformers, f"{golden.architecture}{text}Config")
     config = config_class(
         **golden.config,
@@ -115,7 +117,7 @@ def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
     """What the first layer is given, outputs of every layer, of the final norm, and all logits of one prompt."""
     seen: dict[str, np.ndarray] = {}
     body = model.model
-    modules = {"norm": body.norm}
+    modules = {"norm": next(getattr(body, name) for name in _FINAL_NORMS if hasattr(body, name))}
     modules |= {f"layer {i}": layer for i, layer in enumerate(body.layers)}
 
     def hook(name: str) -> Any:

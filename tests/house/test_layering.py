@@ -83,6 +83,7 @@ MAY_IMPORT = {
     "ferrum_jax.pools": ("ferrum_jax.sharding", "nouns", "pallas_kernels"),
     "ferrum_jax.scheduling": ("ferrum_jax.prefix_cache", "nouns"),
     "pallas_kernels.gated_delta": ("pallas_kernels", "pallas_kernels.causal_conv"),
+    "pallas_kernels.state_space": ("pallas_kernels", "pallas_kernels.causal_conv"),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
     "ferrum_jax.batch": (

@@ -11,6 +11,7 @@ import pytest
 from ferrum_jax import SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
 from scripts.goldens.latent import LATENT
+from scripts.goldens.recurrent import RECURRENT as NEW_RECURRENT
 from scripts.goldens.tail import TAIL
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, small_llm
@@ -26,7 +27,7 @@ BY_HAND = (
     *("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window"),
     *sorted({*TAIL, *LATENT} - set(NAMES)),
 )
-RECURRENT = ("qwen3_next", "qwen3_next_raw")  # test_recurrent.py
+RECURRENT = ("qwen3_next", "qwen3_next_raw", *NEW_RECURRENT)  # test_recurrent.py
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: the reference's tokens and equal bits, whatever is reused and however a row is cut into steps."""
+"""Recurrent layers: the reference's tokens and equal bits, whatever is reused and however a row is cut into steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
+from scripts.goldens.recurrent import RECURRENT
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.invariance.test_bits import bits
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+# One of a kind runs beside the other slow tests, all others by hand.
+OF_A_KIND: tuple[str, ...] = ()
+LONG = pytest.mark.long
 TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
 
 
@@ -49,12 +53,41 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
     assert bool(metrics.preemptions) == (num_blocks == 18)
 
 
-def test_cuts_hits_and_preemption_do_not_change_a_bit():
+@pytest.mark.parametrize(
+    ("golden", "base"),
+    [
+        *(pytest.param(name, INVARIANT, id=name, marks=() if name in OF_A_KIND else LONG) for name in RECURRENT),
+        *(pytest.param(name, TILES, id=f"{name}-tiles", marks=LONG) for name in RECURRENT),
+    ],
+)
+def test_tokens_are_the_references_with_and_without_a_cache_where_blocks_and_snapshots_are_few(golden, base):
+    """Every prompt, then again, then with some of its tokens; what nobody wrote holds NaN."""
+    prompts, tokens, best = golden_prompts(golden)
+    llm = small_llm(golden, base)
+    plenty, few = {"num_blocks": 80, "max_state_snapshots": 5}, {"num_blocks": 18, "max_num_batched_tokens": 23}
+    for sizes in (plenty, few, {"enable_prefix_caching": False}):
+        config = dataclasses.replace(llm.config, **sizes)
+        engine = build_engine(llm.loaded, config, None, fill=math.nan)
+        for used in (0, 0, 3):
+            params = dataclasses.replace(GREEDY, max_tokens=64 - used)
+            ids = [engine.add([*p.tolist(), *t[:used].tolist()], params) for p, t in zip(prompts, tokens, strict=True)]
+            outputs = finish(engine)
+            check_equal([outputs[i] for i in ids], [t[used:] for t in tokens], [b[used:] for b in best])
+        metrics = engine.scheduler.metrics()
+        assert bool(metrics.hits and metrics.evictions) == (sizes is plenty), (
+            "of snapshots, for blocks there are enough"
+        )
+        assert bool(metrics.preemptions) == (sizes is few)
+        assert bool(metrics.snapshots) == config.enable_prefix_caching
+
+
+@pytest.mark.parametrize("golden", ["qwen3_next"])
+def test_cuts_hits_and_preemption_do_not_change_a_bit(golden):
     """Token by token on the CPU, for the sequential form knows no tiles."""
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
     rng = np.random.default_rng(6)
-    prompts = [rng.integers(6, 250, n).tolist() for n in (1, 17, 70, 33, 5)]
-    llm = small_llm("qwen3_next", INVARIANT)
+    prompts = [rng.integers(6, 150, n).tolist() for n in (1, 17, 70, 33, 5)]
+    llm = small_llm(golden, INVARIANT)
     expected = [bits(run(llm, [prompt], params, enable_prefix_caching=False)[0]) for prompt in prompts]
     for budget, num_blocks in ((64, 80), (5, 80), (64, 6)):
         config = dataclasses.replace(llm.config, max_num_batched_tokens=budget, num_blocks=num_blocks)

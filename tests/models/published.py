@@ -9,6 +9,7 @@ import json
 import pathlib
 
 from tests.models.published_latent import LATENT, MORE_LATENT
+from tests.models.published_recurrent import MORE_RECURRENT, RECURRENT
 from tests.models.published_sizes import SIZES
 from tests.models.published_tail import MORE_TAIL, TAIL
 
@@ -575,6 +576,7 @@ MORE = {
     **{name: (_BASES[base] | values, count) for name, (base, values, count) in SIZES.items()},
     **MORE_TAIL,
     **MORE_LATENT,
+    **MORE_RECURRENT,
 }
 
 # One size of each family with its own table for logits or without: others differ in numbers alone. Of the long
@@ -585,4 +587,4 @@ KINDS = (
     }.values(),
     *("Command-R7B", "SmolLM3-3B", "DeepSeek-V2-Lite"),
 )
-PUBLISHED |= TAIL | LATENT
+PUBLISHED |= TAIL | LATENT | RECURRENT

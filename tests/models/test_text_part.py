@@ -21,6 +21,8 @@ from tests.models.test_goldens import GOLDENS, load
         ("mistral_full", "Mistral3ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
         ("deepseek_v3", "KimiK25ForConditionalGeneration"),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, architecture, tmp_path):
@@ -29,9 +31,8 @@ def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, arc
     del config["architectures"], config["dtype"]
     outer = {"architectures": [architecture], "dtype": dtype, "vision_config": {"hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(outer | {"text_config": config, "eos_token_id": [1, 106]}))
-    tensors = {f"language_model.{name}": x for name, x in load_file(GOLDENS / golden / "model.safetensors").items()}
-    images = {name: np.ones(3, np.float16) for name in ("vision_tower.a.weight", "multi_modal_projector.b")}
-    save_file(tensors | images, tmp_path / "model.safetensors")
+    tensors = load_file(GOLDENS / golden / "model.safetensors")
+    save_file(_beside_images(tensors, architecture), tmp_path / "model.safetensors")
 
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_of(checkpoint.config)
@@ -45,3 +46,22 @@ def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, arc
     assert set(found) == set(expected)
     for name, x in expected.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def _beside_images(tensors, architecture: str):
+    """Tensors of a text model as they are named, and the experts of a layer joined, beside those of images."""
+    images = {name: np.ones(3, np.float16) for name in ("vision_tower.a.weight", "multi_modal_projector.b")}
+    if not architecture.startswith("Qwen3_5"):
+        return images | {f"language_model.{name}": x for name, x in tensors.items()}
+    named = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+    named |= {"model.visual.a.weight": np.ones(3, np.float16), "mtp.fc.weight": np.ones(3, np.float16)}
+    apart = {name for name in named if ".experts." in name}
+    for block in {name.partition(".experts.")[0] for name in apart}:
+        each = range(sum(name.startswith(block) and name.endswith("up_proj.weight") for name in apart))
+        gate, up, down = (
+            np.stack([named[f"{block}.experts.{e}.{part}_proj.weight"] for e in each])
+            for part in ("gate", "up", "down")
+        )
+        named |= {f"{block}.experts.gate_up_proj": np.concatenate([gate, up], axis=1)}
+        named |= {f"{block}.experts.down_proj": down}
+    return {name: x for name, x in named.items() if name not in apart}

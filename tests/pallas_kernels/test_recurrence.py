@@ -1,4 +1,4 @@
-"""gated_delta and causal_conv against their float64 oracles; that bits do not depend on how rows are cut."""
+"""gated_delta, state_space, causal_conv: their float64 oracles, and bits that do not depend on how rows are cut."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from pallas_kernels.causal_conv.oracle import causal_conv as conv_oracle
 from pallas_kernels.gated_delta import cases as delta
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.gated_delta.oracle import gated_delta as delta_oracle
+from pallas_kernels.state_space import cases as space
+from pallas_kernels.state_space import state_space
+from pallas_kernels.state_space.oracle import state_space as space_oracle
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
 
@@ -40,6 +43,16 @@ def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -
     assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
     *arrays, rows = arguments
     check(got, delta_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
+    assert not np.any(np.asarray(got[0], np.float32)[int(np.sum(rows.counts)) :]), "outputs of padding are 0"
+
+
+@pytest.mark.parametrize("case", chosen(space.CASES, {"mixed"}))
+def test_every_case_of_state_space_equals_the_float64_oracle(case: space.Case) -> None:
+    arguments = space.make_arguments(case)
+    got = jax.jit(functools.partial(state_space, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
+    assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
+    *arrays, rows = arguments
+    check(got, space_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
     assert not np.any(np.asarray(got[0], np.float32)[int(np.sum(rows.counts)) :]), "outputs of padding are 0"
 
 
@@ -121,6 +134,11 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
         gated_delta(*arguments, tile=0)
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
         gated_delta(*arguments, implementation="mosaic_tpu")
+    c, b, *others = space.make_arguments(space.CASES[0])
+    with pytest.raises(ValueError, match="v has 4 heads, no multiple of the 3 groups of b"):
+        state_space(*(jnp.repeat(x, 2, axis=1)[:, :3] for x in (c, b)), *others)
+    with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
+        state_space(c, b, *others, implementation="mosaic_tpu")
     x, weight, pool, rows = conv.make_arguments(conv.CASES[0])
     with pytest.raises(ValueError, match="the pool keep W - 1"):
         causal_conv(x, weight[:, 1:], pool, rows)

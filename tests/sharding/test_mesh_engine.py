@@ -46,10 +46,11 @@ MESHES = {
         *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
         *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "deepseek_v3"),
     ),
+    "tp=2": ("qwen3_5",),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
     "dp=4,ep=1": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
-        *("qwen3_moe_raw", "qwen3_next_raw", "deepseek_v3_plain", "glm4_moe_lite", "mistral4"),
+        *("qwen3_moe_raw", "qwen3_next_raw", "deepseek_v3_plain", "glm4_moe_lite", "mistral4", "qwen3_5_moe"),
     ),
 }
 CASES = [(golden, mesh) for mesh, goldens in MESHES.items() for golden in goldens]
