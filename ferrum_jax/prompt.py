@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -68,6 +69,77 @@ class MediaSpan:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+IMAGE_RUN = 16  # tokens of an image whose embeddings lie together on the device
+
+
+class EncodableImage(Protocol):
+    """An image as a model's processor made it, ready for the tower."""
+
+    @property
+    def patches(self) -> np.ndarray: ...  # [patches, values of one] float32
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...  # frames, rows, columns of patches
+
+    @property
+    def num_tokens(self) -> int: ...  # that it has in a prompt
+
+    @property
+    def digest(self) -> bytes: ...  # of pixels, grid and the processor's settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlacedImage:
+    """An image whose tokens stand at [start, start + length) of a prompt.
+
+    digest: of its pixels, grid and the processor's settings. grid: frames, rows and columns of its patches. rope_grid:
+    of its tokens, for models whose rotary positions count these; None where tokens of images count as others do.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+    grid: tuple[int, int, int]
+    rope_grid: tuple[int, int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def num_patches(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def rope_shift(self) -> int:
+        """What rotary positions behind the image are more than those before it, beyond its tokens: most often less."""
+        return 0 if self.rope_grid is None else max(self.rope_grid) - self.length
+
+
+def rope_shift(images: Sequence[PlacedImage], position: int) -> int:
+    """What the rotary position of a token of no image is more than its position. images: of its sequence."""
+    return sum(image.rope_shift for image in images if image.end <= position)
+
+
+def rope_positions(images: Sequence[PlacedImage], start: int, stop: int) -> np.ndarray:
+    """[3, stop - start] int32: time, row and column of tokens [start, stop) of a sequence with these images, in order.
+
+    Tokens of text have three times the same. Those of an image have the next place in time, and count rows and columns
+    from it; text goes on behind the largest of these. Source: Wang et al. 2024 (Qwen2-VL), M-RoPE.
+    """
+    found = np.broadcast_to(np.arange(start, stop, dtype=np.int32), (3, stop - start)).copy()
+    for image in images:
+        if image.rope_grid is not None and image.start < stop:
+            first = found[:, max(image.start - start, 0) : max(image.end - start, 0)]
+            if first.shape[1]:
+                places = np.indices(image.rope_grid, np.int32).reshape(3, -1)
+                base = image.start + rope_shift(images, image.start)
+                cut = max(start - image.start, 0)
+                first[:] = places[:, cut : cut + first.shape[1]] + base
+            found[:, max(image.end - start, 0) :] += image.rope_shift
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

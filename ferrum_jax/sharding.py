@@ -82,8 +82,12 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.q_heads_norm.weight", ("heads",)),
     ("layers.*.attention.k_heads_norm.weight", ("kv_heads",)),
     ("*norm.weight", (None,)),
-    # of encoders
     ("*norm.bias", (None,)),
+    # of towers: each device has all of one
+    ("vision.patch.weight", (None,) * 5),
+    ("vision.*.weight", (None, None)),
+    ("vision.*.bias", (None,)),
+    # of encoders
     ("words.weight", ("vocabulary", None)),
     ("positions.weight", (None, None)),
     ("types.weight", (None, None)),

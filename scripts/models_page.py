@@ -48,7 +48,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | Gemma 4 | embeddings of each layer, and keys that are values, are not served yet |
 | Llama 4 | attention in chunks is not served yet |
 | `clip_qkv` of OLMoE | no released OLMoE clips |
-| images, sounds and videos of models that take them | the text part is served where the table names it |
+| images of other models than Qwen3-VL, sounds, videos | the text part is served where the table names it |
 """
 
 
@@ -93,7 +93,8 @@ def meshes(spec: ModelSpec) -> list[int]:
 def goldens_by_architecture() -> dict[str, list[str]]:
     """Names of the goldens of each architecture."""
     found: dict[str, list[str]] = {}
-    for config in sorted((ROOT / "tests" / "goldens").glob("*/config.json")):
+    folder = ROOT / "tests" / "goldens"
+    for config in sorted([*folder.glob("*/config.json"), *folder.glob("vision/*/config.json")]):
         (architecture,) = json.loads(config.read_text())["architectures"]
         found.setdefault(architecture, []).append(f"`{config.parent.name}`")
     return found

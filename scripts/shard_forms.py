@@ -293,6 +293,7 @@ def _blobs(work: Workload, rows: int, shards: int, layout: Layout, bucket: Bucke
         target_slots=zeros,
         mask_ids=zeros,
         adapter_ids=zeros,
+        rope_shifts=zeros,
     )
     halves = np.concatenate([pack_forward((plan,), bucket), pack_sample((plan,), rows)])
     return np.tile(halves, shards)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.layers.rope import Rotation
@@ -105,7 +106,8 @@ class ForwardContext:
     attend: see `Attend`. recur: see `Recur`. expert_tile: rows of a tile of one expert, None for the kernel's own
     choice. implementation: of the kernels. shards: the devices that share each layer's work. expert_shards: the data
     shards whose tokens go to the experts together. is_token: [T], False for padding, which goes to no expert; None
-    where there is none. lent: by layer the keys and values that it lends to later ones, which a forward pass fills.
+    where there is none. images: what tokens of images have in place of embeddings; None where no token is of one.
+    lent: by layer the keys and values that it lends to later ones, which a forward pass fills.
     observe: called with the name and value of the embedding, of every layer's output and of the
     final norm, for tests that compare them.
     """
@@ -117,6 +119,7 @@ class ForwardContext:
     shards: Shards = WHOLE
     expert_shards: Shards = WHOLE
     is_token: jax.Array | None = None
+    images: ImageTokens | None = None
     lent: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
     observe: Callable[[str, jax.Array], None] | None = None
 

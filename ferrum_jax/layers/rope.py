@@ -70,6 +70,17 @@ def _yarn(wavelengths: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
     return interpolated * (_F32(1) - kept) + (_F32(1) / wavelengths) * kept
 
 
+def axes_of_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
+    """[H'/2] int32: what each frequency turns by, 0 time, 1 row, 2 column; in turns until the latter have theirs.
+
+    Source: Bai et al. 2025 (Qwen3-VL), interleaved M-RoPE.
+    """
+    axes = np.zeros(rope.rotary_dim(head_dim) // 2, np.int32)
+    for axis, count in enumerate(rope.sections[1:], 1):
+        axes[axis : 3 * count : 3] = axis
+    return axes
+
+
 class Rotation(NamedTuple):
     """What the positions of a step's tokens do to q and k: cos and sin of their angles, and a factor for q alone.
 
@@ -109,12 +120,14 @@ def rotation_of(positions: jax.Array, attention: AttentionSpec) -> Rotation:
 
 
 def rotations(
-    positions: jax.Array,  # [T] int32
+    positions: jax.Array,  # [T] int32, or [3, T]: time, row and column
     rope: RopeSpec,
     head_dim: int,
 ) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H'/2] float32, the 1 for heads
     """cos and sin of every position's angles."""
-    angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)[None, :]
+    turned_by = positions.astype(jnp.float32)
+    turned_by = turned_by[:, None] if positions.ndim == 1 else turned_by[axes_of_frequencies(rope, head_dim)].T
+    angles = turned_by * frequencies(rope, head_dim)[None, :]
     factor = rope.attention_factor
     return jnp.cos(angles)[:, None, :] * factor, jnp.sin(angles)[:, None, :] * factor
 

@@ -94,6 +94,15 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "rope_theta": _THETA,
     "rope_local_base_freq": _THETA,
     "partial_rotary_factor": (1e-6, 1.0),
+    # of vision_config
+    "depth": _LAYERS,
+    "num_heads": _SIZE,
+    "in_channels": (1, 16),
+    "patch_size": (1, 2**10),
+    "temporal_patch_size": (1, 16),
+    "spatial_merge_size": (1, 16),
+    "num_position_embeddings": (1, 2**20),
+    "out_hidden_size": _SIZE,
     # of rope_scaling and rope_parameters
     "factor": (1.0, 1e6),
     "original_max_position_embeddings": (2, 2**30),

@@ -103,16 +103,19 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         token_ids: jax.Array,  # [T] int32
-        positions: jax.Array,  # [T] int32, absolute
+        positions: jax.Array,  # [T] int32, absolute; [3, T] where rotary positions have sections
         context: ForwardContext,
     ) -> jax.Array:  # [T, D], after the final norm
         context = dataclasses.replace(context, lent={})
+        images = context.images
         x = self.embed(token_ids, context.shards)
+        x = x if images is None else images.in_place_of(x)
         context.show("embed", x)
         kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
         rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
         for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
             x = layer(x, rotations[kind], context)
+            x = x if images is None else images.added(x, i)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
         context.show("norm", x)

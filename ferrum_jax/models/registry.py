@@ -39,14 +39,16 @@ from ferrum_jax.models import (
     qwen,
     qwen3_5,
     qwen3_next,
+    qwen3_vl,
     seed_oss,
     smollm3,
     starcoder2,
     text_part,
 )
 from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.vision_tower import PREFIX, VisionTower
 from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import ModelSpec, VisionSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,11 @@ FAMILIES: dict[str, Family] = {
         weight_rules=qwen3_next.weight_rules,
         harmless=qwen3_next.harmless_tensors,
     ),
+    "Qwen3VLForConditionalGeneration": Family(
+        spec_from_config=qwen3_vl.spec_from_config,
+        weight_rules=qwen3_vl.weight_rules,
+        harmless=qwen3_vl.harmless_tensors,
+    ),
     "SeedOssForCausalLM": Family(spec_from_config=seed_oss.spec_from_config),
     "SmolLM3ForCausalLM": Family(spec_from_config=smollm3.spec_from_config),
     "Starcoder2ForCausalLM": Family(spec_from_config=starcoder2.spec_from_config, weight_rules=starcoder2.weight_rules),
@@ -273,9 +280,35 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> dec
 
 
 def abstract_parts(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """`unbind` of the abstract model, which is traced once however often it is asked for."""
+    """The structure of a model and its parameters as structs; those of its tower, if it has one, are among the latter.
+
+    They are traced once however often they are asked for.
+    """
     graph, parameters = _abstract_parts(spec, jnp.dtype(dtype))
-    return graph, dict(parameters)
+    return graph, parameters | abstract_tower(spec, dtype)[1]
+
+
+def abstract_tower(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef | None, dict[str, Any]]:
+    """`unbind` of a model's tower, with its parameters under their names in the model; nothing without a tower."""
+    if spec.vision is None:
+        return None, {}
+    graph, parameters = _abstract_tower(spec.vision, jnp.dtype(dtype))
+    return graph, {PREFIX + name: struct for name, struct in parameters.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def _abstract_tower(vision: VisionSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    return unbind(nnx.eval_shape(lambda: VisionTower(vision, dtype=dtype)))
+
+
+def without_tower(spec: ModelSpec) -> ModelSpec:
+    """The spec of a model that is served for text alone."""
+    return dataclasses.replace(spec, vision=None)
+
+
+def of_tower(name: str) -> bool:
+    """Whether a parameter of a model is its tower's."""
+    return name.startswith(PREFIX)
 
 
 @functools.lru_cache(maxsize=4)

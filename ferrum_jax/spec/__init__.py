@@ -9,6 +9,7 @@ from ferrum_jax.spec.heads import AttentionSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.model_spec import CacheGroup, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
 from ferrum_jax.spec.recurrence import GatedDeltaSpec
+from ferrum_jax.spec.vision import VisionSpec
 
 __all__ = [
     "AttentionSpec",
@@ -23,4 +24,5 @@ __all__ = [
     "QkNorm",
     "RopeSpec",
     "Temperature",
+    "VisionSpec",
 ]

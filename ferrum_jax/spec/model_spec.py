@@ -17,6 +17,7 @@ from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec
 from ferrum_jax.spec.recurrence import GatedDeltaSpec
+from ferrum_jax.spec.vision import VisionSpec
 
 NORM_KINDS = ("rms", "layer")
 
@@ -64,6 +65,7 @@ class ModelSpec:
 
     attention: of all layers but those of other_attention, which are pairs (layers, their attention).
     experts: None where every layer has an MLP. recurrence: None where no layer has a Gated DeltaNet.
+    vision: the tower of a model that sees images; None of one that reads text alone.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     parallel: attention and MLP are given the same norm's output. embedding_scale, residual_multiplier, logit_scale:
     embeddings, what a layer's halves add, and logits of tokens are multiplied by it. final_logit_softcapping: logits of
@@ -85,6 +87,7 @@ class ModelSpec:
     mlp: MlpSpec
     experts: ExpertsSpec | None = None
     recurrence: GatedDeltaSpec | None = None
+    vision: VisionSpec | None = None
     norm: NormSpec = NormSpec()
     parallel: bool = False
     embedding_scale: float = 1.0
@@ -192,6 +195,8 @@ _ABSENT: Mapping[str, Any] = {
     "latent": None,
     "num_best": 2,
     "grouped": True,
+    "vision": None,
+    "sections": (),
 }
 
 

@@ -14,7 +14,8 @@ class RopeSpec:
     """Rotary positions. Fields beyond the first three are read by the types in brackets.
 
     partial_rotary_factor: of a head's dimensions, how many turn: the first ones. interleaved: neighbours turn together,
-    not the first half with the second.
+    not the first half with the second. sections: of a model that sees images, how many frequencies turn by a token's
+    time, row and column; they take turns. Empty where all turn by its position.
     factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
     original_max_position_embeddings [llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
@@ -37,6 +38,7 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     is_long: bool = False
+    sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:
@@ -65,6 +67,11 @@ class RopeSpec:
             raise ValueError(
                 f"longrope has {len(self.short_factor)} short and {len(self.long_factor)} long factors; half of the "
                 f"dimensions that turn are {dim // 2}"
+            )
+        if self.sections and (len(self.sections) != 3 or sum(self.sections) != dim // 2 or min(self.sections) < 0):
+            raise ValueError(
+                f"mrope_section is {list(self.sections)}; it must be three numbers that make {dim // 2}, half of the "
+                "dimensions that turn"
             )
 
     def fitted(self, max_model_len: int) -> RopeSpec:

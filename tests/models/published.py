@@ -8,6 +8,7 @@ and -72B, Ministral-8B. Refused, for attention in two chunks is not served: Qwen
 import json
 import pathlib
 
+from tests.models.published_images import IMAGES, MORE_IMAGES
 from tests.models.published_latent import LATENT, MORE_LATENT
 from tests.models.published_recurrent import MORE_RECURRENT, RECURRENT
 from tests.models.published_sizes import SIZES
@@ -577,6 +578,7 @@ MORE = {
     **MORE_TAIL,
     **MORE_LATENT,
     **MORE_RECURRENT,
+    **MORE_IMAGES,
 }
 
 # One size of each family with its own table for logits or without: others differ in numbers alone. Of the long
@@ -587,4 +589,4 @@ KINDS = (
     }.values(),
     *("Command-R7B", "SmolLM3-3B", "DeepSeek-V2-Lite"),
 )
-PUBLISHED |= TAIL | LATENT | RECURRENT
+PUBLISHED |= TAIL | LATENT | RECURRENT | IMAGES

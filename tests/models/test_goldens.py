@@ -71,9 +71,10 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_there_is_a_golden_of_every_family():
-    # test_text_part.py
+    # test_text_part.py, test_vision.py
     text_parts = {
-        f"{name}ForConditionalGeneration" for name in ("Gemma3", "KimiK25", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
+        *(f"{name}ForConditionalGeneration" for name in ("Gemma3", "KimiK25", "Mistral3", "Qwen3_5", "Qwen3_5Moe")),
+        "Qwen3VLForConditionalGeneration",
     }
     assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts
 

@@ -17,7 +17,7 @@ from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.embedding import Embedding
-from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.registry import FAMILIES, abstract_model, abstract_parts, bind, family_of, spec_of, unbind
 from ferrum_jax.spec import AttentionSpec, CacheGroup, ExpertsSpec, MlpSpec, RopeSpec
 from tests.models.published import (
     GEMMA2_2B,
@@ -58,7 +58,7 @@ NAMES = [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) f
 def published(name: str):
     """(spec, parameters as structs) of a published config."""
     spec = spec_of(ALL[name][0])
-    return spec, unbind(abstract_model(spec, "bfloat16"))[1]
+    return spec, abstract_parts(spec, "bfloat16")[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,118 @@
+"""Qwen3VLForConditionalGeneration: Qwen3's decoder, rotary positions by time, row and column, and a vision tower.
+
+Tokens of an image have the tower's embeddings, and what deepstack adds to the outputs of the first layers. They attend
+to the past alone, as text does.
+Source: Bai et al. 2025 (Qwen3-VL); keys and defaults as in Hugging Face's configs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints.rules import BASE, HEAD, Rule
+from ferrum_jax.models import decoder
+from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.qwen import qwen3_spec_from_config
+from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.models.vision_tower import tower_rules
+from ferrum_jax.spec import ModelSpec, VisionSpec
+
+# Keys beside `text_config` that say how images stand in a prompt, or in which tensors; the processor reads them.
+_OF_IMAGES = (
+    *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+    "deepstack_visual_indexes",
+)
+_TEXT, _TOWER = "model.language_model.", "model.visual."
+_SECTIONS = [24, 20, 20]
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Qwen3-VL config.json. Raises ValueError naming what is missing or not understood."""
+    spec = text_part_from(config, _OF_IMAGES, _text_spec)
+    vision = vision_spec_from(config.get("vision_config"), spec.hidden_size)
+    if len(vision.deepstack) > spec.num_hidden_layers:
+        raise ValueError(
+            f"deepstack_visual_indexes has {len(vision.deepstack)} entries, and num_hidden_layers is "
+            f"{spec.num_hidden_layers}; each is added to the output of a layer of its own"
+        )
+    return dataclasses.replace(spec, vision=vision)
+
+
+def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Qwen3's, whose rotary positions have sections."""
+    config, sections = dict(config), None
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(config.get(key), Mapping):
+            rope = ConfigReader({name: config[key][name] for name in ("mrope_section",) if name in config[key]})
+            sections = rope.get("mrope_section", sections or [])
+            if config[key].get("mrope_interleaved", True) is not True:
+                raise ValueError(f"mrope_interleaved is {shown(config[key]['mrope_interleaved'])}; it must be true")
+            own = ("mrope_section", "mrope_interleaved")
+            config[key] = {name: value for name, value in config[key].items() if name not in own}
+    sections = sections or _SECTIONS
+    if any(type(section) is not int for section in sections):
+        raise ValueError(f"mrope_section is {shown(sections)}; it must be three whole numbers")
+    config.setdefault("rope_theta", 500000.0) if not config.get("rope_parameters") else None
+    spec = qwen3_spec_from_config(config)
+    assert spec.attention.rope is not None, "Qwen3 turns its heads"
+    rope = dataclasses.replace(spec.attention.rope, sections=tuple(sections))
+    return dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, rope=rope))
+
+
+def vision_spec_from(config: object, width: int) -> VisionSpec:
+    """VisionSpec of a `vision_config`. width: of the text model, which must be the tower's.
+
+    Raises ValueError naming what is missing or not understood.
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
+    reader = ConfigReader(config)
+    rope = ConfigReader(reader.get("rope_parameters", {}))
+    if rope.get("rope_type", "axial") != "axial":
+        raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
+    patch = reader.alike("patch_size", 16)
+    spec = VisionSpec(
+        hidden_size=reader.get("hidden_size", 1152),
+        intermediate_size=reader.get("intermediate_size", 4304),
+        num_layers=reader.get("depth", 27),
+        num_heads=reader.get("num_heads", 16),
+        patch_shape=(reader.get("in_channels", 3), reader.alike("temporal_patch_size", 2), patch, patch),
+        merge=reader.get("spatial_merge_size", 2),
+        num_positions=reader.get("num_position_embeddings", 2304),
+        out_size=reader.get("out_hidden_size", 3584),
+        deepstack=tuple(_layers(reader, "deepstack_visual_indexes", [8, 16, 24])),
+        hidden_act=reader.get("hidden_act", "gelu_pytorch_tanh"),
+        rope_theta=float(rope.get("rope_theta", 10000.0)),
+    )
+    reader.finish()
+    rope.finish()
+    if spec.out_size != width:
+        raise ValueError(f"vision_config's out_hidden_size is {spec.out_size}, and the text's hidden_size is {width}")
+    return spec
+
+
+def _layers(reader: ConfigReader, key: str, default: list[int]) -> list[int]:
+    layers = reader.get(key, default)
+    if any(type(layer) is not int for layer in layers):
+        raise ValueError(f"{key} is {shown(layers)}; it must be a list of layers")
+    return list(layers)
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
+    text = [_renamed(rule) for rule in decoder.weight_rules(spec)]
+    return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
+
+
+def _renamed(rule: Rule) -> Rule:
+    if rule.source == HEAD:
+        return rule
+    return dataclasses.replace(rule, source=_TEXT + rule.source.removeprefix(BASE))
+
+
+def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the model does not need: of a model that is served for text alone, the tower's."""
+    return (*decoder.harmless_tensors(spec), *((_TOWER + "*",) if spec.vision is None else ()))

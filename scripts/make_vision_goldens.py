@@ -1,0 +1,184 @@
+"""Makes tests/goldens/vision/: tiny random models that see images, with the outputs of transformers, float32.
+
+    python -m scripts.make_vision_goldens [--out tests/goldens/vision] [name ...]
+
+Needs torch and transformers (made with torch 2.13, transformers 5.23); the tests that read the result need neither.
+Each folder is a real Hugging Face checkpoint, and `golden.npz` beside it holds, for prompts with no, one and three
+images of different sizes:
+
+    prompt_I [T] int32, with a placeholder for each token of an image    grids_I [images, 3] int32
+    patches_I [patches, values] float32, of all images    tower_I [tokens, (1 + deepstack) D], the tower's output
+    rope_I [3, T] int32    embed_I [T, D], after images took their places    layers_I [L, T, D], deepstack added
+    norm_I [T, D]    logits_I [T, V]    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+from scripts.goldens.command import run
+
+NUM_GREEDY = 64
+IMAGE, VIDEO, START, END = 150, 151, 152, 153
+_TEXT = {
+    "vocab_size": 154,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [4, 2, 2]},
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_VISION = {
+    "depth": 3,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_heads": 5,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 36,
+    "deepstack_visual_indexes": [0, 2],
+}
+GOLDENS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "text_config": _TEXT,
+        "vision_config": _VISION,
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
+        "tie_word_embeddings": False,
+    },
+}
+# (tokens of text, an image's rows and columns of patches, tokens of text, ...)
+PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
+
+
+def make(name: str, folder: Path) -> None:
+    """Writes one folder."""
+    model = build(GOLDENS[name], seed=31)
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
+    rng = np.random.default_rng(7)
+    arrays: dict[str, np.ndarray] = {}
+    for i, parts in enumerate(PROMPTS):
+        prompt, grids, patches = draw(parts, rng)
+        seen = observe(model, prompt, grids, patches)
+        tokens, best = greedy(model, prompt, grids, patches)
+        gap = np.min(best[:, 0] - best[:, 1])
+        print(f"  {len(prompt)} tokens: {len(set(tokens.tolist()))} of {NUM_GREEDY} differ, smallest gap {gap:.1e}")
+        found = {"prompt": prompt, "grids": grids, "patches": patches, "tokens": tokens, "best": best} | seen
+        arrays |= {f"{key}_{i}": value for key, value in found.items()}
+    np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def build(config: dict[str, Any], seed: int) -> Any:
+    """The model in float32 with weights for which greedy outputs vary."""
+    torch.manual_seed(seed)
+    made = transformers.Qwen3VLConfig(**config, attn_implementation="eager")
+    model = transformers.Qwen3VLForConditionalGeneration(made).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                weight.normal_(1.0, 0.2)
+            elif name.endswith("bias"):
+                weight.normal_(0.0, 0.3)
+            elif "embed" in name and "patch" not in name:
+                weight.normal_(0.0, 0.5)
+            else:
+                gain = 3.0 if name == "lm_head.weight" else 1.5
+                weight.normal_(0.0, gain / math.sqrt(math.prod(weight.shape[1:])))
+    return model
+
+
+def draw(parts: tuple[Any, ...], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompt [T], grids [images, 3] and the patches of all images."""
+    ids, grids = [], []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(rng.integers(6, IMAGE, part))
+            continue
+        rows, columns = part
+        grids.append((1, rows, columns))
+        ids.append([START, *[IMAGE] * (rows * columns // 4), END])
+    count = sum(math.prod(grid) for grid in grids)
+    values = 3 * _VISION["temporal_patch_size"] * _VISION["patch_size"] ** 2
+    patches = rng.uniform(-1, 1, (count, values)).astype(np.float32)
+    flat = np.array(list(itertools.chain.from_iterable(ids)), np.int32)
+    return flat, np.array(grids, np.int32).reshape(-1, 3), patches
+
+
+def _inputs(ids: torch.Tensor, grids: np.ndarray, patches: np.ndarray) -> dict[str, Any]:
+    if not len(grids):
+        return {"input_ids": ids}
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+        "pixel_values": torch.from_numpy(patches),
+        "image_grid_thw": torch.from_numpy(grids).long(),
+    }
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens [64], two best logits of each step [64, 2]); goes on after end tokens, and takes none of an image."""
+    ids, best = torch.from_numpy(prompt).long()[None], []
+    for _ in range(NUM_GREEDY):
+        logits = model(**_inputs(ids, grids, patches), use_cache=False).logits[0, -1, :IMAGE]
+        top = torch.topk(logits, 2)
+        best.append(top.values.numpy())
+        ids = torch.cat((ids, top.indices[None, :1]), dim=1)
+    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best)
+
+
+@torch.no_grad()
+def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray) -> dict[str, np.ndarray]:
+    """The tower's output, rotary positions, what the first layer is given, outputs of layers and norm, and logits."""
+    seen: dict[str, np.ndarray] = {}
+    body, tower = model.model.language_model, model.model.visual
+    given: dict[str, np.ndarray] = {}
+
+    def keep(name: str) -> Any:
+        return lambda module, inputs, output: seen.__setitem__(name, output[0].numpy())
+
+    def enters(name: str) -> Any:
+        return lambda module, inputs, named: given.__setitem__(
+            name, (inputs[0] if inputs else named["hidden_states"])[0].numpy()
+        )
+
+    handles = [body.norm.register_forward_hook(keep("norm"))]
+    # what the norm is given is the last layer's output
+    for i, module in enumerate([*body.layers, body.norm]):
+        handles.append(module.register_forward_pre_hook(enters(f"{i}"), with_kwargs=True))
+    ids = torch.from_numpy(prompt).long()[None]
+    logits = model(**_inputs(ids, grids, patches), use_cache=False).logits[0].numpy()
+    for handle in handles:
+        handle.remove()
+    layers = np.stack([given[f"{i + 1}"] for i in range(len(body.layers))])
+    found = {"embed": given["0"], "layers": layers, "norm": seen["norm"], "logits": logits}
+    if not len(grids):
+        return found
+    inputs = _inputs(ids, grids, patches)
+    rope, _ = model.model.get_rope_index(ids, inputs["mm_token_type_ids"], inputs["image_grid_thw"])
+    out = tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], return_dict=True)
+    whole = torch.cat([out.pooler_output, *out.deepstack_features], dim=-1).numpy()
+    return found | {"tower": whole, "rope": rope[:, 0].numpy().astype(np.int32)}
+
+
+if __name__ == "__main__":
+    run(__doc__, GOLDENS, "tests/goldens/vision", make)
