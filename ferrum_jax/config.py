@@ -141,6 +141,8 @@ class EngineConfig:
     compiles the rest meanwhile, and steps use them as they come. "all" compiles everything first. "first" holds on the
     CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it means "all".
     seed: a request without a seed gets one from this, its content and its index.
+    max_image_tokens: tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for
+    text alone. max_image_patches: patches of the largest image, and of all that are encoded before a step of others.
     max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
     the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp" and "experts".
 
@@ -173,6 +175,8 @@ class EngineConfig:
     seed: int = 0
     request_log: str | None = None
     check_writes: bool = False
+    max_image_tokens: int = 8192
+    max_image_patches: int = 16384
     max_adapters: int = 0
     max_adapter_rank: int = 32
     adapter_targets: str = "attention,mlp"
@@ -209,9 +213,17 @@ class EngineConfig:
             raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1")
-        for field in ("max_cached_prompts", "max_state_snapshots", "host_cache_bytes", "max_adapters"):
+        for field in (
+            "max_cached_prompts",
+            "max_state_snapshots",
+            "host_cache_bytes",
+            "max_image_tokens",
+            "max_adapters",
+        ):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
+        if self.max_image_patches < 1:
+            raise ValueError(f"max_image_patches is {self.max_image_patches}; it must be at least 1")
         if self.max_adapter_rank < 1:
             raise ValueError(f"max_adapter_rank is {self.max_adapter_rank}; it must be at least 1")
         targets = [part.strip() for part in self.adapter_targets.split(",")]

@@ -683,6 +683,7 @@ class LLM:
             **snapshot(runner, self.ledger, reuse),
             **({} if encoder is not None else dataclasses.asdict(self.engine.constraint_counts())),
             **({} if encoder is not None else dataclasses.asdict(self.engine.adapter_counts())),
+            **({} if encoder is not None else self.engine.image_counts()),
             "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,

@@ -25,6 +25,26 @@ class Copy:
     target: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeOrder:
+    """An order to encode an image of a request before the step. runs: of the pool of embeddings, that it fills."""
+
+    request: int
+    image: int
+    runs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ImageTokensPlan:
+    """What the tokens of a step need where one of them is of an image; no tokens where none is."""
+
+    slots: np.ndarray  # [tokens] int32, of the pool of embeddings, 0 for tokens of text
+    positions: np.ndarray  # [3, tokens] int32, rotary: time, row and column
+
+
+NO_IMAGE_TOKENS = ImageTokensPlan(slots=np.zeros(0, np.int32), positions=np.zeros((3, 0), np.int32))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ShardPlan:
     """The rows of one data shard in one step."""
@@ -38,7 +58,9 @@ class ShardPlan:
     source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
     adapter_ids: np.ndarray  # [rows] int32, slot of the adapter that the row names, 0 for none
+    rope_shifts: np.ndarray  # [rows] int32, rotary position less position, where no token of the row is of an image
     mask_ids: np.ndarray  # [rows] int32, mask that says which tokens the row may draw, 0 for all
+    images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
     copies_before: tuple[Copy, ...] = ()
@@ -57,6 +79,10 @@ class ShardPlan:
         return bool(np.any(self.adapter_ids))
 
     @property
+    def has_images(self) -> bool:
+        return len(self.images.slots) > 0
+
+    @property
     def draws_under_masks(self) -> bool:
         return bool(np.any(self.mask_ids[self.samples > 0]))
 
@@ -68,11 +94,17 @@ class StepPlan:
     step: int
     shards: tuple[ShardPlan, ...]
     admitted: tuple[tuple[int, int, int], ...] = ()  # (shard, slot, request id): slot records to write before the step
+    encodes: tuple[EncodeOrder, ...] = ()
 
     @property
     def is_adapted(self) -> bool:
         """Whether a row names an adapter."""
         return any(shard.is_adapted for shard in self.shards)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a token is of an image."""
+        return any(shard.has_images for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:

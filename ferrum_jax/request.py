@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool
@@ -282,7 +282,8 @@ class RequestOptions:
     equal prompts apart where no seed is given.
     priority: lower runs first. streams: outputs are given as they grow. deltas: each output given has one choice, and
     of it only what is new; an echo is not in it, and nothing is resumed. cache_salt, media: see `ferrum_jax.prompt`;
-    spans count tokens of the prompt as it is given. embeds: the output has the prompt's embedding.
+    spans count tokens of the prompt as it is given. images: those of the media spans of kind "image", in their order.
+    embeds: the output has the prompt's embedding.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
@@ -298,6 +299,7 @@ class RequestOptions:
     deltas: bool = False
     cache_salt: str = ""
     media: Sequence[MediaSpan] = ()
+    images: Sequence[EncodableImage] = ()
     resume: Sequence[CompletionOutput] = ()
     embeds: bool = False
     scores: ScoresAsked | None = None
@@ -394,6 +396,7 @@ class Request:
     adapter: str = ""  # the digest of its adapter; requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()  # what tokens stand for beyond their ids
+    images: tuple[PlacedImage, ...] = ()  # in order; the model is given their embeddings
     # progress, written by the scheduler only
     has_old_kv: bool = False  # of weights before an update, over which it goes on: nothing of it is shared
     num_computed: int = 0
@@ -401,6 +404,7 @@ class Request:
     junction: int = 0  # of a recurrent model: where the cached blocks of its prefix ended when it was admitted
     num_preemptions: int = 0
     keys: list[bytes] = dataclasses.field(default_factory=list)  # of its full blocks, as far as they were asked for
+    image_runs: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # by image: where its embeddings are
     shard: int = 0  # data shard whose row it is, or was last
     slot: int = 0  # row slot while running, 0 when not
     finish_reason: str | None = None

@@ -45,6 +45,8 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_cached_prompts": (int, "most whole prompts whose repeat computes no token; 0 keeps none"),
     "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
     "max_state_snapshots": (int, "most snapshots of recurrent states; 0 keeps none"),
+    "max_image_tokens": (int, "tokens of images whose embeddings are kept; 0 serves a model that sees images for text"),
+    "max_image_patches": (int, "patches of the largest image, and of all that a step encodes while others run"),
     "max_adapters": (int, "LoRA adapters that rows can use at once; 0 has no slots for them"),
     "max_adapter_rank": (int, "largest rank of an adapter"),
     "adapter_targets": (str, "weights that adapters may add to: of attention, mlp and experts"),

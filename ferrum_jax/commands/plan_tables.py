@@ -36,6 +36,7 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
         ("cached prompts", ledger.prompts_bytes, "last hidden states"),
         ("adapters", ledger.adapters_bytes, "slots of A and B"),
+        ("images", ledger.images_bytes, "embeddings of images"),
         ("masks", ledger.masks_bytes, "which tokens each row may draw"),
         ("hidden states", ledger.hidden_bytes, "of a step's tokens"),
         ("largest step", ledger.temporaries_bytes, step),

@@ -8,6 +8,7 @@ asked for; it has one Request for each of its n choices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -277,6 +278,11 @@ class Engine:
         """What was counted of adapters."""
         return self._adapters.counts()
 
+    def image_counts(self) -> dict[str, int]:
+        """What was counted of images."""
+        counts = dataclasses.asdict(self.scheduler.images.counts())
+        return {**counts, "encoder_calls": self.runner.num_encoder_calls}
+
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
         self.runner.close()
@@ -311,6 +317,7 @@ class Engine:
             choice = self._by_slot[shard, slot] = self._choices[request_id]
             self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
             self._extended.pop(request_id, None)
+        self._encode(plan)
         self._write_forced()
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
@@ -323,6 +330,14 @@ class Engine:
         step = self.runner.dispatch(plan, masks_follow)
         self._in_flight.append(_Dispatched(step, self._score(plan)))
         return outputs
+
+    def _encode(self, plan: StepPlan) -> None:
+        """Starts the images of the plan on their way into the runs that it names."""
+        if plan.encodes:
+            images = [
+                (self._choices[order.request].submission.images[order.image], order.runs) for order in plan.encodes
+            ]
+            self.runner.encode(images)
 
     def _write_forced(self) -> None:
         """Puts forced tokens where the next forward reads them, over what the step in flight drew in their place."""

@@ -15,8 +15,9 @@ import numpy as np
 from ferrum_jax import sampling as device_sampling
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
+from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
 from ferrum_jax.engine.prompt_scores import PromptScores
-from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
 from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
@@ -65,6 +66,7 @@ class Submission:
     grammar: Grammar | None = None  # under which its choices draw
     rules: TokenRules | None = None  # of one that needs masks
     adapter: LoadedAdapter | None = None
+    images: Sequence[EncodableImage] = ()  # of its prompt as it runs
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
@@ -98,10 +100,12 @@ class Intake:
         grammar: Callable[[SamplingParams], Grammar | None],
         forms: MessageForms = NO_FORMS,
         adapter: Callable[[str], LoadedAdapter],
+        images: ImageLimits = NO_IMAGES,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
         forms: in which the model writes tool calls and reasoning. adapter: by its name.
+        images: what there is room for.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -112,6 +116,7 @@ class Intake:
         self._grammar = grammar
         self._forms = forms
         self._adapter = adapter
+        self._images = images
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -126,6 +131,7 @@ class Intake:
             prompt_token_ids = _all_but_last(whole, options.scores.start)
         token_ids = self._check(prompt_token_ids, sampling)
         spans = _check_media(options.media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
+        placed, images = placed_images(options.images, spans, self._images)
         submission = Submission(
             id=next(self._ids),
             prompt=self._echoed(options.prompt, token_ids, len(prompt_token_ids), sampling),
@@ -135,6 +141,7 @@ class Intake:
             grammar=self._grammar(sampling),
             rules=TokenRules(sampling, self._stop_ids(sampling), self.tokenizer) if sampling.needs_mask else None,
             adapter=self._adapter(options.adapter) if options.adapter else None,
+            images=images,
         )
         if sampling.prompt_logprobs is not None:
             submission.scores = PromptScores(
@@ -144,7 +151,7 @@ class Intake:
             )
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, options.key)
         for choice in range(sampling.n):
-            made = self._make_choice(submission, token_ids, spans, choice, seed)
+            made = self._make_choice(submission, token_ids, spans, placed, choice, seed)
             submission.choices.append(made)
         if sampling.prompt_logprobs is None:
             for made, before in zip(submission.choices, options.resume, strict=False):
@@ -153,7 +160,13 @@ class Intake:
         return submission
 
     def _make_choice(
-        self, submission: Submission, token_ids: array[int], media: tuple[MediaSpan, ...], choice: int, seed: int
+        self,
+        submission: Submission,
+        token_ids: array[int],
+        media: tuple[MediaSpan, ...],
+        images: tuple[PlacedImage, ...],
+        choice: int,
+        seed: int,
     ) -> Choice:
         sampling, options = submission.sampling, submission.options
         room = self._max_model_len - len(token_ids)
@@ -175,6 +188,7 @@ class Intake:
             adapter="" if submission.adapter is None else submission.adapter.digest,
             cache_salt=options.cache_salt.encode(),
             media=media,
+            images=images,
         )
         needs_text = sampling.detokenize and (options.streams or options.deltas or bool(sampling.stop))
         return Choice(

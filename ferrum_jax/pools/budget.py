@@ -55,6 +55,7 @@ class Ledger:
     temporaries_bytes: int = 0
     masks_bytes: int = 0  # which tokens each row may draw
     adapters_bytes: int = 0  # slots of A and B
+    images_bytes: int = 0  # embeddings of images
     hidden_bytes: int = 0  # final hidden states of a step's tokens
     padded_bytes: int = 0  # of kv_bytes, lanes that pad heads to what the kernels read
 
@@ -100,7 +101,7 @@ class Ledger:
     def used_bytes(self) -> int:
         """Everything on the device, except the runtime's own memory."""
         pools = self.kv_bytes + self.slots_bytes + self.prompts_bytes + self.states_bytes
-        pools += self.masks_bytes + self.hidden_bytes + self.adapters_bytes
+        pools += self.masks_bytes + self.hidden_bytes + self.adapters_bytes + self.images_bytes
         return self.weights_bytes + pools + self.temporaries_bytes
 
     @property

@@ -31,7 +31,7 @@ _WIDTH_STEP = 4  # from one table width to the next
 class Bucket:
     """One compiled shape. decode_only: no row computes more than one token, and T == R.
 
-    adapted: rows may name adapters.
+    adapted: rows may name adapters. imaged: tokens may be of images.
     """
 
     num_tokens: int  # T
@@ -39,9 +39,16 @@ class Bucket:
     table_width: int  # M
     decode_only: bool
     adapted: bool = False
+    imaged: bool = False
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What its steps may have beyond those of other buckets."""
+        return self.adapted, self.imaged
 
     def __str__(self) -> str:
-        kind = f"{'adapted ' if self.adapted else ''}{'decode' if self.decode_only else 'mixed'}"
+        more = f"{'adapted ' if self.adapted else ''}{'imaged ' if self.imaged else ''}"
+        kind = f"{more}{'decode' if self.decode_only else 'mixed'}"
         return f"{kind} T={self.num_tokens} R={self.num_rows} M={self.table_width}"
 
 
@@ -84,23 +91,26 @@ class Ladder:
         return tuple(RowBucket(num_rows=rows) for rows in decode or [self.buckets[-1].num_rows])
 
     @functools.cached_property
-    def kinds(self) -> dict[bool, tuple[Bucket, ...]]:
-        """The buckets of steps without adapters and, where there are any, of those with. An invariant engine with
-        adapters has the latter alone, so that a row's bits do not depend on what others name."""
-        kinds = {kind: tuple(b for b in self.buckets if b.adapted == kind) for kind in (False, True)}
-        return {kind: buckets for kind, buckets in kinds.items() if buckets}
+    def kinds(self) -> dict[tuple[bool, bool], tuple[Bucket, ...]]:
+        """The buckets of plain steps and, where there are any, of those with adapters or with images. An invariant
+        engine with either has the latter alone, so that a row's bits do not depend on what others have."""
+        kinds = sorted({bucket.kind for bucket in self.buckets})
+        return {kind: tuple(b for b in self.buckets if b.kind == kind) for kind in kinds}
 
-    def for_steps(self, *, adapted: bool) -> tuple[Bucket, ...]:
-        """The buckets of steps in which a row names an adapter, or of those in which none does."""
-        return self.buckets if len(self.kinds) == 1 else self.kinds[adapted]
+    def for_steps(self, *, adapted: bool, imaged: bool) -> tuple[Bucket, ...]:
+        """The buckets of steps in which a row names an adapter or a token is of an image, or of all others."""
+        return self.buckets if len(self.kinds) == 1 else self.kinds[adapted, imaged]
 
-    def find(self, *, num_tokens: int, num_rows: int, longest: int, adapted: bool = False) -> Bucket:
+    def find(
+        self, *, num_tokens: int, num_rows: int, longest: int, adapted: bool = False, imaged: bool = False
+    ) -> Bucket:
         """The smallest bucket that holds a step; a decode bucket only where no row computes more than one token.
 
-        longest: tokens of the row that computes most. adapted: whether a row names an adapter.
+        longest: tokens of the row that computes most. adapted: whether a row names an adapter. imaged: whether a token
+        is of an image.
         """
         decode = longest <= 1
-        for bucket in self.for_steps(adapted=adapted):
+        for bucket in self.for_steps(adapted=adapted, imaged=imaged):
             if bucket in self.missing:
                 continue
             if bucket.num_tokens >= num_tokens and bucket.num_rows >= num_rows and (decode or not bucket.decode_only):
@@ -115,6 +125,7 @@ class Ladder:
             num_rows=max(shard.num_rows for shard in shards),
             longest=max(int(shard.counts.max(initial=0)) for shard in shards),
             adapted=plan.is_adapted,
+            imaged=plan.has_images,
         )
 
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
@@ -150,6 +161,7 @@ def make_ladder(
     invariant: bool,
     accelerator: bool = False,
     adapters: bool = False,
+    images: bool = False,
     reach: Reach | None = None,
 ) -> Ladder:
     """Powers of two up to the limits, in mixed buckets beyond 256 also what lies half way between two of them.
@@ -157,7 +169,7 @@ def make_ladder(
     invariant: mixed buckets alone, powers of two, none under 64 tokens or rows.
     accelerator: of a TPU or GPU, for which small buckets are compiled and save nothing. reach: of all requests, None
     for whatever comes. adapters: each bucket is there a second time for steps in which rows name adapters; in invariant
-    mode for these alone.
+    mode for these alone. images: mixed buckets are there a second time for steps in which tokens are of images.
     """
     if invariant:
         rows = max(max_num_seqs, FEWEST_ROWS)
@@ -175,7 +187,10 @@ def make_ladder(
     if adapters:
         adapted = [dataclasses.replace(bucket, adapted=True) for bucket in buckets]
         buckets = adapted if invariant else [*buckets, *adapted]
-    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.adapted))))
+    if images:
+        imaged = [dataclasses.replace(bucket, imaged=True) for bucket in buckets if not bucket.decode_only]
+        buckets = imaged if invariant else [*buckets, *imaged]
+    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))))
 
 
 def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None) -> int:

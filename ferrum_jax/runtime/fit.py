@@ -21,7 +21,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.processes.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.programs import programs_of
+from ferrum_jax.runtime.programs import Part, encoder_name, programs_of
 from ferrum_jax.runtime.step import attention_config
 from ferrum_jax.sharding import make_mesh, refusals, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
@@ -136,7 +136,9 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) -> int:
     """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest."""
     programs = programs_of(layout)
-    return max(temporaries_in(programs[part].get(executable_cache).result()) for part in layout.ladder.largest_parts)
+    parts: list[Part] = [*layout.ladder.largest_parts]
+    parts += [] if layout.images is None else [encoder_name(layout.images.sizes[-1])]
+    return max(temporaries_in(programs[part].get(executable_cache).result()) for part in parts)
 
 
 def expected_temporaries(layout: Layout) -> int:

@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ferrum_jax.plan import Copy, ShardPlan
 from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
-_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts")
+_IMAGE_FIELDS = 4  # of each token in an imaged bucket: its embedding slot and three rotary positions
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
 _SCORE_FIELDS = ("places", "following", "slots", "positions")
 
@@ -30,7 +32,10 @@ class ForwardInputs:
     counts: jax.Array  # [R] int32, 0 for padding rows
     state_slots: jax.Array  # [R] int32
     adapter_ids: jax.Array  # [R] int32, 0 for none
+    rope_shifts: jax.Array  # [R] int32
     block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
+    image_slots: jax.Array | None = None  # [T] int32, in an imaged bucket
+    rope_positions: jax.Array | None = None  # [3, T] int32, likewise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,8 @@ class ScoreInputs:
 
 def forward_words(bucket: Bucket, num_groups: int) -> int:
     """Words of the packed input of a bucket's forward."""
-    return bucket.num_rows * (len(_FORWARD_FIELDS) + num_groups * bucket.table_width)
+    of_tokens = _IMAGE_FIELDS * bucket.num_tokens if bucket.imaged else 0
+    return bucket.num_rows * (len(_FORWARD_FIELDS) + num_groups * bucket.table_width) + of_tokens
 
 
 def sample_words(num_rows: int) -> int:
@@ -86,7 +92,18 @@ def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
         for table in plan.block_tables:
             part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
             at += R * M
+        if bucket.imaged:
+            part[at:].reshape(_IMAGE_FIELDS, -1)[:, : plan.num_tokens] = _of_tokens(plan)
     return blob.reshape(-1)
+
+
+def _of_tokens(plan: ShardPlan) -> np.ndarray:
+    """[_IMAGE_FIELDS, tokens] int32 of a plan, which may have no image."""
+    if plan.has_images:
+        return np.concatenate([plan.images.slots[None], plan.images.positions])
+    firsts = np.cumsum(plan.counts) - plan.counts
+    positions = np.repeat(plan.starts + plan.rope_shifts - firsts, plan.counts) + np.arange(plan.num_tokens)
+    return np.stack([np.zeros_like(positions), positions, positions, positions])
 
 
 def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
@@ -131,7 +148,10 @@ def unpack_forward(blob: jax.Array, bucket: Bucket, num_groups: int) -> ForwardI
     at = len(_FORWARD_FIELDS) * R
     fields = dict(zip(_FORWARD_FIELDS, blob[:at].reshape(-1, R), strict=True))
     tables = tuple(blob[at + g * R * M : at + (g + 1) * R * M].reshape(R, M) for g in range(num_groups))
-    return ForwardInputs(block_tables=tables, **fields)
+    if not bucket.imaged:
+        return ForwardInputs(block_tables=tables, **fields)
+    slots, *positions = blob[at + num_groups * R * M :].reshape(_IMAGE_FIELDS, -1)
+    return ForwardInputs(block_tables=tables, image_slots=slots, rope_positions=jnp.stack(positions), **fields)
 
 
 def unpack_sample(blob: jax.Array, num_rows: int) -> SampleInputs:

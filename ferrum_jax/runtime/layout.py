@@ -43,6 +43,7 @@ from ferrum_jax.sharding import (
     shards_of,
 )
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.towers.image_slots import ImageSlots, image_slots
 from pallas_kernels.kv_pool import KV_DTYPES
 
 
@@ -82,12 +83,18 @@ class Layout(ModelLayout):
     options: StepOptions
     ledger: Ledger
     adapters: AdapterSlots | None = None
+    images: ImageSlots | None = None
     refused_products: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def head(self) -> Head:
         """What makes logits."""
-        return Head.of(self.graph, self.targets, self.pools.hidden, self.options)
+        return Head.of(self.graph, self.decoder_targets, self.pools.hidden, self.options)
+
+    @functools.cached_property
+    def decoder_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The weights that a forward takes: all but a tower's."""
+        return {name: target for name, target in self.targets.items() if not registry.of_tower(name)}
 
     @property
     def num_prompts(self) -> int:
@@ -126,6 +133,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         options=sharded.options,
         ledger=sized.ledger,
         adapters=sharded.adapters,
+        images=sharded.images,
         refused_products=sharded.refused,
     )
 
@@ -141,6 +149,7 @@ class _Sharded:
     model: ShardedModel
     options: StepOptions
     adapters: AdapterSlots | None
+    images: ImageSlots | None
     refused: dict[str, str]
 
 
@@ -169,7 +178,8 @@ def _shard(resolved: Resolved) -> _Sharded:
         products=resolved.config.product_implementation,
     )
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
-    return _Sharded(graph=graph, model=model, options=options, adapters=adapters, refused=refused)
+    images = image_slots(resolved.config, spec, model.targets, resolved.dtype, mesh)
+    return _Sharded(graph=graph, model=model, options=options, adapters=adapters, images=images, refused=refused)
 
 
 # -- size --------------------------------------------------------------------------------------------------
@@ -213,6 +223,7 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
     ledger = Ledger(
         weights_bytes=model.weights_bytes,
         adapters_bytes=0 if sharded.adapters is None else sharded.adapters.bytes,
+        images_bytes=0 if sharded.images is None else sharded.images.bytes,
         slots_bytes=local.slots.size * 4,
         prompts_bytes=local.prompts.size * dtype.itemsize,
         masks_bytes=local.masks.size * 4,
@@ -296,6 +307,7 @@ def _ladder_of(limits: Limits, resolved: Resolved, reach: Reach | None) -> Ladde
         invariant=resolved.config.invariant,
         accelerator=resolved.target.platform != "cpu",
         adapters=resolved.config.max_adapters > 0,
+        images=resolved.spec.vision is not None,
         reach=reach,
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from ferrum_jax.adapters.adapter_slots import trace_fresh_adapters, trace_write_adapter
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
@@ -28,11 +29,13 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks
 from ferrum_jax.runtime.step import trace_forward, trace_write_slot
 from ferrum_jax.sharding import describe
+from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
 Part = Bucket | RowBucket | str
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
+OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
 _FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
 
@@ -79,6 +82,13 @@ class Executables:
         return self.others["fresh_adapters"]
 
     @property
+    def fresh_images(self) -> Executable:
+        return self.others[OF_IMAGES]
+
+    def encoder(self, num_patches: int) -> Executable:
+        return self.others[encoder_name(num_patches)]
+
+    @property
     def _all(self) -> tuple[Prepared[Any], ...]:
         return self.others, self.samples, self.forwards
 
@@ -110,7 +120,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     """The program of each part of an engine: forwards and what samples, the smallest first, then the others."""
     pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
     text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
-    whole = f"{describe((layout.targets, pools.caches, pools.slots, pools.hidden))} {text}"
+    whole = f"{describe((layout.decoder_targets, pools.caches, pools.slots, pools.hidden))} {text}"
     of_rows = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden)  # blocks may be of any number
     rows = f"{describe(of_rows)} {text}"
 
@@ -118,10 +128,12 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
 
     def forward(bucket: Bucket) -> Program:
-        adapters = layout.adapters if bucket.adapted else None
-        trace = functools.partial(trace_forward, layout.graph, layout.targets, pools, bucket, options, mesh, adapters)
+        adapters, images = layout.adapters if bucket.adapted else None, layout.images if bucket.imaged else None
+        own = (layout.graph, layout.decoder_targets, pools, bucket, options, mesh, adapters)
+        trace = functools.partial(trace_forward, *own, images and images.pool)
         effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
         shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
+        shapes = shapes if images is None else f"{describe(images.pool)} {shapes}"
         part = program(f"forward {bucket}", shapes, trace, effort)
         return dataclasses.replace(part, kernels=_kernels_of(layout))
 
@@ -147,8 +159,28 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         shapes = f"{describe((adapters.pools, adapters.staged))} {dict(mesh.shape)}"
         parts["write_adapter"] = program("write adapter", shapes, lambda: trace_write_adapter(adapters, mesh))
         parts["fresh_adapters"] = program("fresh adapters", shapes, lambda: trace_fresh_adapters(adapters))
+    if layout.images is not None:
+        parts |= _programs_of_images(layout.images, program, text, mesh)
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
+
+
+def _programs_of_images(
+    images: ImageSlots, program: Callable[..., Program], text: str, mesh: Mesh
+) -> dict[Part, Program]:
+    shapes = f"{describe((images.weights, images.pool))} {text}"
+
+    def encoder(size: int) -> Program:
+        trace = functools.partial(trace_encode, images, size, mesh)
+        return program(encoder_name(size), shapes, trace, _FORWARD_EFFORT + size // _EFFORT_TOKENS)
+
+    fresh = program("fresh images", shapes, lambda: trace_fresh_images(images))
+    return {OF_IMAGES: fresh, **{encoder_name(size): encoder(size) for size in images.sizes}}
+
+
+def encoder_name(num_patches: int) -> str:
+    """The part that encodes images of so many patches."""
+    return f"encode {num_patches} patches"
 
 
 def _kernels_of(layout: Layout) -> str:
@@ -172,7 +204,8 @@ def largest_first(parts: Iterable[Part], layout: Layout) -> list[Part]:
 
 def others_of(layout: Layout) -> tuple[str, ...]:
     """The names of what stands beside steps."""
-    return OTHERS if layout.adapters is None else (*OTHERS, *OF_ADAPTERS)
+    images = () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
+    return (*OTHERS, *(() if layout.adapters is None else OF_ADAPTERS), *images)
 
 
 def compile_all(
@@ -216,3 +249,4 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
         rows = ()
     yield from ("copy_blocks", "write_masks", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)
+    yield from () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))

@@ -46,6 +46,7 @@ class Resolved:
 def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
     """Raises ValueError with every reason why the engine cannot run here."""
     target = Target.of_device(mesh.devices.flat[0])
+    spec = spec if config.max_image_tokens else registry.without_tower(spec)
     config = config.on(target.platform)
     dtype = resolve_dtype(config, target.platform, "float32" if spec.dtype == "float32" else "bfloat16")
     max_model_len = config.max_model_len or spec.max_position_embeddings
@@ -122,6 +123,11 @@ def _refusals(resolved: Resolved) -> list[str]:
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "
             f"{resolved.implementation!r}"
+        )
+    if spec.vision is not None and config.max_adapters:
+        kernels.append(
+            f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
+            "max_image_tokens=0 to serve it for text alone"
         )
     shared = shared_refusals(
         config, target.platform, resolved.dtype, resolved.max_model_len, spec.max_position_embeddings

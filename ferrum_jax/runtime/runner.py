@@ -17,6 +17,7 @@ import numpy as np
 
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.pools.pools import Pools
+from ferrum_jax.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.host_transfers import HostTransfers
@@ -30,6 +31,7 @@ from ferrum_jax.runtime.inputs import (
 )
 from ferrum_jax.runtime.programs import Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
+from ferrum_jax.towers.image_slots import ImageSlots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,8 +91,12 @@ class Runner:
         copies: BlockCopies,
         num_shards: int = 1,
         host: HostTransfers | None = None,
+        images: ImageSlots | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """host: copies to and from the host tier, if there is one."""
+        """host: copies to and from the host tier, if there is one. images: slots of a model that sees images, whose
+        weights have these names."""
+        self._image_slots, self._names = images, tuple(names)
         self._whole_head = head
         self.take_weights(weights)
         self._caches = pools.flat_caches()
@@ -105,6 +111,8 @@ class Runner:
         self._adapters: tuple[jax.Array, ...] = ()
         if "fresh_adapters" in executables.others:
             self._adapters = executables.fresh_adapters()
+        self._images: tuple[jax.Array, ...] = () if images is None else (executables.fresh_images(),)
+        self.num_encoder_calls = 0
         self._executables = executables
         self._ladder, self._full_ladder = ladder, ladder
         self._num_parts = 0
@@ -118,8 +126,13 @@ class Runner:
 
     def take_weights(self, weights: tuple[jax.Array, ...]) -> None:
         """Steps from now on run with these."""
-        self._weights = weights
-        self._head = self._whole_head.pick(weights)
+        self._weights = self._tower = weights
+        if self._image_slots is not None:
+            self._tower = self._image_slots.pick(self._names, weights)
+            self._weights = tuple(
+                array for name, array in zip(self._names, weights, strict=True) if name not in self._image_slots.weights
+            )
+        self._head = self._whole_head.pick(self._weights)
 
     def take_parts(self) -> bool:
         """Lets steps use the executables that have been added; whether there were any since the last call."""
@@ -151,7 +164,15 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pools, also those that an interrupted step has donated and not returned."""
-        for pool in (*self._caches, self._slots, self._prompts, self._masks, self._hidden, *self._adapters):
+        for pool in (
+            *self._caches,
+            self._slots,
+            self._prompts,
+            self._masks,
+            self._hidden,
+            *self._adapters,
+            *self._images,
+        ):
             pool.delete()
         if self.host is not None:
             self.host.close()
@@ -203,8 +224,15 @@ class Runner:
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> None:
         forward = self._executables.forwards[bucket]
-        adapters = (self._adapters,) if bucket.adapted else ()
-        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, *adapters, blob)
+        more = (self._adapters,) if bucket.adapted else self._images if bucket.imaged else ()
+        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, *more, blob)
+
+    def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
+        """Starts the tower over images, each into its runs, for the steps that are dispatched from now on."""
+        assert self._image_slots is not None, "the model sees images"
+        for num_patches, arguments in self._image_slots.calls(images):
+            self._images = (self._executables.encoder(num_patches)(self._tower, *self._images, *arguments),)
+            self.num_encoder_calls += 1
 
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:
         """Puts an adapter into a slot, for the steps that are dispatched from now on."""
@@ -267,7 +295,7 @@ class Runner:
         wanted[best_rows] += row_bucket.num_rows - best_rows.num_rows
         most = self.most_tokens
         if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
-            kind = ladder.for_steps(adapted=plan.is_adapted)
+            kind = ladder.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
             larger = (b for b in kind if not b.decode_only and b.num_tokens > most)
             wanted.update({b: b.num_tokens - most for b in larger})
 

@@ -22,6 +22,7 @@ from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.config import tiles_of
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime import invariance
@@ -99,6 +100,7 @@ def make_forward(
         hidden: jax.Array,
         blob: jax.Array,
         adapters: tuple[jax.Array, ...] = (),
+        images: jax.Array | None = None,
     ) -> ForwardResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
@@ -107,7 +109,9 @@ def make_forward(
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         layers, recurrent = map(list, jax.tree.unflatten(tree, kv))
         context = _forward_context(layers, recurrent, inputs, tokens, bucket, options)
-        states = model(token_ids, tokens.positions, context)  # [T, D]
+        if images is not None:
+            context = dataclasses.replace(context, images=_image_tokens(images, inputs, tokens))
+        states = model(token_ids, _rope_positions(inputs, tokens, options), context)  # [T, D]
         hidden = jax.lax.dynamic_update_slice_in_dim(hidden, states, 0, 0)
         return tuple(jax.tree.leaves((layers, recurrent))), hidden
 
@@ -145,6 +149,38 @@ def make_adapted_forward(
     return adapted
 
 
+def make_imaged_forward(forward: Callable[..., ForwardResult]) -> Callable[..., ForwardResult]:
+    """As `make_forward`, of a bucket whose tokens may be of images: the pool of embeddings comes before its input."""
+
+    def imaged(
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        images: jax.Array,
+        blob: jax.Array,
+    ) -> ForwardResult:
+        return forward(weights, kv, slots, hidden, blob, images=images)
+
+    return imaged
+
+
+def _image_tokens(pool: jax.Array, inputs: ForwardInputs, tokens: _TokenLayout) -> ImageTokens:
+    assert inputs.image_slots is not None, "the bucket is for tokens of images"
+    ids = jnp.where(tokens.are_real, inputs.image_slots, 0)
+    return ImageTokens(are_here=ids > 0, embeddings=pool[ids])
+
+
+def _rope_positions(inputs: ForwardInputs, tokens: _TokenLayout, options: StepOptions) -> jax.Array:
+    """[T] or, where they have sections and tokens may be of images, [3, T] int32: what heads are turned by."""
+    rope = options.spec.attention.rope
+    if rope is None or not rope.sections:
+        return tokens.positions
+    if inputs.rope_positions is not None:
+        return inputs.rope_positions
+    return tokens.positions + tokens.rope_shifts
+
+
 def trace_forward(
     graph: nnx.GraphDef,
     weights: Mapping[str, jax.ShapeDtypeStruct],
@@ -153,10 +189,11 @@ def trace_forward(
     options: StepOptions,
     mesh: Mesh,
     adapters: AdapterSlots | None = None,
+    images: jax.ShapeDtypeStruct | None = None,
 ) -> jax.stages.Traced:
     """The forward of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
 
-    weights, pools, adapters: shapes with their shardings. The arrays of kv and hidden are donated.
+    weights, pools, adapters, images: shapes with their shardings. The arrays of kv and hidden are donated.
     """
     kv = pools.flat_caches()
     words = on_mesh(mesh, (forward_words(bucket, len(options.spec.kv_groups)),), jnp.int32, "words")
@@ -167,6 +204,8 @@ def trace_forward(
         arguments = (*arguments[:-1], tuple(jax.tree.leaves(adapters.pools)), words)
     else:
         forward = make_forward(graph, tuple(weights), bucket, pools, options)
+    if bucket.imaged:
+        forward, arguments = make_imaged_forward(forward), (*arguments[:-1], images, words)
     if mesh.size > 1:
         specs = partitions(arguments)
         forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[3]), check_vma=False)
@@ -206,6 +245,7 @@ class _TokenLayout:
     positions: jax.Array  # [T] int32
     are_real: jax.Array  # [T] bool, False for padding
     adapter_slots: jax.Array  # [T] int32, 0 for none
+    rope_shifts: jax.Array  # [T] int32
     offsets: jax.Array  # [R] int32, first flat token of each row
 
 
@@ -219,7 +259,15 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
     slots = jnp.where(real, inputs.slots[rows], 0)
     adapter_slots = jnp.where(real, inputs.adapter_ids[rows], 0)
-    return _TokenLayout(slots=slots, positions=positions, are_real=real, adapter_slots=adapter_slots, offsets=offsets)
+    shifts = jnp.where(real, inputs.rope_shifts[rows], 0)
+    return _TokenLayout(
+        slots=slots,
+        positions=positions,
+        are_real=real,
+        adapter_slots=adapter_slots,
+        rope_shifts=shifts,
+        offsets=offsets,
+    )
 
 
 def _forward_context(

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ferrum_jax.plan import ShardPlan
+from ferrum_jax.plan import NO_IMAGE_TOKENS, ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.prompt import rope_shift
 from ferrum_jax.request import NOT_FINITE, NOT_FINITE_REASON, Request
+from ferrum_jax.scheduling.image_book import shifts_of, tokens_of_images
 
 _Place = tuple[int, int, int]  # priority, request id, slot: the order in which rows are served
 
@@ -33,6 +35,7 @@ class RunningRows:
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
         self.mask_ids = np.zeros(max_num_seqs + 1, np.int32)  # the slot's own where its request is constrained
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
+        self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
         self._prefilling: list[_Place] = []  # both sorted
         self._decoding: list[_Place] = []
         self._decode_slots: np.ndarray | None = None
@@ -54,6 +57,7 @@ class RunningRows:
         self.limits[slot] = request.max_total_tokens
         self.mask_ids[slot] = slot if request.is_constrained else 0
         self.adapter_ids[slot] = request.adapter_id
+        self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
         bisect.insort(self._prefilling, _place(request))
 
     def start_decoding(self, request: Request) -> None:
@@ -177,24 +181,24 @@ def build_shard(
     slots: np.ndarray,
     starts: np.ndarray,
     chunks: list[tuple[Request, int]],
-    mask_ids: np.ndarray,
-    adapter_ids: np.ndarray,
+    rows: RunningRows,
 ) -> ShardPlan:
     """The plan of decodes, at slots and positions [rows], and then of chunks, each of so many tokens.
-
-    mask_ids, adapter_ids: of each slot.
 
     What the cache keeps of the chunks and moves for them is ordered with it.
     """
     cache.follow(slots, starts)
     counts = np.ones(len(slots), np.int32)
-    samples = counts
+    samples, shifts, of_chunks = counts, rows.rope_shifts[slots], [request for request, _ in chunks]
+    images = NO_IMAGE_TOKENS
     if chunks:
         lengths = [count for _, count in chunks]
         ends = [request.num_computed + count == len(request.token_ids) for request, count in chunks]
         slots = np.concatenate([slots, np.array([request.slot for request, _ in chunks], np.int32)])
         starts = np.concatenate([starts, np.array([request.num_computed for request, _ in chunks], np.int32)])
         counts, samples = (np.concatenate([counts, np.array(tail, np.int32)]) for tail in (lengths, ends))
+        shifts = np.concatenate([shifts, shifts_of(starts[len(shifts) :], of_chunks)])
+        images = tokens_of_images(starts, counts, shifts, [*[None] * (len(slots) - len(chunks)), *of_chunks])
     none = np.zeros(len(slots), np.int32)
     for request, count in chunks:
         cache.keep(request, request.num_computed + count)
@@ -208,8 +212,10 @@ def build_shard(
         state_slots=cache.state_slots(slots),
         source_slots=_by_row(transfers.sources, slots) if transfers.sources else none,
         target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
-        adapter_ids=adapter_ids[slots],
-        mask_ids=mask_ids[slots],
+        adapter_ids=rows.adapter_ids[slots],
+        rope_shifts=shifts,
+        mask_ids=rows.mask_ids[slots],
+        images=images,
         spills=transfers.spills,
         loads=transfers.loads,
         copies_before=tuple(transfers.copies_before),

@@ -21,6 +21,7 @@ from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.pins import Pinnable
 from ferrum_jax.request import NOT_FINITE_REASON, Request
+from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
 from ferrum_jax.scheduling.shard import PlannedRows, Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
@@ -29,11 +30,15 @@ from ferrum_jax.scheduling.waiting import WaitingQueue
 class Scheduler:
     """Continuous batching over data shards, each with a cache, row slots and a token budget of its own."""
 
-    def __init__(self, caches: Sequence[CacheManager]) -> None:
+    def __init__(self, caches: Sequence[CacheManager], images: ImageBook | None = None) -> None:
         """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has."""
+        self.images = images or ImageBook()
         self.caches = tuple(caches)
         self._waiting = WaitingQueue(caches[0].junctions())  # keys are the same on all shards
-        self._shards = [Shard(index=index, cache=cache, queue=self._waiting) for index, cache in enumerate(caches)]
+        self._shards = [
+            Shard(index=index, cache=cache, queue=self._waiting, images=self.images)
+            for index, cache in enumerate(caches)
+        ]
         self._unfinished: dict[int, Request] = {}
         self._in_flight: deque[tuple[StepPlan, list[PlannedRows]]] = deque()
         self._num_steps = 0
@@ -106,6 +111,7 @@ class Scheduler:
         assert not self._unfinished, "the cache is reset while requests run"
         for cache in self.caches:
             cache.reset()
+        self.images.forget()
 
     def abort(self, request_id: int) -> Request | None:
         """End a request wherever it is, with finish_reason "abort"; None if it is not here any more."""
@@ -143,6 +149,7 @@ class Scheduler:
             del self._unfinished[request.id]
             if not request.slot:
                 self._waiting.remove(request.id)
+                self.images.release(request)
         for shard in self._shards:
             rows = [request for request in ended if request.slot and request.shard == shard.index]
             if rows:
@@ -161,6 +168,7 @@ class Scheduler:
         assert not self._in_flight, "commit what is in flight first"
         for cache in self.caches:
             cache.renew(fingerprint)
+        self.images.forget()
         for request in self._unfinished.values():
             request.keys.clear()
             request.has_old_kv = bool(request.slot)
@@ -176,10 +184,11 @@ class Scheduler:
         At most one plan may be uncommitted when it is called.
         """
         assert len(self._in_flight) <= 1, "commit the step before the last one first"
+        self.images.begin()
         for shard in self._shards:
             shard.begin()
         admitted = self._admit()
-        if all(shard.is_idle for shard in self._shards):
+        if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
         self._num_steps += 1
         planned = [shard.finish() for shard in self._shards]
@@ -187,6 +196,7 @@ class Scheduler:
             step=self._num_steps,
             shards=tuple(part.plan for part in planned),
             admitted=tuple((request.shard, request.slot, request.id) for request in admitted),
+            encodes=self.images.take_orders(),
         )
         self._in_flight.append((plan, planned))
         return plan
@@ -195,7 +205,7 @@ class Scheduler:
         """Waiting requests that become rows now; none overtakes the first that no shard has blocks for.
 
         One that shares a block which this step fills on some shard stays for the next step, where it hits that block
-        there; others pass it, but for the row slot that it would have taken.
+        there; others pass it, but for the row slot that it would have taken. Others pass one whose images wait, too.
         """
         admitted: list[Request] = []
         while self._waiting and any(shard.takes_rows for shard in self._shards):
@@ -206,12 +216,22 @@ class Scheduler:
             if filling is not None:
                 self._waiting.set_aside(request.id)
                 filling.reserve()
+            elif not self._has_images(request):
+                self._waiting.set_aside(request.id)
             elif self._place(request):
                 admitted.append(request)
             else:
                 break
         self._waiting.put_back()
         return admitted
+
+    def _has_images(self, request: Request) -> bool:
+        """Whether the images that the request's prompt needs are on the device, or will be before this step."""
+        if not request.images:
+            return True
+        limit = request.hit_limit // self.caches[0].sizes.block_size * self.caches[0].sizes.block_size
+        num_hit = min(limit, *[shard.cache.num_hit_tokens(request) for shard in self._shards])
+        return self.images.hold(request, num_hit, others_run=not all(shard.is_idle for shard in self._shards))
 
     def _place(self, request: Request) -> bool:
         """Make it a row where its longest prefix is cached, then where the load is least; elsewhere if blocks lack."""
@@ -249,5 +269,6 @@ class Scheduler:
         """Prove the books of rows, blocks and queue."""
         for shard in self._shards:
             shard.check_invariants()
+        self.images.check_invariants([request for request in self._unfinished.values() if request.slot])
         self._waiting.check_invariants()
         assert len(self._unfinished) == self.num_running + self.num_waiting, "a request is in no list, or in two"

@@ -20,6 +20,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import holds
 from ferrum_jax.scheduling.running_rows import RunningRows, append_tokens, build_shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
@@ -56,11 +57,13 @@ class Shard:
         index: int,
         cache: CacheManager,
         queue: WaitingQueue,
+        images: ImageBook,
     ) -> None:
         self.index = index
         self.cache = cache
         self.rows = RunningRows(cache.sizes.max_num_seqs)
         self._queue = queue
+        self._images = images
         self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
         self._draft = self._empty_draft()
 
@@ -213,6 +216,7 @@ class Shard:
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_hit
         self._queue.remove(request.id)
+        self._images.admit(request)
         self.rows.insert(request, slot, num_hit)
         request.shard = self.index
         is_long = len(request.token_ids) - num_hit > draft.budget
@@ -228,13 +232,13 @@ class Shard:
         """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit."""
         self._give_what_is_left()
         draft, self._draft = self._draft, self._empty_draft()
-        of_slots = self.rows.mask_ids, self.rows.adapter_ids
-        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, *of_slots)
+        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows)
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
         for request, count in zip(requests, plan.counts.tolist(), strict=True):
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + plan.counts
         for request, _ in draft.chunks:
+            self._images.release_behind(request)
             self.cache.publish(request, request.slot, request.num_computed)
             if request.num_computed == len(request.token_ids):
                 self.rows.start_decoding(request)
@@ -279,6 +283,7 @@ class Shard:
         """Take rows off and free what they hold."""
         self.cache.release(*[request.slot for request in requests])
         for request in requests:
+            self._images.release(request)
             self.rows.remove(request)
 
     def check_invariants(self) -> None:

@@ -10,6 +10,7 @@ from ferrum_jax.config import EngineConfig, EngineSizes
 from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits
 from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.submission import Intake
 from ferrum_jax.engine.write_guard import WriteGuard
@@ -20,6 +21,7 @@ from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.startup.load import Loaded
@@ -66,14 +68,17 @@ def build_engine(
         copies=loaded.copies,
         num_shards=sizes.num_shards,
         host=None if caches[0].tier is None else HostTransfers(loaded.copies),
+        images=layout.images,
+        names=tuple(layout.targets),
     )
+    images = ImageBook() if layout.images is None else ImageBook(layout.images.num_runs, layout.images.sizes[-1])
     constraints = Constraints(tokenizer, vocab_size=layout.options.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         current(),
         runner=runner,
-        scheduler=Scheduler(caches),
+        scheduler=Scheduler(caches, images),
         intake=Intake(
             tokenizer=tokenizer,
             vocab_size=layout.options.spec.vocab_size,
@@ -84,6 +89,7 @@ def build_engine(
             grammar=constraints.grammar,
             forms=forms,
             adapter=adapters.get,
+            images=_image_limits(layout),
         ),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
@@ -92,6 +98,18 @@ def build_engine(
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def _image_limits(layout: Layout) -> ImageLimits:
+    images, rope = layout.images, layout.options.spec.attention.rope
+    if images is None:
+        return NO_IMAGES
+    return ImageLimits(
+        max_tokens=images.num_tokens,
+        max_patches=images.sizes[-1],
+        merge=images.vision.merge,
+        counts_places=rope is not None and bool(rope.sections),
+    )
 
 
 def no_adapter(path: str) -> NoReturn:

@@ -124,6 +124,7 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu",
         "pallas_kernels.paged_attention.tpu.prefill",
     ),
+    "ferrum_jax.towers": ("ferrum_jax.layers", "ferrum_jax.models", "ferrum_jax.sharding", "nouns"),
     "ferrum_jax.executables": ("checkpoints", "ferrum_jax.models", "nouns"),
     "ferrum_jax.runtime": (
         "checkpoints",
@@ -135,6 +136,7 @@ MAY_IMPORT = {
         "ferrum_jax.processes",
         "ferrum_jax.sampling",
         "ferrum_jax.sharding",
+        "ferrum_jax.towers",
         "nouns",
         "pallas_kernels",
         "pallas_kernels.low_rank",

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.plan import ShardPlan
+from ferrum_jax.plan import ImageTokensPlan, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import (
     forward_words,
@@ -24,7 +24,8 @@ from ferrum_jax.runtime.inputs import (
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
 ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
-ROW_FIELDS += ("adapter_ids", "mask_ids")
+ROW_FIELDS += ("adapter_ids", "rope_shifts", "mask_ids")
+OF_TOKENS = {"image_slots", "rope_positions"}
 
 
 def make_plan(rows: int) -> ShardPlan:
@@ -47,7 +48,7 @@ def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
     assert sample.num_rows == rows
     computed = {"positions": plan.starts + plan.counts, "places": np.cumsum(plan.counts) - 1}
     for inputs in (forward, sample):
-        for field in vars(inputs).keys() - {"num_rows", "block_tables"}:
+        for field in vars(inputs).keys() - {"num_rows", "block_tables", *OF_TOKENS}:
             np.testing.assert_array_equal(
                 getattr(inputs, field)[:rows], computed.get(field, getattr(plan, field, None))
             )
@@ -56,6 +57,20 @@ def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
         assert packed.shape == (5, 6)
         np.testing.assert_array_equal(packed[:rows, : table.shape[1]], table)
         assert not np.any(packed[rows:]) and not np.any(packed[:, table.shape[1] :])
+
+
+def test_tokens_of_images_arrive_and_a_shard_without_has_the_positions_of_its_rows():
+    bucket = dataclasses.replace(BUCKET, imaged=True)
+    rows = {field: np.zeros(2, np.int32) for field in ROW_FIELDS}
+    rows |= {"starts": np.array([7, 3], np.int32), "counts": np.array([1, 4], np.int32)}
+    text = ShardPlan(**rows | {"rope_shifts": np.array([-5, 2], np.int32)}, block_tables=())
+    images = ImageTokensPlan(slots=np.array([0, 16, 17, 0, 0]), positions=np.arange(15).reshape(3, 5))
+    blob = pack_forward([text, ShardPlan(**rows, block_tables=(), images=images)], bucket)
+    plain, imaged = (unpack_forward(part, bucket, 0) for part in np.split(blob, 2))
+    np.testing.assert_array_equal(plain.rope_positions[:, :5], np.tile([2, 5, 6, 7, 8], (3, 1)))
+    assert not np.any(plain.image_slots)
+    np.testing.assert_array_equal(imaged.rope_positions[:, :5], images.positions)
+    np.testing.assert_array_equal(imaged.image_slots, [0, 16, 17, *[0] * 13])
 
 
 def test_rows_of_two_shards_are_sampled_in_a_smaller_bucket_than_the_forward_s():

@@ -1,0 +1,72 @@
+"""Images of a request: checked against what the engine has room for, and placed among the prompt's tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ferrum_jax.ints import ceil_div
+from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
+    image. merge: patches of a side of a token. counts_places: rotary positions count rows and columns of tokens."""
+
+    max_tokens: int = 0
+    max_patches: int = 0
+    merge: int = 1
+    counts_places: bool = False
+
+
+NO_IMAGES = ImageLimits()
+
+
+def placed_images(
+    images: Sequence[EncodableImage], media: Sequence[MediaSpan], limits: ImageLimits
+) -> tuple[tuple[PlacedImage, ...], tuple[EncodableImage, ...]]:
+    """Where the images of a prompt stand, and these themselves, in order. media: of the prompt as it runs; what was cut
+    off has no span any more.
+
+    Raises ValueError for images that the engine cannot take, and for spans that are not theirs.
+    """
+    if not images:
+        return (), ()
+    if not limits.max_tokens:
+        raise ValueError(
+            f"the prompt has {len(images)} images, and this model takes none; leave them out, or serve one that sees "
+            "images with max_image_tokens above 0"
+        )
+    spans = sorted((span for span in media if span.kind == "image"), key=lambda span: span.start)
+    kept = tuple(images[len(images) - len(spans) :])
+    if len(spans) > len(images) or any(
+        (span.digest, span.length) != (image.digest, image.num_tokens) for span, image in zip(spans, kept, strict=True)
+    ):
+        raise ValueError("media spans of kind 'image' are not those of the images; give one for each, in their order")
+    for number, image in enumerate(kept):
+        if math.prod(image.grid) > limits.max_patches:
+            raise ValueError(
+                f"image {number} has {math.prod(image.grid)} patches, and max_image_patches is {limits.max_patches}; "
+                "give a smaller image, or raise it"
+            )
+    if (total := _room(kept)) > limits.max_tokens:
+        raise ValueError(
+            f"the prompt's images take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
+            "or smaller images, or raise max_image_tokens"
+        )
+    return tuple(_placed(span, image, limits) for span, image in zip(spans, kept, strict=True)), kept
+
+
+def _room(images: Sequence[EncodableImage]) -> int:
+    """Tokens that different images take, each in runs of its own."""
+    return sum(
+        IMAGE_RUN * ceil_div(n, IMAGE_RUN) for n in {image.digest: image.num_tokens for image in images}.values()
+    )
+
+
+def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> PlacedImage:
+    frames, rows, columns = image.grid
+    rope_grid = (frames, rows // limits.merge, columns // limits.merge) if limits.counts_places else None
+    return PlacedImage(start=span.start, length=span.length, digest=span.digest, grid=image.grid, rope_grid=rope_grid)

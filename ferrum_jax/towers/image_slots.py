@@ -1,0 +1,172 @@
+"""Image slots: the pool of embeddings of images on the device, and the programs that encode images into it.
+
+The pool is [slots, (1 + deepstack) D], whole on every device, as the tower is: each device encodes every image. Slot 0
+is null. An encoder is compiled for a few numbers of patches; several images go into one call, one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.ints import ceil_div, round_up
+from ferrum_jax.layers.segment_attention import QUERY_TILE
+from ferrum_jax.models import registry
+from ferrum_jax.models.vision_tower import ImagePatches
+from ferrum_jax.prompt import IMAGE_RUN as RUN
+from ferrum_jax.prompt import EncodableImage
+from ferrum_jax.sharding import local_bytes, partitions, whole
+from ferrum_jax.spec import ModelSpec, VisionSpec
+
+_GROWTH = 4  # from one number of patches to the next
+_PLACES = ("rows", "columns", "heights", "widths", "segments")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageSlots:
+    """Shapes of an engine's image slots. weights: of the tower, by their names in the model.
+
+    sizes: patches of an encoder's call, the smallest first. one_by_one: a call encodes one image, so that its bits do
+    not depend on others.
+    """
+
+    vision: VisionSpec
+    graph: nnx.GraphDef
+    weights: Mapping[str, jax.ShapeDtypeStruct]
+    pool: jax.ShapeDtypeStruct
+    sizes: tuple[int, ...]
+    one_by_one: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of the pool on one device."""
+        return local_bytes(self.pool)
+
+    @property
+    def num_runs(self) -> int:
+        """Without the null one."""
+        return self.pool.shape[0] // RUN - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_runs * RUN
+
+    def pick(self, names: Sequence[str], weights: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The tower's weights among those of the model."""
+        return tuple(array for name, array in zip(names, weights, strict=True) if name in self.weights)
+
+    def calls(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> list[tuple[int, tuple[Any, ...]]]:
+        """(patches, arguments) of the calls that encode images into their runs."""
+        groups: list[list[tuple[EncodableImage, Sequence[int]]]] = []
+        room = 0
+        for image, runs in images:
+            count = math.prod(image.grid)
+            if count > room or self.one_by_one:
+                groups.append([])
+                room = self.sizes[-1]
+            groups[-1].append((image, runs))
+            room -= count
+        return [self._packed(group) for group in groups]
+
+    def _packed(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> tuple[int, tuple[Any, ...]]:
+        """The smallest call that holds these images, in fresh arrays: jax reads them after the call has returned."""
+        total = sum(math.prod(image.grid) for image, _ in images)
+        size = next(size for size in self.sizes if size >= total)
+        per_token = self.vision.patches_per_token
+        pixels = np.zeros((size, self.vision.patch_values), np.float32)
+        places = np.zeros((len(_PLACES), size), np.int32)
+        slots = np.full(size // per_token, self.pool.shape[0], np.int32)  # beyond the pool, so padding is dropped
+        at = 0
+        for segment, (image, runs) in enumerate(images, 1):
+            count = math.prod(image.grid)
+            pixels[at : at + count] = image.patches
+            places[:, at : at + count] = _places(image.grid, self.vision.merge, segment)
+            filled = (np.array(runs)[:, None] * RUN + np.arange(RUN)).reshape(-1)
+            slots[at // per_token : (at + count) // per_token] = filled[: count // per_token]
+            at += count
+        return size, (pixels, places, slots)
+
+
+def _places(grid: tuple[int, int, int], merge: int, segment: int) -> np.ndarray:
+    """[5, patches] int32 of `_PLACES`; patches that are merged stand together."""
+    frames, height, width = grid
+    blocks = np.indices((height // merge, width // merge, merge, merge)).reshape(4, -1)
+    rows, columns = blocks[0] * merge + blocks[2], blocks[1] * merge + blocks[3]
+    one = np.stack([rows, columns, *(np.full_like(rows, value) for value in (height, width, segment))])
+    return np.tile(one, frames).astype(np.int32)
+
+
+def image_slots(
+    config: EngineConfig, spec: ModelSpec, targets: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype, mesh: Mesh
+) -> ImageSlots | None:
+    """The slots of a model with a tower; None of one without. targets: all weights, as they lie on the mesh."""
+    if spec.vision is None:
+        return None
+    graph, names = registry.abstract_tower(spec, dtype)
+    assert graph is not None, "the tower of a spec that has one"
+    num_slots = (ceil_div(config.max_image_tokens, RUN) + 1) * RUN
+    pool = jax.ShapeDtypeStruct((num_slots, spec.vision.embedding_size), dtype, sharding=whole(mesh))
+    return ImageSlots(
+        vision=spec.vision,
+        graph=graph,
+        weights={name: targets[name] for name in targets if name in names},
+        pool=pool,
+        sizes=encoder_sizes(config.max_image_patches, spec.vision.patches_per_token, invariant=config.invariant),
+        one_by_one=config.invariant,
+    )
+
+
+def encoder_sizes(max_patches: int, per_token: int, *, invariant: bool) -> tuple[int, ...]:
+    """Numbers of patches that encoders are compiled for; the largest alone where bits must not depend on them."""
+    largest = round_up(max_patches, QUERY_TILE if max_patches > QUERY_TILE else per_token)
+    sizes, size = [], round_up(QUERY_TILE, per_token)
+    while size < largest and not invariant:
+        sizes.append(size)
+        size *= _GROWTH
+    return (*sizes, largest)
+
+
+def trace_fresh_images(slots: ImageSlots) -> jax.stages.Traced:
+    """() -> the pool, zeros."""
+    return jax.jit(lambda: jnp.zeros(slots.pool.shape, slots.pool.dtype), out_shardings=slots.pool.sharding).trace()
+
+
+def trace_encode(slots: ImageSlots, num_patches: int, mesh: Mesh) -> jax.stages.Traced:
+    """(weights, pool, which is donated, pixels, places, slots) -> the pool with the images' embeddings."""
+    names = [name.removeprefix(registry.PREFIX) for name in slots.weights]
+
+    def encode(
+        weights: tuple[jax.Array, ...],
+        pool: jax.Array,
+        pixels: jax.Array,  # [patches, values] float32
+        places: jax.Array,  # [5, patches] int32
+        ids: jax.Array,  # [patches / merge²] int32
+    ) -> jax.Array:
+        tower = registry.bind(slots.graph, dict(zip(names, weights, strict=True)))
+        patches = ImagePatches(pixels=pixels, **dict(zip(_PLACES, places, strict=True)))
+        return pool.at[ids].set(tower(patches).astype(pool.dtype), mode="drop")
+
+    def struct(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, kind, sharding=whole(mesh))
+
+    vision = slots.vision
+    arguments = (
+        tuple(slots.weights.values()),
+        slots.pool,
+        struct((num_patches, vision.patch_values), jnp.float32),
+        struct((len(_PLACES), num_patches), jnp.int32),
+        struct((num_patches // vision.patches_per_token,), jnp.int32),
+    )
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        encode = jax.shard_map(encode, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
+    return jax.jit(encode, donate_argnums=(1,), out_shardings=slots.pool.sharding).trace(*arguments)
