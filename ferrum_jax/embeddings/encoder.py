@@ -17,10 +17,10 @@ from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Text
+from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
     EncoderBucket,
     EncoderLayout,
-    EncoderRunner,
     compile_encoder,
     lay_out_encoder,
 )

@@ -1,9 +1,9 @@
-"""Encoders on the device: whole texts in rows of one length, pooled to one vector each. No pool, no plan, no cache.
+"""Encoders on the device: whole texts end to end, pooled to one vector each. No pool, no plan, no cache.
 
-A bucket is (R rows, S tokens a row); all are listed by `encoder_buckets` and compiled before the first step. A
-text's bucket length follows from its own length alone, so in invariant mode neither the texts beside it nor the number
-of rows change a bit of its vector. On a mesh each data shard has R rows of its own, and the devices of a shard some
-heads each.
+A bucket is (S the longest text, R texts, T tokens of all); all are listed by `encoder_buckets` and compiled before the
+first step. A text's S follows from its own length alone, so in invariant mode neither the texts beside it nor
+their number change a bit of its vector. On a mesh each data shard has texts of its own, and the devices of a shard
+some heads each.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
-from ferrum_jax.ints import ceil_div, round_up
+from ferrum_jax.ints import round_up
+from ferrum_jax.layers.text_rows import QUERY_TILE, TextRows
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import QUERY_TILE, BertSpec
+from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.invariance import COMPILER_OPTIONS
 from ferrum_jax.runtime.layout import ModelLayout
@@ -40,9 +39,10 @@ from ferrum_jax.sharding import (
 )
 
 POOLINGS = ("mean", "cls", "last")
-SHORTEST = 16  # tokens of the smallest bucket's rows
+SHORTEST = 16  # tokens of the shortest bucket's texts
 FEWEST_TOKENS = 128
-_INVARIANT_ROWS = 2  # XLA:CPU takes other dots for the attention of one row
+_INVARIANT_TEXTS = 2  # XLA:CPU takes other dots for the attention of one
+_TOKENS_ON_CPU = 512  # of a step: a token of a larger one takes as long, and the last step of a length is emptier
 # What an encoder reads of EngineConfig; it has no KV, no sampling and no requests that run on.
 _USED = (
     *("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
@@ -55,10 +55,16 @@ class EncoderBucket:
     """One compiled shape: of a data shard."""
 
     length: int  # S
-    num_rows: int  # R
+    num_tokens: int  # T
+    num_texts: int  # R
 
     def __str__(self) -> str:
-        return f"encoder R={self.num_rows} S={self.length}"
+        return f"encoder T={self.num_tokens} R={self.num_texts} S={self.length}"
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of its batch: how to pool, a length for each text, the token ids."""
+        return 1 + self.num_texts + self.num_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +100,7 @@ def lay_out_encoder(
     buckets = encoder_buckets(
         max_model_len,
         config.with_rows(MANY_ROWS).num_rows,
-        config.max_num_batched_tokens,
+        min(config.max_num_batched_tokens, _TOKENS_ON_CPU) if platform == "cpu" else config.max_num_batched_tokens,
         invariant=config.invariant,
     )
     return EncoderLayout(
@@ -112,31 +118,42 @@ def lay_out_encoder(
 def encoder_buckets(
     max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, *, invariant: bool = False
 ) -> tuple[EncoderBucket, ...]:
-    """Lengths are powers of two up to the limit; of each there is a bucket for many texts and one for few."""
+    """Lengths are powers of two up to the limit; of each there is a bucket for many texts and one for few.
+
+    A bucket has room for texts of two thirds of its length: those that are longer fill its tokens first.
+    """
     lengths = [SHORTEST]
     while lengths[-1] < max_model_len:
         lengths.append(2 * lengths[-1])
     lengths[-1] = min(lengths[-1], round_up(max_model_len, SHORTEST if max_model_len <= QUERY_TILE else QUERY_TILE))
+
+    def texts(tokens: int, length: int) -> int:
+        return max(3 * tokens // (2 * length), _INVARIANT_TEXTS if invariant else 1)
+
     buckets = set()
     for length in lengths:
-        few = max(ceil_div(FEWEST_TOKENS, length), _INVARIANT_ROWS if invariant else 1)
-        many = max(few, min(max_num_seqs, max_num_batched_tokens // length))
-        buckets |= {EncoderBucket(length=length, num_rows=few), EncoderBucket(length=length, num_rows=many)}
+        few = max(FEWEST_TOKENS, length)
+        num_few = texts(few, length)
+        num_many = max(num_few, min(texts(max_num_batched_tokens, length), max_num_seqs))
+        many = max(few, min(max_num_batched_tokens, num_many * length))
+        buckets.add(EncoderBucket(length=length, num_tokens=few, num_texts=num_few))
+        buckets.add(EncoderBucket(length=length, num_tokens=many, num_texts=num_many if many > few else num_few))
     return tuple(sorted(buckets))
 
 
-def make_step(layout: EncoderLayout) -> Callable[[tuple[jax.Array, ...], jax.Array], jax.Array]:
-    """(weights, batch [1 + R, 1 + S] int32) -> vectors [R, D] float32, of each data shard.
+def make_step(layout: EncoderLayout, bucket: EncoderBucket) -> Callable[[tuple[jax.Array, ...], jax.Array], jax.Array]:
+    """(weights, batch [1 + R + T] int32) -> vectors [R, D] float32, of each data shard.
 
-    batch: row 0 begins with the pooling's index in POOLINGS; each other row is a text's length and its token ids.
+    batch: the pooling's index in POOLINGS, the length of each text, the token ids of all, end to end.
     """
     names, shards = tuple(layout.targets), shards_of(layout.mesh)
 
     def step(weights: tuple[jax.Array, ...], batch: jax.Array) -> jax.Array:
         model = registry.bind(layout.graph, dict(zip(names, weights, strict=True)))
-        lengths = batch[1:, 0]
-        hidden = model(batch[1:, 1:], lengths, shards).astype(jnp.float32)  # [R, S, D]
-        return pool(hidden, lengths, batch[0, 0])
+        lengths, token_ids = batch[1 : 1 + bucket.num_texts], batch[1 + bucket.num_texts :]
+        rows = TextRows(lengths, length=bucket.length, num_tokens=bucket.num_tokens)
+        hidden = rows.spread(model(token_ids, rows, shards)).astype(jnp.float32)  # [R, S, D]
+        return pool(hidden, lengths, batch[0])
 
     return step
 
@@ -159,14 +176,14 @@ def encoder_programs(layout: EncoderLayout) -> dict[EncoderBucket, Program]:
     """The step of every bucket, smallest first."""
     weights, mesh = tuple(layout.targets.values()), layout.mesh
     shapes = f"{dict(mesh.shape)} {layout.spec.digest_text()} {describe(layout.targets)} {layout.invariant}"
-    step = make_step(layout)
-    if mesh.size > 1:
-        rows = partition("rows", None)
-        step = jax.shard_map(step, mesh=mesh, in_specs=(partitions(weights), rows), out_specs=rows, check_vma=False)
-    jitted = jax.jit(step, compiler_options=COMPILER_OPTIONS if layout.invariant else None)
 
     def trace(bucket: EncoderBucket) -> jax.stages.Traced:
-        return jitted.trace(weights, on_mesh(mesh, (1 + bucket.num_rows, 1 + bucket.length), jnp.int32, "rows", None))
+        step = make_step(layout, bucket)
+        if mesh.size > 1:
+            placed = (partitions(weights), partition("words"))
+            step = jax.shard_map(step, mesh=mesh, in_specs=placed, out_specs=partition("rows", None), check_vma=False)
+        jitted = jax.jit(step, compiler_options=COMPILER_OPTIONS if layout.invariant else None)
+        return jitted.trace(weights, on_mesh(mesh, (bucket.num_words,), jnp.int32, "words"))
 
     return {
         bucket: Program(what=str(bucket), shapes=shapes, mesh=mesh, trace=functools.partial(trace, bucket))
@@ -186,77 +203,3 @@ def compile_encoder(
     largest_first = {bucket: programs[bucket] for bucket in reversed(programs)}
     made = make_all(largest_first, programs, executable_cache=executable_cache, on_done=on_done, abandoned=abandoned)
     return Prepared({bucket: made[bucket] for bucket in programs})
-
-
-class EncoderRunner:
-    """Runs texts through an encoder; one step is in flight while the next is packed."""
-
-    def __init__(
-        self,
-        weights: tuple[jax.Array, ...],
-        executables: Prepared[EncoderBucket],
-        num_shards: int = 1,
-    ) -> None:
-        self.weights = weights
-        self.executables = executables
-        self._num_shards = num_shards
-        self.num_steps = 0
-        self.num_tokens = 0
-        self.num_padded_tokens = 0
-
-    @property
-    def num_missing(self) -> int:
-        """Executables that are still being compiled: all are made before the first text."""
-        return 0
-
-    @property
-    def num_executables(self) -> int:
-        return len(self.executables)
-
-    @property
-    def num_loaded(self) -> int:
-        return self.executables.num_loaded
-
-    def run(self, texts: Sequence[Sequence[int]], pooling: str) -> Iterator[tuple[Sequence[int], np.ndarray]]:
-        """(which of the texts, their vectors [n, D] float32) of each step; a text comes once, in no order.
-
-        texts: token ids, at least one and at most max_model_len of each.
-        """
-        in_flight: deque[tuple[Sequence[int], jax.Array]] = deque()
-        for bucket, members in self._steps([len(text) for text in texts]):
-            batch = np.zeros((self._num_shards, 1 + bucket.num_rows, 1 + bucket.length), np.int32)
-            batch[:, 0, 0] = POOLINGS.index(pooling)
-            for place, member in enumerate(members):
-                row = batch[place // bucket.num_rows, 1 + place % bucket.num_rows]
-                row[0] = len(texts[member])
-                row[1 : 1 + len(texts[member])] = texts[member]
-            vectors = self.executables[bucket](self.weights, batch.reshape(-1, 1 + bucket.length))
-            vectors.copy_to_host_async()
-            in_flight.append((members, vectors))
-            self.num_steps += 1
-            self.num_tokens += int(batch[:, 1:, 0].sum())
-            self.num_padded_tokens += self._num_shards * bucket.num_rows * bucket.length
-            if len(in_flight) > 1:
-                yield _fetch(*in_flight.popleft())
-        while in_flight:
-            yield _fetch(*in_flight.popleft())
-
-    def _steps(self, lengths: Sequence[int]) -> Iterator[tuple[EncoderBucket, Sequence[int]]]:
-        """Texts by the bucket length that is theirs; many rows at once, or few at a time where that pads less."""
-        by_length: dict[int, list[EncoderBucket]] = {}
-        for bucket in self.executables:
-            by_length.setdefault(bucket.length, []).append(bucket)
-        shortest = 0
-        for length, buckets in sorted(by_length.items()):
-            members = [i for i, n in enumerate(lengths) if shortest < n <= length]
-            shortest = length
-            few, many = min(buckets), max(buckets)
-            while members:
-                bucket = many if 4 * len(members) > self._num_shards * many.num_rows else few
-                count = self._num_shards * bucket.num_rows
-                yield bucket, members[:count]
-                members = members[count:]
-
-
-def _fetch(members: Sequence[int], vectors: jax.Array) -> tuple[Sequence[int], np.ndarray]:
-    return members, np.asarray(vectors)[: len(members)]

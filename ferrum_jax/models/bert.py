@@ -2,7 +2,7 @@
 
     x = norm(word[id] + position[p] + type[0]);  per layer:  x = norm(x + attention(x));  x = norm(x + mlp(x))
 
-Texts stand in rows of equal length with padding behind; `lengths` says how many tokens of each are real.
+Texts stand end to end, and `TextRows` says where each token belongs.
 RoBERTa counts positions from one past the id of its padding token, BERT from 0.
 Source: Devlin et al. 2019, section 3; Conneau et al. 2020, section 3.
 """
@@ -21,11 +21,9 @@ from checkpoints.rules import Rule
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import LayerNorm
+from ferrum_jax.layers.text_rows import TextRows
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.sharding import WHOLE, Shards
-
-QUERY_TILE = 512  # queries whose scores exist at once, so that memory grows with the length and not with its square
-_MASKED = -1e30  # finite: a padded row has no real key at all, and its softmax must not be NaN
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -99,13 +97,13 @@ class BertLayer(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,  # [R * S, D]
-        lengths: jax.Array,  # [R] int32
+        x: jax.Array,  # [T, D]
+        rows: TextRows,
         shards: Shards,
-    ) -> jax.Array:  # [R * S, D]
-        R = lengths.shape[0]
-        q, k, v = (a.reshape(R, len(x) // R, -1, self.head_dim) for a in (self.q(x), self.k(x), self.v(x)))
-        x = self.attention_norm(x + self.o(attend(q, k, v, lengths).reshape(len(x), -1), shards))
+    ) -> jax.Array:  # [T, D]
+        q, k, v = (a.reshape(len(x), -1, self.head_dim) for a in (self.q(x), self.k(x), self.v(x)))
+        attended = rows.attend(q, k, v, scale=self.head_dim**-0.5)
+        x = self.attention_norm(x + self.o(attended.reshape(len(x), -1), shards))
         return self.mlp_norm(x + self.down(self.activation(self.up(x)), shards))
 
 
@@ -125,37 +123,15 @@ class Bert(nnx.Module):
 
     def __call__(
         self,
-        token_ids: jax.Array,  # [R, S] int32
-        lengths: jax.Array,  # [R] int32
+        token_ids: jax.Array,  # [T] int32
+        rows: TextRows,
         shards: Shards = WHOLE,
-    ) -> jax.Array:  # [R, S, D]
-        R, S = token_ids.shape
-        # padding beyond the table reads its last row; nothing attends to it
-        places = jnp.broadcast_to(self.first_position + jnp.arange(S, dtype=jnp.int32), (R, S))
-        x = self.words(token_ids.reshape(-1), shards) + self.positions(places.reshape(-1))
+    ) -> jax.Array:  # [T, D]
+        x = self.words(token_ids, shards) + self.positions(self.first_position + rows.positions)
         x = self.norm(x + self.types.weight[...][:1])
         for layer in self.layers:
-            x = layer(x, lengths, shards)
-        return x.reshape(R, S, -1)
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / sqrt(H)) v over the real keys of each row; softmax in float32.
-
-    q, k, v: [R, S, N, H]; S is at most QUERY_TILE or a multiple of it. Returns [R, S, N, H] in q's dtype.
-    """
-    R, S, N, H = q.shape
-    real = jnp.arange(S)[None, None, None, :] < lengths[:, None, None, None]  # [R, 1, 1, S]
-
-    def one_tile(q: jax.Array) -> jax.Array:  # [R, tile, N, H]
-        scores = jnp.einsum("RTNH,RSNH->RNTS", q, k, preferred_element_type=jnp.float32) * H**-0.5
-        weights = jax.nn.softmax(jnp.where(real, scores, _MASKED), axis=-1).astype(v.dtype)
-        return jnp.einsum("RNTS,RSNH->RTNH", weights, v)
-
-    if S <= QUERY_TILE:
-        return one_tile(q)
-    tiles = jnp.moveaxis(q.reshape(R, S // QUERY_TILE, QUERY_TILE, N, H), 1, 0)
-    return jnp.moveaxis(jax.lax.map(one_tile, tiles), 0, 1).reshape(q.shape)
+            x = layer(x, rows, shards)
+        return x
 
 
 def bert_spec_from_config(config: Mapping[str, Any]) -> BertSpec:

@@ -37,7 +37,8 @@ def forecast_encoder(layout: EncoderLayout, target: Target, *, tokens_in: int) -
     if tokens_in > layout.max_model_len:
         raise ValueError(f"{tokens_in} tokens in are more than max_model_len, {layout.max_model_len}")
     length = min(bucket.length for bucket in layout.buckets if bucket.length >= tokens_in)
-    rows = max(bucket.num_rows for bucket in layout.buckets if bucket.length == length)
+    largest = max(bucket for bucket in layout.buckets if bucket.length == length)
+    rows = max(1, min(largest.num_texts, largest.num_tokens // tokens_in))
     layers = [weight for name, weight in layout.targets.items() if name.startswith("layers.")]  # others are looked up
     weights = sum(local_bytes(weight) // weight.dtype.itemsize for weight in layers)
     width = layout.spec.hidden_size // (layout.mesh.size // layout.num_shards)

@@ -145,6 +145,7 @@ MAY_IMPORT = {
     "ferrum_jax.embeddings": (
         "checkpoints",
         "ferrum_jax.executables",
+        "ferrum_jax.layers",
         "ferrum_jax.models",
         "ferrum_jax.pools",
         "ferrum_jax.runtime",

@@ -15,16 +15,16 @@ from checkpoints import open_checkpoint
 from checkpoints.folder import read_json
 from checkpoints.rules import expand
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
     POOLINGS,
-    EncoderRunner,
     compile_encoder,
     encoder_buckets,
     lay_out_encoder,
 )
 from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.layers.text_rows import TextRows, attend
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import attend
 from ferrum_jax.sharding import make_mesh
 from tests.models.published_encoders import PUBLISHED_ENCODERS
 from tests.support import COMPILED, GOLDENS
@@ -77,6 +77,40 @@ def test_neither_companions_nor_padding_nor_the_number_of_rows_change_a_bit_of_a
     np.testing.assert_array_equal(together, alone)
 
 
+def test_a_step_takes_texts_of_one_length_until_its_tokens_are_full_and_few_of_those_that_are_left():
+    runner, _ = load("bert")
+
+    def steps(lengths: list[int]) -> list[tuple[int, list[int]]]:
+        return [(bucket.num_tokens, [len(each) for each in members]) for bucket, members in runner._steps(lengths)]
+
+    assert {(b.num_tokens, b.num_texts) for b in runner.executables if b.length == 32} == {(128, 6), (512, 24)}
+    assert steps([20]) == [(128, [1])]
+    assert steps([20] * 30) == [(512, [24]), (128, [6])]  # no room for a 25th text
+    assert steps([32] * 17) == [(512, [16]), (128, [1])]  # nor for a 513th token
+    assert steps([20] * 18) == [(128, [6])] * 3 and steps([20] * 19) == [(512, [19])]
+    assert [len(each) for _, (each,) in runner._steps([30] * 4 + [17] * 3)] == [4, 3]  # 8 tokens are left over
+
+
+def test_texts_that_stand_end_to_end_are_spread_over_rows_and_joined_again():
+    rows = TextRows(jnp.asarray([3, 1, 0, 4], jnp.int32), length=4, num_tokens=10)
+    x = jnp.arange(10, dtype=jnp.float32).at[8:].set(jnp.nan)
+    spread = rows.spread(x)
+    assert spread.tolist() == [[0, 1, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [4, 5, 6, 7]]
+    assert rows.join(spread)[:8].tolist() == x[:8].tolist()
+    assert rows.positions[:8].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+
+
+def test_a_reach_hides_what_is_farther_away_on_both_sides_and_in_every_tile_of_queries():
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((1, 1024, 1, 4)), jnp.float32) for _ in range(3))
+    found = np.asarray(attend(q, k, v, jnp.asarray([900], jnp.int32), scale=0.5, reach=3))[0, :, 0]
+    wide = [np.asarray(a, np.float64)[0, :, 0] for a in (q, k, v)]
+    for place in (0, 511, 512, 898):
+        near = slice(max(place - 3, 0), min(place + 4, 900))
+        weights = np.exp(wide[0][place] @ wide[1][near].T / 2)
+        np.testing.assert_allclose(found[place], weights @ wide[2][near] / weights.sum(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_ladder_of_other_row_counts_changes_no_bit_of_a_vector():
     _, golden = load("bert")
@@ -90,7 +124,7 @@ def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((2, 1024, 1, 4)), jnp.float32) for _ in range(3))
     lengths = jnp.asarray([700, 1024], jnp.int32)
-    found = np.asarray(attend(q, k, v, lengths))
+    found = np.asarray(attend(q, k, v, lengths, scale=0.5))
     for row, length in enumerate((700, 1024)):
         wide = [np.asarray(a, np.float64)[row, :, 0] for a in (q, k, v)]
         scores = wide[0] @ wide[1][:length].T / 2
@@ -99,15 +133,15 @@ def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
         np.testing.assert_allclose(found[row, :, 0], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_every_length_has_a_bucket_of_many_rows_and_one_of_few_with_128_tokens_at_least():
+def test_every_length_has_a_bucket_for_many_texts_and_one_for_few_with_128_tokens_at_least():
     buckets = encoder_buckets(300, 256, 2048)
-    assert [(b.length, b.num_rows) for b in buckets] == [
-        *((16, 8), (16, 128), (32, 4), (32, 64), (64, 2), (64, 32), (128, 1), (128, 16), (256, 1), (256, 8)),
-        *((304, 1), (304, 6)),
+    assert [(b.length, b.num_tokens, b.num_texts) for b in buckets] == [
+        *((16, 128, 12), (16, 2048, 192), (32, 128, 6), (32, 2048, 96), (64, 128, 3), (64, 2048, 48)),
+        *((128, 128, 1), (128, 2048, 24), (256, 256, 1), (256, 2048, 12), (304, 304, 1), (304, 2048, 10)),
     ]
     assert max(encoder_buckets(8190, 256, 2048)).length == 8192  # a multiple of the query tile
-    assert all(b.length * b.num_rows >= 128 for b in encoder_buckets(20, 1, 1))
-    assert min(b.num_rows for b in encoder_buckets(300, 1, 1, invariant=True)) == 2  # one row attends by other dots
+    assert all(b.num_tokens >= 128 for b in encoder_buckets(20, 1, 1))
+    assert min(b.num_texts for b in encoder_buckets(300, 1, 1, invariant=True)) == 2  # one row attends by other dots
 
 
 def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
