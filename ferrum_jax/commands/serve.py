@@ -19,7 +19,6 @@ from ferrum_jax.commands.model import (
     add_load,
     add_model,
     chosen_config,
-    named_adapters,
     open_llm,
 )
 from ferrum_jax.commands.model_names import model_names
@@ -65,6 +64,12 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         help="name by which requests may ask for the model; may be repeated, and answers carry the first",
     )
     add_adapters(group, "requests name it as their model")
+    group.add_argument(
+        "--adapter-root",
+        metavar="DIR",
+        help="folder below which /v1/load_lora_adapter may load adapters, with an admin key where there are keys; "
+        "without it the server loads none",
+    )
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
@@ -74,7 +79,11 @@ def _add_keys(serve: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keys, one a line: KEY [NAME [CACHE]]; two keys share no cached prefix unless they have one CACHE",
     )
-    group.add_argument("--admin-key-file", metavar="FILE", help="keys with which metrics and the page may be read")
+    group.add_argument(
+        "--admin-key-file",
+        metavar="FILE",
+        help="keys with which metrics and the page may be read, and adapters loaded",
+    )
 
 
 def _add_limits(serve: argparse.ArgumentParser) -> None:
@@ -114,6 +123,9 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"serve needs {' and '.join(missing)}; {install_command('server')}")
     config, settings = chosen_config(args), _settings(args)
     adapters = adapters_of(args, config)
+    settings.require_apart(adapters)
+    if args.adapter_root is not None and not config.max_adapters:
+        raise ValueError("--adapter-root is given, and there is no slot for an adapter; set --max-adapters, as in 8")
     _check_certificate(args)
     from ferrum_jax.serve.app.http_process import HttpOrder
     from ferrum_jax.serve.engine_process import HttpChild, listening
@@ -139,7 +151,10 @@ def _run(args: argparse.Namespace) -> int:
             llm.load_adapter(name, path)
         child.require_alive()
         return child.serve(
-            llm, drain_s=args.drain_s, on_ready=lambda: _greet(args, settings, port, time.monotonic() - started)
+            llm,
+            drain_s=args.drain_s,
+            on_ready=lambda: _greet(args, settings, port, time.monotonic() - started),
+            adapter_root=args.adapter_root,
         )
 
 
@@ -157,7 +172,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         names=model_names(args.model, args.served_model_name),
         num_listed=max(1, len(args.served_model_name)),
-        adapters=tuple(named_adapters(args)),
+        adapter_root=args.adapter_root,
         version=__version__,
         keys=keys,
         admin_keys=admin_keys,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -127,6 +128,15 @@ class AsyncLLM:
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
         """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
         return await self._between_steps(lambda: self.llm.update_weights(state, **how))
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """As `LLM.load_adapter`; the files are read in a thread, and no step waits for them."""
+        self._refuse_at_end()
+        await asyncio.to_thread(self.llm.load_adapter, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `LLM.unload_adapter`."""
+        self.llm.unload_adapter(name)
 
     async def sleep(self, level: int = 1) -> dict[str, int]:
         """As `LLM.sleep`."""

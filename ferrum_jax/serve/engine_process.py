@@ -70,10 +70,12 @@ class HttpChild:
         if self._process.poll() is not None:
             raise RuntimeError(f"the HTTP process ended with exit code {self._process.returncode}")
 
-    def serve(self, llm: LLM, *, drain_s: float, on_ready: Callable[[], None] = lambda: None) -> int:
-        """Answers until the end; the exit code."""
+    def serve(
+        self, llm: LLM, *, drain_s: float, on_ready: Callable[[], None] = lambda: None, adapter_root: str | None = None
+    ) -> int:
+        """Answers until the end; the exit code. adapter_root: as `EngineSide` has it."""
         thread = EngineThread(llm)
-        side = EngineSide(llm, thread, self._outbox)
+        side = EngineSide(llm, thread, self._outbox, adapter_root)
         for work in (self._write, lambda: self._read(side)):
             threading.Thread(target=self._carry, args=(work,), daemon=True).start()
         gc.collect()

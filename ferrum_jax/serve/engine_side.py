@@ -7,9 +7,11 @@ wait at once, so that texts of several requests share its steps.
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import contextlib
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from ferrum_jax.embeddings.embedder import EmbeddingParams, Text, finish
 from ferrum_jax.llm import LLM
 from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
@@ -37,9 +40,11 @@ class _AskedVector(NamedTuple):
 
 
 class EngineSide:
-    """outbox: where messages wait for HTTP."""
+    """outbox: where messages wait for HTTP. adapter_root: below which it may have adapters loaded; None for none."""
 
-    def __init__(self, llm: LLM, thread: EngineThread, outbox: Outbox) -> None:
+    def __init__(self, llm: LLM, thread: EngineThread, outbox: Outbox, adapter_root: str | None = None) -> None:
+        self._adapter_root = adapter_root
+        self._loads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-adapters")
         self.thread = thread
         self._llm = llm
         self._outbox = outbox
@@ -63,6 +68,7 @@ class EngineSide:
         self._closed.set()
         if self._beats.is_alive():
             self._beats.join()
+        self._loads.shutdown(wait=False, cancel_futures=True)
         for ticket in list(self._ids):
             self.thread.abort(ticket)
 
@@ -75,6 +81,10 @@ class EngineSide:
             self._embed(*rest)
         elif kind == "abort":
             self._abort(*rest)
+        elif kind == "load_adapter":
+            self._loads.submit(self._change_adapters, rest[0], functools.partial(self._load_adapter, *rest[1:]))
+        elif kind == "unload_adapter":
+            self._loads.submit(self._change_adapters, rest[0], functools.partial(self._llm.unload_adapter, *rest[1:]))
         elif kind == "opened":
             self.opened.set()
         else:
@@ -134,6 +144,27 @@ class EngineSide:
             self._abort(request_id)  # before the next step
         if messages:
             self._send(messages)
+
+    # -- adapters --------------------------------------------------------------------------------------
+
+    def _change_adapters(self, request_id: int, change: Callable[[], None]) -> None:
+        """In a thread of its own, since files are read."""
+        try:
+            change()
+        except Exception as error:
+            kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
+            self._send([["refused", request_id, kind, str(error)]])
+            return
+        self._send([["adapters", self._llm.adapters.names], ["done", request_id]])
+
+    def _load_adapter(self, name: str, path: str, replaces: bool) -> None:
+        """Raises ValueError for a path outside the root, and for a name that is there and is not to be replaced."""
+        if self._adapter_root is None:
+            raise ValueError("adapters are not loaded over HTTP here; give the server --adapter-root DIR")
+        folder = folder_below(self._adapter_root, path)
+        if name in self._llm.adapters.names and not replaces:
+            raise ValueError(f"lora_name is {name!r}, which is loaded already; set load_inplace to replace it")
+        self._llm.load_adapter(name, folder)
 
     # -- vectors ---------------------------------------------------------------------------------------
 
@@ -225,6 +256,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "vocab_size": llm.spec.vocab_size,
         "fingerprint": (llm.identity.weights or "")[:16],
         "startup_s": llm.startup_s,
+        "adapters": llm.adapters.names,
         "compares": llm.is_encoder or llm.embedder.layout.pooling is not None,
         "prompts": sorted(llm.embedder.layout.prompts),
         "texts": None if llm.texts is None else str(llm.texts),

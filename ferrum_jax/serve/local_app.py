@@ -31,8 +31,10 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         opened = llm if isinstance(llm, AsyncLLM) else await asyncio.to_thread(llm)
         link = LocalLink(asyncio.get_running_loop())
-        side = EngineSide(opened.llm, opened.thread, link.outbox)
-        service = app.state.service = Service(EngineClient(link), settings or ServerSettings())
+        how = settings or ServerSettings()
+        how.require_apart(opened.llm.adapters.names)
+        side = EngineSide(opened.llm, opened.thread, link.outbox, how.adapter_root)
+        service = app.state.service = Service(EngineClient(link), how)
         link.take = side.take
         side.begin()
         await service.client.ready.wait()

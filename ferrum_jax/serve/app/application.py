@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ferrum_jax.serve.app import model_routes, page_routes, response_routes, text_routes, vector_routes
+from ferrum_jax.serve.app import adapter_routes, model_routes, page_routes, response_routes, text_routes, vector_routes
 from ferrum_jax.serve.bodies.http_body import param_of
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
 from ferrum_jax.serve.http.exchange import ClientLeft, id_of
@@ -40,6 +40,8 @@ _ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
     ("POST", "/v2/rerank", vector_routes.rerank, _KEYS),
     ("GET", "/v1/models", model_routes.models, _KEYS),
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS),
+    ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN),
+    ("POST", "/v1/unload_lora_adapter", adapter_routes.unload, _ADMIN),
     ("POST", "/tokenize", model_routes.tokenize, _KEYS),
     ("POST", "/detokenize", model_routes.detokenize, _KEYS),
     ("GET", "/version", model_routes.version, _KEYS),

@@ -23,7 +23,7 @@ _TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token
 async def models(request: Request) -> Response:
     exchange = Exchange(request)
     service = exchange.service
-    names = (*service.settings.listed, *service.settings.adapters)
+    names = (*service.settings.listed, *service.adapters)
     return exchange.json({"object": "list", "data": [_model(service, name) for name in names]})
 
 
@@ -41,7 +41,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created": service.started,
         "owned_by": "ferrum_jax",
         "root": service.settings.names[0],
-        "parent": service.settings.names[0] if name in service.settings.adapters else None,
+        "parent": service.settings.names[0] if name in service.adapters else None,
         "max_model_len": service.client.facts.get("max_model_len"),
     }
 

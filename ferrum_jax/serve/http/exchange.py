@@ -87,7 +87,7 @@ class Exchange:
 
         generates: the name may be an adapter's, and then the answer carries that.
         """
-        names, adapters = self.service.settings.names, self.service.settings.adapters if generates else ()
+        names, adapters = self.service.settings.names, self.service.adapters if generates else ()
         if name is not None and name not in (*names, *adapters):
             message = f"model is {name!r}, and this server has {', '.join(map(repr, (*names, *adapters)))}"
             raise HttpError(404, message, param="model", code="model_not_found")

@@ -19,7 +19,7 @@ from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire import Delta
 from ferrum_jax.structured.asked.tools import tools_of
 from ferrum_jax.structured.message_parser import MessageForms
@@ -93,6 +93,27 @@ class Service:
         if not self.is_open:
             raise HttpError(503, "the model is still loading; ask again in a moment", code="starting", headers=_SOON)
 
+    # -- adapters --------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of those that are loaded, which a request may give as its model."""
+        return self.client.adapters
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool) -> None:
+        """Raises RequestRefused for one that cannot be loaded. replaces: another one may have that name."""
+        await self._done(self.client.load_adapter(name, path, replaces=replaces))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises RequestRefused for one that is not there."""
+        await self._done(self.client.unload_adapter(name))
+
+    async def _done(self, reply: Reply) -> None:
+        try:
+            await reply.next()
+        finally:
+            self.client.end(reply)
+
     # -- tokens ----------------------------------------------------------------------------------------
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
@@ -128,7 +149,7 @@ class Service:
         expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
         entry = QueueEntry(key=key.name, cost=len(kept) + params.n * expected, rows=params.n, priority=asked.priority)
         options = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
-        if asked.model is not None and asked.model in self.settings.adapters:
+        if asked.model is not None and asked.model in self.adapters:
             options["adapter"] = asked.model
         sent = wire_params(params)
 

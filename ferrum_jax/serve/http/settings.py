@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ferrum_jax.serve.bodies.http_body import BodyLimits
 from ferrum_jax.serve.http.api_keys import ApiKey
@@ -14,21 +15,21 @@ from ferrum_jax.serve.http.api_keys import ApiKey
 class ServerSettings:
     """How a server behaves.
 
-    names: of the model; answers carry the first, and /v1/models lists the first num_listed. adapters: names of those
-    that are loaded beside it, which a request may give as its model. version: that /version tells. keys: who may ask;
-    none lets everybody. admin_keys: who may look at metrics and the page where there are keys. max_waiting,
-    max_waiting_tokens: of requests that the engine does not have yet; beyond them new ones are refused. max_body_bytes,
-    max_n, max_prompts: of one request. timeout_s: after which a request without one of its own is given up; None never.
-    watchdog_s: a step that takes longer makes /health fail. body_s: in which a body must have come. cors_origins: pages
-    that may ask, "*" all. ignore_unknown_fields: unknown and unsupported fields of a body become a header `Warning`
-    instead of an error.
+    names: of the model; answers carry the first, and /v1/models lists the first num_listed. adapter_root: the folder
+    below which adapters may be loaded over HTTP; None loads none so. version: that /version tells. keys: who may ask;
+    none lets everybody. admin_keys: who may look at metrics and the page, and load adapters, where there are keys.
+    max_waiting, max_waiting_tokens: of requests that the engine does not have yet; beyond them new ones are refused.
+    max_body_bytes, max_n, max_prompts: of one request. timeout_s: after which a request without one of its own is given
+    up; None never. watchdog_s: a step that takes longer makes /health fail. body_s: in which a body must have come.
+    cors_origins: pages that may ask, "*" all. ignore_unknown_fields: unknown and unsupported fields of a body become a
+    header `Warning` instead of an error.
 
     Raises ValueError with the field, its value and what is allowed.
     """
 
     names: Sequence[str] = ("model",)
     num_listed: int | None = None
-    adapters: Sequence[str] = ()
+    adapter_root: str | None = None
     version: str = ""
     keys: Sequence[ApiKey] = ()
     admin_keys: Sequence[ApiKey] = ()
@@ -57,7 +58,14 @@ class ServerSettings:
                 raise ValueError(f"a CORS origin is {origin!r}; it must be '*' or as in 'https://example.org'")
         if not self.names:
             raise ValueError("names is empty; a model must have a name")
-        if twice := sorted(set(self.names) & set(self.adapters)):
+        if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
+            raise ValueError(
+                f"adapter_root is {self.adapter_root}, which is no folder; name the one that holds adapters"
+            )
+
+    def require_apart(self, adapters: Iterable[str]) -> None:
+        """Raises ValueError where an adapter has one of the model's names."""
+        if twice := sorted(set(self.names) & set(adapters)):
             raise ValueError(f"an adapter and the model are both called {twice[0]!r}; give the adapter another name")
 
     @property

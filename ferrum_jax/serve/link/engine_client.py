@@ -49,6 +49,10 @@ class EngineVector(NamedTuple):
         return float(one @ two / max(np.linalg.norm(one) * np.linalg.norm(two), _SMALLEST_NORM))
 
 
+class EngineDone(NamedTuple):
+    """What was asked for is done, and there is nothing to say of it."""
+
+
 class Link(Protocol):
     """The way to an engine. receive: set by the client; called on its loop with what comes."""
 
@@ -67,11 +71,11 @@ class Reply:
         self.on_slow: Callable[[], None] = lambda: None  # its reader is cut
         self.on_end: Callable[[], None] = lambda: None  # the engine has no more work with it
         self._leave = leave
-        self._items: deque[Delta | EngineVector | Exception] = deque()
+        self._items: deque[Delta | EngineVector | EngineDone | Exception] = deque()
         self._num_unread = 0
         self._filled = asyncio.Event()
 
-    def put(self, item: Delta | EngineVector | Exception) -> None:
+    def put(self, item: Delta | EngineVector | EngineDone | Exception) -> None:
         if isinstance(item, Delta):
             self._num_unread += len(item.token_ids)
             self.has_ended = item.is_last
@@ -89,7 +93,7 @@ class Reply:
         self.put(ReaderTooSlow(why))
         self.on_slow()
 
-    async def next(self) -> Delta | EngineVector:
+    async def next(self) -> Delta | EngineVector | EngineDone:
         """What comes next. Raises what ended the request."""
         while not self._items:
             self._filled.clear()
@@ -111,6 +115,7 @@ class EngineClient:
         self.beat: Mapping[str, Any] = {}
         self.last_beat = time.monotonic()
         self.stats: Mapping[str, Any] = {}
+        self.adapters: Sequence[str] = ()  # names of those that are loaded
         self.lost: str | None = None
         self.on_stats: Callable[[Mapping[str, Any]], None] = lambda stats: None
         self.on_order: Callable[[str], None] = lambda order: None  # "drain" or "stop"
@@ -133,6 +138,17 @@ class EngineClient:
         """A request of one vector."""
         reply = self._reply()
         self._send(["embed", reply.id, prompt, options])
+        return reply
+
+    def load_adapter(self, name: str, path: str, *, replaces: bool) -> Reply:
+        """replaces: another adapter may have that name."""
+        reply = self._reply()
+        self._send(["load_adapter", reply.id, name, path, replaces])
+        return reply
+
+    def unload_adapter(self, name: str) -> Reply:
+        reply = self._reply()
+        self._send(["unload_adapter", reply.id, name])
         return reply
 
     def end(self, reply: Reply) -> None:
@@ -174,6 +190,10 @@ class EngineClient:
                 content, num_tokens, num_cached = rest[1:]
                 values = np.frombuffer(base64.b64decode(content), "<f4")
                 self._put(rest[0], EngineVector(values, num_tokens, num_cached), True)
+            elif kind == "adapters":
+                self.adapters = rest[0]
+            elif kind == "done":
+                self._put(rest[0], EngineDone(), True)
             elif kind == "refused":
                 self._refuse(*rest)
             elif kind == "beat":
@@ -185,6 +205,7 @@ class EngineClient:
                 self.on_stats(self.stats)
             elif kind == "ready":
                 self.facts, self.last_beat = rest[0], time.monotonic()
+                self.adapters = self.facts["adapters"]
                 self.ready.set()
             elif kind == "end":
                 self.on_order(rest[0])
@@ -196,7 +217,7 @@ class EngineClient:
             reply.cut(why)
             reply.on_end()
 
-    def _put(self, request_id: int, item: Delta | EngineVector | Exception, ends: bool) -> None:
+    def _put(self, request_id: int, item: Delta | EngineVector | EngineDone | Exception, ends: bool) -> None:
         reply = self._replies.pop(request_id, None) if ends else self._replies.get(request_id)
         if reply is not None:  # else its reader has left meanwhile
             reply.put(item)

@@ -1,8 +1,9 @@
 """What HTTP and engine tell one another: short lists of plain values, in one process as they are, else as JSON.
 
     to the engine      ["add", id, token_ids, params, options]   ["embed", id, text, options]   ["abort", id]
-                       ["opened"]
+                       ["load_adapter", id, name, path, replaces]   ["unload_adapter", id, name]   ["opened"]
     from the engine    ["ready", facts]   ["deltas", [delta, ..]]   ["refused", id, kind, message]
+                       ["done", id]   ["adapters", names]
                        ["vector", id, base64 of float32, num_tokens, num_cached]
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 

@@ -1,0 +1,64 @@
+"""Adapters that come and go over HTTP, in vLLM's bodies; off unless the server has an adapter root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ferrum_jax.openai.parameters import FieldError, flag
+from ferrum_jax.serve.bodies.http_body import naming_fields
+from ferrum_jax.serve.http.exchange import Exchange
+from ferrum_jax.serve.http.http_errors import HttpError
+
+_LOAD = frozenset({"lora_name", "lora_path", "load_inplace", "base_model_name"})
+_UNLOAD = frozenset({"lora_name", "lora_int_id"})
+_MOST_CHARACTERS = 1024
+
+
+async def load(request: Request) -> Response:
+    """vLLM's /v1/load_lora_adapter: gives an adapter below the root a name."""
+    exchange, body = await _asked(request, _LOAD)
+    name, path = _text(body, "lora_name"), _text(body, "lora_path")
+    if not name.isprintable():
+        raise FieldError(f"lora_name is {name!r}; it must be a text that can be printed", "lora_name")
+    if name in exchange.service.settings.names:
+        raise FieldError(f"lora_name is {name!r}, which is the model's name; give the adapter another", "lora_name")
+    exchange.model(body.get("base_model_name"))
+    with naming_fields(body):
+        replaces = flag(body, "load_inplace") is True
+    await exchange.service.load_adapter(name, path, replaces=replaces)
+    return PlainTextResponse(f"Success: adapter {name!r} is loaded.")
+
+
+async def unload(request: Request) -> Response:
+    """vLLM's /v1/unload_lora_adapter: forgets a name; requests that have it run to their end."""
+    exchange, body = await _asked(request, _UNLOAD)
+    name = _text(body, "lora_name")
+    if name not in exchange.service.adapters:
+        there = ", ".join(map(repr, exchange.service.adapters)) or "none"
+        message = f"lora_name is {name!r}, and this server has {there}"
+        raise HttpError(404, message, param="lora_name", code="model_not_found")
+    await exchange.service.unload_adapter(name)
+    return PlainTextResponse(f"Success: adapter {name!r} is no longer loaded.")
+
+
+async def _asked(request: Request, known: frozenset[str]) -> tuple[Exchange, Mapping[str, Any]]:
+    exchange = Exchange(request)
+    if exchange.service.settings.adapter_root is None:
+        message = "adapters are not loaded over HTTP here; the server is to be started with --adapter-root DIR"
+        raise HttpError(404, message, code="adapters_off")
+    body = await exchange.body()
+    unknown = sorted(set(body) - known)
+    if unknown:
+        raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(known))}", unknown[0])
+    return exchange, body
+
+
+def _text(body: Mapping[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS:
+        raise FieldError(f"{field} is {value!r}; it must be a text of at most {_MOST_CHARACTERS} characters", field)
+    return value
