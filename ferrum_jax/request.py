@@ -27,6 +27,7 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
 MAX_BAD_WORDS = 300
 NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
+ADAPTER_FAILED = "the adapter could not be brought to the devices"  # then its name and why
 NOT_FINITE_REASON = (
     "the model's own logits hold NaN or infinity where finite numbers are expected, so no token can be drawn; what was "
     "cached of this request is forgotten: send it again, and if it ends so once more, check the weights and run "

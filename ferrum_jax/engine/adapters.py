@@ -20,6 +20,7 @@ import jax
 from checkpoints import Adapter
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.request import ADAPTER_FAILED
 
 Staged = tuple[jax.Array, ...]
 _STAGED_AHEAD = 2  # adapters that lie on the devices beside their slots, waiting for one
@@ -140,14 +141,20 @@ class HeldSlots:
             concurrent.futures.wait([staged])
 
     def hold(self, adapter: LoadedAdapter) -> int:
-        """The slot of the adapter, with one holder more; written now if it had none. `prepare` must have said yes."""
+        """The slot of the adapter, with one holder more; written now if it had none. `prepare` must have said yes.
+
+        Raises ValueError where it could not be brought to the devices; who asks next tries again.
+        """
         pool = self._slots
         slot = pool.find(adapter.key)
         if slot:
             pool.retain(slot)
             self._staged.pop(adapter.key, None)
             return slot
-        staged = self._staged.pop(adapter.key).result()
+        try:
+            staged = self._staged.pop(adapter.key).result()
+        except Exception as error:
+            raise ValueError(f"{ADAPTER_FAILED}, {adapter.name!r}: {type(error).__name__}: {error}") from error
         (slot,) = pool.take(1)
         self._write(slot, staged)
         self._num_writes += 1

@@ -101,7 +101,7 @@ class Engine:
         return submission.id
 
     def queue_ready(self, submission_id: int) -> None:
-        """Queues a submission whose grammar and adapter are ready, or ends it with what is wrong with the grammar.
+        """Queues a submission whose grammar and adapter are ready, or ends it with what is wrong with either.
 
         An event of the engine like `add`: when a compile or a copy ends is no matter of the plan.
         """

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from checkpoints import convert, read_adapter
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.models import registry
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.startup.build_engine import build_engine
@@ -147,6 +148,27 @@ def test_an_aborted_request_gives_its_slot_back(llm):
         llm.engine.abort(submission)
         llm.engine.drain()
         assert llm.engine.adapter_counts().adapters_live == 0
+
+
+def test_an_adapter_that_does_not_come_to_the_devices_fails_its_requests_alone(llm, tmp_path, monkeypatch):
+    llm.load_adapter("heavy", random_adapter(tmp_path / "heavy", seed=77))
+    heavy, stage, engine = llm.adapters.get("heavy").content, AdapterSlots.stage, llm.engine
+
+    def failing(self, adapter):
+        if adapter is heavy:
+            raise MemoryError("no room")
+        return stage(self, adapter)
+
+    names = ["heavy", "patterns", None, "heavy"]
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterSlots, "stage", failing)
+        outputs = llm.generate([[5, 6, 7 + i] for i in range(4)], SHORT, adapter=names)
+    ended = [(output.outputs[0].finish_reason, output.outputs[0].stop_reason) for output in outputs]
+    why = "the adapter could not be brought to the devices, 'heavy': MemoryError: no room"
+    assert ended == [("error", why), ("length", None), ("length", None), ("error", why)]
+    assert llm.engine is engine and llm.engine.adapter_counts().adapters_live == 0
+    assert llm.generate([[5, 6, 7]], SHORT, adapter="heavy")[0].outputs[0].finish_reason == "length"
+    llm.unload_adapter("heavy")
 
 
 def test_what_cannot_be_served_is_refused_by_name(llm):

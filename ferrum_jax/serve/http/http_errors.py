@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.openai.parameters import FieldError
-from ferrum_jax.request import NOT_FINITE_REASON
+from ferrum_jax.request import ADAPTER_FAILED, NOT_FINITE_REASON
 from ferrum_jax.serve.http.gate import QueueFull
 from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
 
@@ -45,6 +45,8 @@ def http_error(error: Exception) -> HttpError | None:
         return HttpError(400, str(error), param=error.param)
     if isinstance(error, RequestRefused) and str(error) == NOT_FINITE_REASON:
         return HttpError(500, str(error), code="logits_not_finite")  # the request is right
+    if isinstance(error, RequestRefused) and str(error).startswith(ADAPTER_FAILED):
+        return HttpError(500, str(error), code="adapter_failed")
     if isinstance(error, RequestRefused):
         return HttpError(400, str(error), code=_code_of(str(error)))
     if isinstance(error, QueueFull):
