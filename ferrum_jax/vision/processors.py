@@ -1,0 +1,184 @@
+"""From pixels to patches, as a checkpoint's processor file says: one class for each kind of tower.
+
+    pixels uint8 [H, W, 3]  ->  resized by Pillow  ->  scaled and normalised  ->  patches float32 [t * h * w, values]
+
+Scaling and normalising are one table of 256 values a channel, computed in the reference's order of operations, so its
+bits are the reference's. Every key of the file is honoured or refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import ClassVar
+
+import numpy as np
+
+from ferrum_jax.vision.decoding import ImageRefused, pillow
+from ferrum_jax.vision.image import ProcessedImage
+
+_DIGEST_BYTES = 32
+_MOST_ASPECT = 200  # of Qwen's images
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normalising:
+    """value = (byte * scale - mean) / std for each channel of RGB."""
+
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def table(self) -> np.ndarray:
+        """float32 [3, 256]: the value of each byte in each channel."""
+        scaled = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
+        mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
+        return (scaled - mean) / std
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenImages:
+    """Images of any size for Qwen2-VL's towers and later ones: the next multiple of a merged patch, between bounds.
+
+    min_pixels, max_pixels: between which the resized image lies. resample: Pillow's number of the filter.
+    """
+
+    normalising: Normalising
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    resample: int
+
+    kind: ClassVar[str] = "qwen"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
+        if max(height, width) > _MOST_ASPECT * min(height, width):
+            raise ImageRefused(
+                f"the image is {width} x {height}; its longer side may be {_MOST_ASPECT} times the shorter at most"
+            )
+        unit = self.patch_size * self.merge_size
+        rounded = round(height / unit) * unit, round(width / unit) * unit
+        if rounded[0] * rounded[1] > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            return tuple(max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))  # type: ignore[return-value]
+        if rounded[0] * rounded[1] < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            return tuple(math.ceil(side * grow / unit) * unit for side in (height, width))  # type: ignore[return-value]
+        return rounded
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """(t, h, w) in patches of an image of this size. Raises ValueError as `size` does."""
+        resized = self.size(height, width)
+        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image of this size, from its header alone."""
+        return math.prod(self.grid(height, width)) // self.merge_size**2
+
+    def process(self, pixels: np.ndarray) -> ProcessedImage:
+        """pixels: uint8 [H, W, 3]. Raises ValueError as `size` does."""
+        grid = self.grid(*pixels.shape[:2])
+        _, rows, columns = grid
+        patch, merge = self.patch_size, self.merge_size
+        resized = _resized(pixels, rows * patch, columns * patch, self.resample)
+        parts = resized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        parts = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, patch, patch)  # [patches, channel, y, x]
+        values = _normalised(parts, self.normalising)
+        times = (len(values), 3, self.temporal_patch_size, patch, patch)
+        patches = np.broadcast_to(values[:, :, None], times).reshape(len(values), -1)
+        return ProcessedImage(
+            patches=patches,
+            grid=grid,
+            num_tokens=rows * columns // merge**2,
+            digest=_digest(pixels, grid, self),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Images:
+    """Square images of one size for Gemma 3's tower; with pan_and_scan a long image's crops beside the whole.
+
+    height, width: after resizing. tokens_per_crop: placeholder tokens of the whole image and of each crop.
+    """
+
+    normalising: Normalising
+    patch_size: int
+    height: int
+    width: int
+    tokens_per_crop: int
+    resample: int
+    pan_and_scan: bool
+    min_crop_size: int
+    max_crops: int
+    min_ratio: float
+
+    kind: ClassVar[str] = "gemma3"
+
+    def crops(self, height: int, width: int) -> list[tuple[slice, slice]]:
+        """Rows and columns of each crop of an image of this size, beside the whole; mostly none."""
+        long, short = max(height, width), min(height, width)
+        if not self.pan_and_scan or long / short < self.min_ratio:
+            return []
+        count = min(math.floor(long / self.min_crop_size), math.floor(long / short + 0.5))
+        count = min(self.max_crops, max(2, count))
+        step = math.ceil(long / count)
+        if min(step, short) < self.min_crop_size:
+            return []
+        parts = [slice(start, start + step) for start in range(0, count * step, step)]
+        return [(slice(None), part) if width >= height else (part, slice(None)) for part in parts]
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image of this size, from its header alone."""
+        return self.tokens_per_crop * (1 + len(self.crops(height, width)))
+
+    def process(self, pixels: np.ndarray) -> ProcessedImage:
+        """pixels: uint8 [H, W, 3]."""
+        crops = [pixels, *(pixels[rows, columns] for rows, columns in self.crops(*pixels.shape[:2]))]
+        patch, rows, columns = self.patch_size, self.height // self.patch_size, self.width // self.patch_size
+        resized = np.stack([_resized(crop, self.height, self.width, self.resample) for crop in crops])
+        parts = resized.reshape(len(crops), rows, patch, columns, patch, 3).transpose(0, 1, 3, 5, 2, 4)
+        grid = len(crops), rows, columns
+        return ProcessedImage(
+            patches=_normalised(parts.reshape(-1, 3, patch, patch), self.normalising).reshape(math.prod(grid), -1),
+            grid=grid,
+            num_tokens=self.tokens_per_crop * len(crops),
+            digest=_digest(pixels, grid, self),
+        )
+
+
+ImageProcessor = QwenImages | Gemma3Images
+
+
+def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
+    """uint8 [height, width, 3]."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    image = pillow().fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((width, height), resample=resample))
+
+
+@functools.lru_cache(maxsize=8)
+def _table(normalising: Normalising) -> np.ndarray:
+    return normalising.table()
+
+
+def _normalised(parts: np.ndarray, normalising: Normalising) -> np.ndarray:
+    """float32 of the shape of parts, uint8 [patches, 3, y, x]."""
+    table, values = _table(normalising), np.empty(parts.shape, np.float32)
+    for channel in range(3):
+        values[:, channel] = table[channel][parts[:, channel]]
+    return values
+
+
+def _digest(pixels: np.ndarray, grid: Sequence[int], processor: ImageProcessor) -> bytes:
+    settings = {"kind": processor.kind, **dataclasses.asdict(processor), "grid": grid, "shape": pixels.shape}
+    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=_DIGEST_BYTES)
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.digest()

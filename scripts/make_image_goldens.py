@@ -1,0 +1,191 @@
+"""Makes tests/goldens/images/: what the Pillow processors of transformers make of pictures and of prompts with images.
+
+    python -m scripts.make_image_goldens [--out tests/goldens/images]
+
+Needs torch, transformers and Pillow (made with transformers 5.23, Pillow 13); the tests need Pillow alone.
+`cases.json` has for each case the processor's file, the picture's size and the grid; `golden.npz` has its values:
+
+    patches_NAME float32, those that `sampled` takes of [t * h * w, values]; of Gemma of [crops, 3, H, W]
+    ids_FAMILY_I int32, a prompt's ids by its processor    positions_I int32 [3, T], by get_rope_index of Qwen3-VL
+
+`tokenizer.json` is a small one with the special tokens of both families.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.goldens.pictures import picture, sampled
+
+QWEN2 = {"image_processor_type": "Qwen2VLImageProcessor"}
+QWEN3 = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor",
+}
+SMALL = {**QWEN3, "size": {"longest_edge": 128 * 128, "shortest_edge": 64 * 64}}
+GEMMA = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_pan_and_scan": None,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Gemma3ImageProcessor",
+    "image_seq_length": 256,
+    "image_std": [0.5, 0.5, 0.5],
+    "pan_and_scan_max_num_crops": None,
+    "pan_and_scan_min_crop_size": None,
+    "pan_and_scan_min_ratio_to_activate": None,
+    "processor_class": "Gemma3Processor",
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 896, "width": 896},
+}
+SCANNED = {**GEMMA, "do_pan_and_scan": True, "size": {"height": 112, "width": 112}, "image_seq_length": 4}
+
+CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "qwen2": (QWEN2, (120, 201)),
+    "qwen3": (QWEN3, (300, 411)),
+    "qwen3_grown": (QWEN3, (40, 33)),
+    "small_shrunk": (SMALL, (500, 333)),
+    "small_long": (SMALL, (13, 1000)),
+    "small_equal": (SMALL, (96, 64)),
+    "small_half": (SMALL, (80, 112)),  # halves of a unit, which are rounded to even
+    "gemma": (GEMMA, (200, 333)),
+    "gemma_scan_wide": (SCANNED, (300, 801)),
+    "gemma_scan_tall": (SCANNED, (1301, 300)),
+    "gemma_scan_narrow": (SCANNED, (200, 900)),  # crops would be too small
+    "gemma_scan_square": (SCANNED, (300, 310)),
+}
+QWEN_PROMPTS = [
+    ([(64, 64)], "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"),
+    (
+        [(96, 64), (64, 160), (80, 112)],
+        "a <|vision_start|><|image_pad|><|vision_end|>\n\n<|vision_start|><|image_pad|><|vision_end|>b"
+        "<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+]
+GEMMA_PROMPTS = [
+    ([(50, 50)], "<start_of_turn>user\n<start_of_image>What is it?<end_of_turn>\n"),
+    ([(50, 50), (300, 801)], "one\n<start_of_image>\ntwo\n\n<start_of_image>"),
+]
+SPECIAL = (
+    *("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"),
+    *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+    "<|video_pad|>",
+)
+
+
+def tokenizer_file(path: Path) -> None:
+    """A byte-level tokenizer whose line breaks join into tokens of two and three, as published ones do."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    merges = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("Ġ", "a"), ("Ġ", "c"), ("h", "e"), ("i", "s"), ("Ġ", "is")]
+    for pair in merges:
+        vocabulary["".join(pair)] = len(vocabulary)
+    library = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    library.save(str(path))
+
+
+def reference(settings: dict[str, Any]) -> Any:
+    """The Pillow processor of transformers for a file's settings, with the defaults of Gemma's processor."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil  # pyright: ignore[reportMissingImports]
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # pyright: ignore[reportMissingImports]
+
+    given = {name: value for name, value in settings.items() if not name.endswith(("_type", "_class"))}
+    if settings["image_processor_type"].startswith("Qwen"):
+        return Qwen2VLImageProcessorPil(**given)
+    given.pop("image_seq_length", None)
+    defaults = {name: value for name, value in Gemma3Processor.images_kwargs.items() if given.get(name) is None}
+    return Gemma3ImageProcessorPil(**given | defaults)
+
+
+def images_of(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
+    return [picture(height, width, seed) for seed, (height, width) in enumerate(sizes)]
+
+
+def processed(name: str) -> tuple[np.ndarray, list[int]]:
+    """The reference's values of a case's picture, and the grid in patches."""
+    settings, size = CASES[name]
+    found = reference(settings)(picture(*size, 0), input_data_format="channels_last", return_tensors="np")
+    values = np.asarray(found["pixel_values"], np.float32)
+    if "image_grid_thw" in found:
+        return values, [int(n) for n in found["image_grid_thw"][0]]
+    return values, [len(values), values.shape[2] // 14, values.shape[3] // 14]
+
+
+def prompts(folder: Path) -> dict[str, np.ndarray]:
+    """Ids of prompts by both families' processors, and Qwen's positions."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel  # pyright: ignore[reportMissingImports]
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor  # pyright: ignore[reportMissingImports]
+
+    special = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    file = str(folder / "tokenizer.json")
+    gemma_tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, extra_special_tokens=special)
+    gemma = Gemma3Processor(reference(SCANNED), gemma_tokenizer, image_seq_length=4)
+    arrays = {}
+    for i, (sizes, text) in enumerate(GEMMA_PROMPTS):
+        given = {"images": [images_of(sizes)], "do_pan_and_scan": True, "input_data_format": "channels_last"}
+        arrays[f"ids_gemma3_{i}"] = gemma(text=[text], **given)["input_ids"][0]
+    qwen = Qwen3VLProcessor.__new__(Qwen3VLProcessor)  # a whole one wants torchvision, for videos
+    qwen.image_processor, qwen.image_token = reference(SMALL), "<|image_pad|>"
+    qwen_tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
+    model = types.SimpleNamespace(
+        config=types.SimpleNamespace(vision_config=types.SimpleNamespace(spatial_merge_size=2)),
+        get_vision_position_ids=lambda *a, **k: Qwen3VLModel.get_vision_position_ids(model, *a, **k),  # type: ignore[arg-type]
+    )
+    for i, (sizes, text) in enumerate(QWEN_PROMPTS):
+        found = qwen.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
+        replaced = [qwen.replace_image_token(found, index) for index in range(len(sizes))]
+        texts, _ = qwen.get_text_with_replacements([text], images_replacements=replaced)
+        ids = np.array(qwen_tokenizer(texts[0])["input_ids"])
+        kinds = (ids == qwen_tokenizer.convert_tokens_to_ids("<|image_pad|>")).astype(np.int32)
+        grids = torch.tensor(np.asarray(found["image_grid_thw"]))
+        positions, _ = Qwen3VLModel.get_rope_index(
+            model,  # type: ignore[arg-type]
+            torch.tensor(ids)[None],
+            torch.tensor(kinds)[None],
+            image_grid_thw=grids,
+        )
+        arrays |= {f"ids_qwen_{i}": ids, f"positions_{i}": positions[:, 0].numpy()}
+    return {name: np.asarray(value, np.int32) for name, value in arrays.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("tests/goldens/images"))
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer_file(folder / "tokenizer.json")
+    cases, arrays = {}, prompts(folder)
+    for name, (settings, size) in CASES.items():
+        values, grid = processed(name)
+        cases[name] = {"settings": settings, "size": size, "grid": grid}
+        arrays[f"patches_{name}"] = sampled(values)
+    (folder / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **arrays)
+
+
+if __name__ == "__main__":
+    main()

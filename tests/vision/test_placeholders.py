@@ -1,0 +1,104 @@
+"""Placeholders become the reference's token ids, and positions those of its M-RoPE."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.image import ProcessedImage
+from ferrum_jax.vision.placeholders import GEMMA3, QWEN, expand_ids, expand_text, mrope_positions, parts_of
+from ferrum_jax.vision.processor_files import processor_of
+from scripts.goldens.pictures import picture
+from scripts.make_image_goldens import GEMMA_PROMPTS, QWEN_PROMPTS, SCANNED, SMALL
+from tests.vision.test_processors import FOLDER, golden
+
+TOKENIZER = Tokenizer.load(FOLDER)
+assert TOKENIZER is not None
+
+
+def encode(text):
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def images_of(settings, sizes):
+    processor = processor_of(settings, {})
+    return [processor.process(picture(height, width, seed)) for seed, (height, width) in enumerate(sizes)]
+
+
+CASES = [("qwen", QWEN, SMALL, i, *prompt) for i, prompt in enumerate(QWEN_PROMPTS)]
+CASES += [("gemma3", GEMMA3, SCANNED, i, *prompt) for i, prompt in enumerate(GEMMA_PROMPTS)]
+
+
+@pytest.mark.parametrize(("family", "form", "settings", "index", "sizes", "text"), CASES)
+def test_a_text_with_images_has_the_reference_s_ids(family, form, settings, index, sizes, text):
+    images = images_of(settings, sizes)
+    expanded = expand_text(text, images, form, encode)
+    assert list(expanded.token_ids) == golden()[f"ids_{family}_{index}"].tolist()
+    token = encode(form.token)[0]
+    covered = [i for span in expanded.spans for i in range(span.start, span.end)]
+    assert covered == [i for i, token_id in enumerate(expanded.token_ids) if token_id == token]
+    assert [span.digest for span in expanded.spans] == [part.digest for part in expanded.parts]
+    assert len(set(covered)) == sum(image.num_tokens for image in images)
+
+
+@pytest.mark.parametrize("index", range(len(QWEN_PROMPTS)))
+def test_positions_are_those_of_the_reference(index):
+    sizes, text = QWEN_PROMPTS[index]
+    images = images_of(SMALL, sizes)
+    expanded = expand_text(text, images, QWEN, encode)
+    positions = mrope_positions(
+        len(expanded.token_ids),
+        [(span.start, span.length) for span in expanded.spans],
+        [part.grid for part in expanded.parts],
+    )
+    assert positions.dtype == np.int32
+    np.testing.assert_array_equal(positions, golden()[f"positions_{index}"])
+
+
+def test_positions_of_text_alone_are_its_indices():
+    np.testing.assert_array_equal(mrope_positions(4, [], []), [[0, 1, 2, 3]] * 3)
+
+
+def test_token_ids_are_expanded_as_their_text_is():
+    sizes, text = QWEN_PROMPTS[1]
+    images = images_of(SMALL, sizes)
+    of_ids, of_text = expand_ids(encode(text), images, QWEN, encode), expand_text(text, images, QWEN, encode)
+    assert list(of_ids.token_ids) == list(of_text.token_ids) and of_ids.spans == of_text.spans
+    gemma = expand_ids(encode("a<start_of_image>b"), images_of(SCANNED, [(50, 50)]), GEMMA3, encode)
+    assert list(gemma.token_ids) == encode("a\n\n<start_of_image>" + 4 * "<image_soft_token>" + "<end_of_image>\n\nb")
+
+
+def test_crops_are_parts_with_digests_of_their_own():
+    (image,) = images_of(SCANNED, [(300, 801)])
+    parts = parts_of(image)
+    assert len(parts) == image.grid[0] == 4 and len({part.digest for part in parts}) == 4
+    np.testing.assert_array_equal(np.concatenate([part.patches for part in parts]), image.patches)
+    assert {part.grid for part in parts} == {(1, 8, 8)} and {part.num_tokens for part in parts} == {4}
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "said"),
+    [
+        ("no image", 1, r"0 placeholders <\|image_pad\|> and 1 image; write one for each"),
+        ("<|image_pad|>", 0, r"1 placeholder <\|image_pad\|> and 0 images"),
+        ("<|image_pad|><|image_pad|>", 2, r"runs of \[8\] tokens .* with a text or token between two"),
+    ],
+)
+def test_placeholders_that_are_not_the_images_are_refused(text, count, said):
+    images = images_of(SMALL, [(64, 64)] * count)
+    for expand, prompt in ((expand_text, text), (expand_ids, encode(text))):
+        with pytest.raises(ValueError, match=said):
+            expand(prompt, images, QWEN, encode)
+
+
+def test_a_token_of_an_image_in_the_text_itself_is_refused():
+    images = images_of(SCANNED, [(50, 50)])
+    with pytest.raises(ValueError, match=r"runs of \[1, 4\] tokens <image_soft_token>, and its images are \[4\]"):
+        expand_text("<image_soft_token><start_of_image>", images, GEMMA3, encode)
+
+
+def test_a_tokenizer_without_the_token_is_refused():
+    image = ProcessedImage(patches=np.zeros((4, 12), np.float32), grid=(1, 2, 2), num_tokens=1, digest=b"cat")
+    with pytest.raises(ValueError, match=r"the tokenizer has no token <\|image_pad\|>"):
+        expand_text("<|image_pad|>", [image], QWEN, lambda text: [1, 2])

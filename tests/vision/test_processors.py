@@ -1,0 +1,131 @@
+"""Patches are those of the reference's Pillow processors, and a processor's file is honoured or refused by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from ferrum_jax.vision.processor_files import processor_of, read_processor
+from ferrum_jax.vision.processors import Gemma3Images, QwenImages
+from scripts.goldens.pictures import picture, sampled
+from tests.support import GOLDENS
+
+FOLDER = GOLDENS / "images"
+CASES = json.loads((FOLDER / "cases.json").read_text())
+STEP = 1 / 255  # of a channel before it is normalised
+
+
+@functools.cache
+def golden() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "golden.npz") as file:
+        return dict(file)
+
+
+def process(name):
+    case = CASES[name]
+    return (processor := processor_of(case["settings"], {})), processor.process(picture(*case["size"], 0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_patches_are_the_reference_s_to_one_step_of_a_channel(name):
+    processor, image = process(name)
+    values = image.patches
+    if isinstance(processor, Gemma3Images):  # the reference leaves it to the tower to cut patches
+        side = processor.patch_size
+        values = values.reshape(*image.grid, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
+        values = values.reshape(image.grid[0], 3, processor.height, processor.width)
+    assert list(image.grid) == CASES[name]["grid"]
+    least = min(processor.normalising.std)
+    np.testing.assert_allclose(sampled(values), golden()[f"patches_{name}"], rtol=0, atol=STEP / least + 1e-6)
+    # with the Pillow that made them, not even a rounding apart
+    assert np.mean(sampled(values) == golden()[f"patches_{name}"]) > 0.99
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_tokens_is_known_from_a_size_alone(name):
+    processor, image = process(name)
+    assert processor.num_tokens(*CASES[name]["size"]) == image.num_tokens
+    merged = processor.merge_size**2 if isinstance(processor, QwenImages) else image.grid[1] * image.grid[2]
+    each = 1 if isinstance(processor, QwenImages) else processor.tokens_per_crop
+    assert image.num_tokens == len(image.patches) // merged * each
+
+
+def test_a_digest_follows_pixels_and_settings_and_nothing_else():
+    processor = processor_of(CASES["small_equal"]["settings"], {})
+    pixels = picture(40, 50, 1)
+    one = processor.process(pixels).digest
+    other = pixels.copy()
+    other[3, 4, 2] ^= 1
+    digests = {
+        one,
+        processor.process(other).digest,
+        processor.process(pixels.reshape(50, 40, 3)).digest,
+        dataclasses.replace(processor, max_pixels=processor.max_pixels - 1).process(pixels).digest,
+        dataclasses.replace(processor, merge_size=1).process(pixels).digest,
+    }
+    assert len(digests) == 5 and processor.process(np.asfortranarray(pixels)).digest == one
+
+
+def test_an_image_too_narrow_for_qwen_is_refused_with_its_size():
+    processor = processor_of(CASES["qwen3"]["settings"], {})
+    with pytest.raises(ValueError, match="the image is 4 x 900; its longer side may be 200 times the shorter at most"):
+        processor.process(np.zeros((900, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"image_processor_type": "ViTImageProcessor"},
+            "image_processor_type is 'ViTImageProcessor'; known are Gemma3",
+        ),
+        ({"do_resize": False}, "do_resize is False, and no image is processed so here"),
+        ({"do_flip": 1, "do_pad": True}, "do_flip is 1, .*; do_pad is True, and no"),
+        ({"size": {"height": 3, "width": 4}}, "size is .*; it must have a shortest_edge and a longest_edge"),
+        ({"size": {"shortest_edge": 9, "longest_edge": 8}}, "size is .*that is no less"),
+        ({"patch_size": 0}, "patch_size is 0; it must be a whole number, 1 or more"),
+        ({"image_mean": [0.5, 0.5]}, r"image_mean is \[0.5, 0.5\]; it must be three numbers"),
+        ({"image_std": [0.5, 0, 0.5]}, "image_std is .*three numbers"),
+        ({"rescale_factor": 255}, "rescale_factor is 255; it must be a number over 0"),
+        ({"resample": 9}, "resample is 9; it must be the number of one of Pillow's filters"),
+    ],
+)
+def test_what_no_image_is_processed_by_is_refused_by_name(change, said):
+    with pytest.raises(ValueError, match=said):
+        processor_of(CASES["qwen3"]["settings"] | change, {})
+
+
+def test_gemma_s_sizes_fit_its_patches_and_its_crops():
+    settings = CASES["gemma_scan_wide"]["settings"]
+    with pytest.raises(ValueError, match=r"size is .*multiples of 16"):
+        processor_of(settings | {"size": {"height": 104, "width": 112}}, {"patch_size": 16})
+    with pytest.raises(ValueError, match="pan_and_scan_max_num_crops is 4, more than pan_and_scan_min_crop_size, 3"):
+        processor_of(settings | {"pan_and_scan_min_crop_size": 3}, {})
+
+
+def test_bounds_that_qwen_s_older_files_name_are_those_of_size():
+    older = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056}
+    processor = processor_of(older | {"size": {"min_pixels": 1, "max_pixels": 2}}, {})
+    assert isinstance(processor, QwenImages)
+    assert (processor.min_pixels, processor.max_pixels) == (3136, 12845056)
+
+
+def test_a_folder_s_processor_is_read_from_either_file(tmp_path):
+    assert read_processor(tmp_path) is None
+    settings = CASES["gemma"]["settings"]
+    plain = {key: value for key, value in settings.items() if key != "image_seq_length"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"patch_size": 28}}))
+    first = read_processor(tmp_path)
+    assert isinstance(first, Gemma3Images) and (first.patch_size, first.tokens_per_crop) == (28, 256)
+    whole = {"processor_class": "Gemma3Processor", "image_seq_length": 64, "image_processor": plain}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    second = read_processor(tmp_path)
+    assert second == dataclasses.replace(first, tokens_per_crop=64)
+    (tmp_path / "processor_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"processor_config.json is not valid JSON"):
+        read_processor(tmp_path)
