@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import weakref
 from collections import deque
@@ -21,8 +22,9 @@ import numpy as np
 from flax import nnx
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.embedder import Embedder, Text, Vectors, by_steps, embed_all, in_order
+from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, by_steps, embed_all, in_order, run_all
 from ferrum_jax.embeddings.encoder import Encoder
+from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of
 from ferrum_jax.engine.adapters import LoadedAdapters
 from ferrum_jax.engine.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.calls.arguments import (
@@ -49,6 +51,7 @@ from ferrum_jax.request import (
     RequestOptions,
     RequestOutput,
     SamplingParams,
+    ScoreOutput,
     SequenceLogprobs,
 )
 from ferrum_jax.startup.build_engine import build_engine
@@ -588,9 +591,44 @@ class LLM:
         params = self._opened.embedder.params(
             prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
         )
+        return embed_all(self._opened.embedder, requests, params, self._run_texts)
+
+    @checked
+    def score(
+        self, pairs: Sequence[Pair], *, truncate: bool = False, progress: bool | None = None
+    ) -> list[ScoreOutput]:
+        """How well the two texts of each pair fit, in their order, by a model that reads both together.
+
+        pairs: of texts, a query and a document. A cross-encoder with a sigmoid gives scores in [0, 1]. truncate: cut
+        pairs that are too long. progress: as in `generate`. Raises ValueError naming the pair that cannot be served,
+        and for a model of vectors, whose texts are compared by the cosine of `embed`'s.
+        """
+        outputs = self.score_as_completed(enumerate(pairs), truncate=truncate)
+        with texts_bar(len(pairs), shown=progress) as advance:
+            return in_order(outputs, len(pairs), advance)
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[Key, Pair]], *, truncate: bool = False
+    ) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
+        """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
+        scorer = self.scorer
+        if scorer is None:
+            raise ValueError(
+                f"{self.spec.architecture} does not read two texts together; compare vectors of LLM.embed, or name a "
+                "cross-encoder"
+            )
+        text_of = functools.partial(scorer.text, truncate=truncate)
+        return run_all(requests, text_of, functools.partial(score_of, scorer), self._run_texts, "cls")
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """How pairs become scores; None of a model that does not read two texts together."""
+        return self._opened.scorer
+
+    @property
+    def _run_texts(self) -> Run:
         encoder = self._encoder
-        run = by_steps(self.as_completed) if encoder is None else encoder.run
-        return embed_all(self._opened.embedder, requests, params, run)
+        return by_steps(self.as_completed) if encoder is None else encoder.run
 
     def encode(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray]]:
         """(text, its pooled state) of each, in the order in which steps end; of an encoder alone."""

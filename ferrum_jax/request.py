@@ -372,6 +372,15 @@ class EmbeddingOutput:
     num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreOutput:
+    """How well the two texts of a pair fit, as the model says it."""
+
+    prompt_token_ids: tuple[int, ...]
+    score: float
+    num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
+
+
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
 class Request:
     """The engine's book about one choice of one prompt; mutable, owned by the scheduler once added.

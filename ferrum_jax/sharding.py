@@ -99,6 +99,8 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.down.weight", (None, "hidden")),
     ("layers.*.o.bias", (None,)),
     ("layers.*.down.bias", (None,)),
+    ("scorer.*.weight", (None, None)),
+    ("scorer.*.bias", (None,)),
 )
 
 

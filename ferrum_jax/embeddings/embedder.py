@@ -17,10 +17,11 @@ import numpy as np
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
-from ferrum_jax.request import EmbeddingOutput, SamplingParams
+from ferrum_jax.request import EmbeddingOutput, SamplingParams, ScoreOutput
 from ferrum_jax.text.tokenizer import Tokenizer
 
 Key = TypeVar("Key")
+Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
 
 _SMALLEST_NORM = 1e-12  # a vector shorter than this is not made longer than itself
 
@@ -41,11 +42,15 @@ class EmbeddingParams:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Text(Generic[Key]):
-    """One text to embed, as the model will see it."""
+    """One text to embed, or a pair to score, as the model will see it.
+
+    second: where the second text of a pair begins, in models that tell them apart.
+    """
 
     key: Key
     prompt: str | None
     token_ids: Sequence[int]
+    second: int | None = None
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
 
@@ -85,6 +90,8 @@ class Embedder:
     ) -> EmbeddingParams:
         """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be."""
         layout = self.layout
+        if not self._poolings:
+            raise ValueError("the model scores pairs of texts and makes no vectors; ask LLM.score or /v1/score")
         pooling = pooling or layout.pooling or self._poolings[0]
         if pooling not in self._poolings:
             raise ValueError(
@@ -175,33 +182,50 @@ def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], params
 
     run(texts, pooling): (text, its vector, tokens of it that were cached) of each, in any order.
     """
+
+    def output(text: Text[Any], vector: np.ndarray, num_cached: int) -> EmbeddingOutput:
+        return text.output(finish(vector, params), num_cached)
+
+    return run_all(requests, lambda key, prompt: embedder.text(key, prompt, params), output, run, params.pooling)
+
+
+def run_all(
+    requests: Iterable[tuple[Key, Any]],
+    text_of: Callable[[Key, Any], Text[Key]],
+    output_of: Callable[[Text[Key], np.ndarray, int], Output],
+    run: Run,
+    pooling: str,
+) -> Generator[tuple[Key, Output | ValueError], None, None]:
+    """(key, output) of each request in the order in which they are ready; a refused one gives its ValueError."""
     refused: deque[tuple[Key, ValueError]] = deque()
 
     def texts() -> Iterator[Text[Key]]:
-        for key, prompt in requests:
+        for key, content in requests:
             try:
-                yield embedder.text(key, prompt, params)
+                yield text_of(key, content)
             except ValueError as error:
                 refused.append((key, error))
 
-    for text, vector, num_cached in run(texts(), params.pooling):
+    for text, state, num_cached in run(texts(), pooling):
         while refused:
             yield refused.popleft()
-        if isinstance(vector, ValueError):
-            yield text.key, vector
+        if isinstance(state, ValueError):
+            yield text.key, state
         else:
-            yield text.key, text.output(finish(vector, params), num_cached)
+            yield text.key, output_of(text, state, num_cached)
     yield from refused
 
 
-def in_order(vectors: Vectors[int], count: int, advance: Callable[[int], None]) -> list[EmbeddingOutput]:
-    """The vectors of texts 0 to count - 1. advance: told how many tokens each has, as it comes.
+def in_order(
+    outputs: Generator[tuple[int, Output | ValueError], None, None], count: int, advance: Callable[[int], None]
+) -> list[Output]:
+    """The outputs of texts 0 to count - 1. advance: told how many tokens each has, as it comes.
 
     Raises ValueError naming the text that is refused; the rest is not computed then.
     """
-    found: dict[int, EmbeddingOutput] = {}
-    with contextlib.closing(vectors):
-        for index, output in vectors:
+    found: dict[int, Output] = {}
+    with contextlib.closing(outputs):
+        for index, output in outputs:
             if isinstance(output, ValueError):
                 raise ValueError(f"prompt {index}: {output}") from output
             found[index] = output

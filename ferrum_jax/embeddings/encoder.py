@@ -26,7 +26,7 @@ from ferrum_jax.embeddings.encoder_runtime import (
 )
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.weights import PlacedWeights, read_beside, replace_weights
 
@@ -52,7 +52,8 @@ class Encoder:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
         source = iter(texts)
         while window := list(itertools.islice(source, WINDOW)):
-            for members, vectors in self.runner.run([text.token_ids for text in window], pooling):
+            seconds = {i: text.second for i, text in enumerate(window) if text.second is not None}
+            for members, vectors in self.runner.run([text.token_ids for text in window], pooling, seconds):
                 for member, vector in zip(members, vectors, strict=True):
                     yield window[member], vector, 0
 
@@ -69,7 +70,7 @@ def _encoder(layout: EncoderLayout, weights: PlacedWeights, executables: Prepare
 
 
 def load_encoder(
-    spec: BertSpec,
+    spec: EncoderSpec,
     read: Callable[..., dict[str, jax.Array]],
     config: EngineConfig,
     mesh: Mesh,

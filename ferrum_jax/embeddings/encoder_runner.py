@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.ints import ceil_div
 
 _MOST_SMALL_STEPS = 4  # in place of one large one: each has its dispatch, and on accelerators reads all weights
+_NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 Members = Sequence[Sequence[int]]  # the texts of a step, of each data shard
 
 
@@ -45,10 +47,13 @@ class EncoderRunner:
     def num_loaded(self) -> int:
         return self.executables.num_loaded
 
-    def run(self, texts: Sequence[Sequence[int]], pooling: str) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+    def run(
+        self, texts: Sequence[Sequence[int]], pooling: str, seconds: Mapping[int, int] = _NO_PAIRS
+    ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """(which of the texts, their vectors [n, D] float32) of each step; a text comes once, in no order.
 
-        texts: token ids, at least one and at most max_model_len of each.
+        texts: token ids, at least one and at most max_model_len of each. seconds: of those that are pairs, where the
+        second one begins.
         """
         in_flight: deque[tuple[Sequence[int], np.ndarray, jax.Array]] = deque()
         for bucket, members in self._steps([len(text) for text in texts]):
@@ -57,7 +62,9 @@ class EncoderRunner:
             for shard, chosen in enumerate(members):
                 ids = np.concatenate([np.asarray(texts[i], np.int32) for i in chosen]) if chosen else ()
                 batch[shard, 1 : 1 + len(chosen)] = [len(texts[i]) for i in chosen]
-                batch[shard, 1 + bucket.num_texts :][: len(ids)] = ids
+                begins = [seconds.get(i, len(texts[i])) for i in chosen]
+                batch[shard, 1 + bucket.num_texts :][: len(chosen)] = begins
+                batch[shard, 1 + 2 * bucket.num_texts :][: len(ids)] = ids
             vectors = self.executables[bucket](self.weights, batch.reshape(-1))
             vectors.copy_to_host_async()
             places = [shard * bucket.num_texts + i for shard, each in enumerate(members) for i in range(len(each))]

@@ -23,7 +23,7 @@ from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import round_up
 from ferrum_jax.layers.text_rows import QUERY_TILE, TextRows
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.invariance import COMPILER_OPTIONS
 from ferrum_jax.runtime.layout import ModelLayout
@@ -63,21 +63,21 @@ class EncoderBucket:
 
     @property
     def num_words(self) -> int:
-        """int32 words of its batch: how to pool, a length for each text, the token ids."""
-        return 1 + self.num_texts + self.num_tokens
+        """int32 words of its batch: how to pool, each text's length and where its second part begins, the token ids."""
+        return 1 + 2 * self.num_texts + self.num_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderLayout(ModelLayout):
     """All that follows from spec, config and devices, before any weight is read."""
 
-    spec: BertSpec
+    spec: EncoderSpec
     buckets: tuple[EncoderBucket, ...]
     invariant: bool
 
 
 def lay_out_encoder(
-    spec: BertSpec, config: EngineConfig, mesh: Mesh, max_seq_length: int | None = None
+    spec: EncoderSpec, config: EngineConfig, mesh: Mesh, max_seq_length: int | None = None
 ) -> EncoderLayout:
     """The layout of an encoder. max_seq_length: the checkpoint's own limit, which config.max_model_len may raise.
 
@@ -142,18 +142,20 @@ def encoder_buckets(
 
 
 def make_step(layout: EncoderLayout, bucket: EncoderBucket) -> Callable[[tuple[jax.Array, ...], jax.Array], jax.Array]:
-    """(weights, batch [1 + R + T] int32) -> vectors [R, D] float32, of each data shard.
+    """(weights, batch [1 + 2R + T] int32) -> vectors [R, D] float32, or logits [R, 1], of each data shard.
 
-    batch: the pooling's index in POOLINGS, the length of each text, the token ids of all, end to end.
+    batch: the pooling's index in POOLINGS, the length of each text, where its second part begins (its length where it
+    is no pair), the token ids of all, end to end.
     """
     names, shards = tuple(layout.targets), shards_of(layout.mesh)
 
     def step(weights: tuple[jax.Array, ...], batch: jax.Array) -> jax.Array:
         model = registry.bind(layout.graph, dict(zip(names, weights, strict=True)))
-        lengths, token_ids = batch[1 : 1 + bucket.num_texts], batch[1 + bucket.num_texts :]
-        rows = TextRows(lengths, length=bucket.length, num_tokens=bucket.num_tokens)
-        hidden = rows.spread(model(token_ids, rows, shards)).astype(jnp.float32)  # [R, S, D]
-        return pool(hidden, lengths, batch[0])
+        lengths, seconds = jnp.split(batch[1 : 1 + 2 * bucket.num_texts], 2)
+        rows = TextRows(lengths, length=bucket.length, num_tokens=bucket.num_tokens, seconds=seconds)
+        hidden = model(batch[1 + 2 * bucket.num_texts :], rows, shards)
+        states = pool(rows.spread(hidden).astype(jnp.float32), lengths, batch[0])
+        return model.scorer(states.astype(hidden.dtype)).astype(jnp.float32) if layout.spec.scorer else states
 
     return step
 

@@ -33,7 +33,7 @@ from ferrum_jax.executables.executable_store import (
     write_beside,
 )
 from ferrum_jax.executables.remote_folder import FolderBehindUrl, local_folder, remote_of
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.paths import is_url
 from ferrum_jax.spec import ModelSpec
 
@@ -231,7 +231,7 @@ def begun_bundle(path: str | pathlib.Path) -> Bundle | None:
     return None
 
 
-def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | BertSpec) -> Purpose:
+def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | EncoderSpec) -> Purpose:
     """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
     devices = mesh.devices.flatten().tolist()
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -244,7 +244,7 @@ def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | 
     )
 
 
-def spec_digest(spec: ModelSpec | BertSpec) -> str:
+def spec_digest(spec: ModelSpec | EncoderSpec) -> str:
     return digest(spec.digest_text())
 
 

@@ -23,6 +23,7 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.text_rows import TextRows
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
+from ferrum_jax.models.encoder_spec import SCORERS, EncoderSpec
 from ferrum_jax.sharding import WHOLE, Shards
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -44,35 +45,23 @@ _TRAINING_KEYS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BertSpec:
-    """What decides an encoder's vectors.
+class BertSpec(EncoderSpec):
+    """A BERT, or a RoBERTa.
 
-    max_position_embeddings: most tokens of a text. first_position: row of the position table of a text's first token.
-    prefix: what a checkpoint with a head puts before the encoder's names, and of `head`, the head's.
+    first_position: row of the position table of a text's first token. prefix: what a checkpoint with a head puts before
+    the encoder's names, and of `head`, the head's.
     """
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
     first_position: int
     type_vocab_size: int
     layer_norm_eps: float
     hidden_act: str
-    dtype: str
     prefix: str
     head: str
 
     @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def is_roberta(self) -> bool:
+        return "Roberta" in self.architecture
 
     def digest_text(self) -> str:
         """All that decides vectors, as text; equal specs give equal text."""
@@ -107,6 +96,17 @@ class BertLayer(nnx.Module):
         return self.mlp_norm(x + self.down(self.activation(self.up(x)), shards))
 
 
+class BertScorer(nnx.Module):
+    """The one logit of a cross-encoder, from the state of a text's first token: out(tanh(dense(state)))."""
+
+    def __init__(self, spec: BertSpec, *, dtype: jnp.dtype) -> None:
+        self.dense = Linear(spec.hidden_size, spec.hidden_size, bias=True, dtype=dtype, rngs=None)
+        self.out = Linear(spec.hidden_size, 1, bias=True, dtype=dtype, rngs=None)
+
+    def __call__(self, state: jax.Array) -> jax.Array:  # [R, D] -> [R, 1]
+        return self.out(jnp.tanh(self.dense(state)))
+
+
 class Bert(nnx.Module):
     """A whole encoder; its weights are zeros until others are bound."""
 
@@ -120,6 +120,7 @@ class Bert(nnx.Module):
         self.types = Embedding(spec.type_vocab_size, spec.hidden_size, dtype=dtype, rngs=None)
         self.norm = LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps, dtype=dtype)
         self.layers = nnx.List([BertLayer(spec, dtype=dtype) for _ in range(spec.num_hidden_layers)])
+        self.scorer = BertScorer(spec, dtype=dtype) if spec.scorer else None
 
     def __call__(
         self,
@@ -128,7 +129,9 @@ class Bert(nnx.Module):
         shards: Shards = WHOLE,
     ) -> jax.Array:  # [T, D]
         x = self.words(token_ids, shards) + self.positions(self.first_position + rows.positions)
-        x = self.norm(x + self.types.weight[...][:1])
+        types = self.types.weight[...]
+        is_pair = self.scorer is not None and len(types) > 1
+        x = self.norm(x + (types[rows.is_second] if is_pair else types[:1]))
         for layer in self.layers:
             x = layer(x, rows, shards)
         return x
@@ -147,7 +150,8 @@ def roberta_spec_from_config(config: Mapping[str, Any]) -> BertSpec:
 def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
     reader = ConfigReader(config)
     architecture = str(config["architectures"][0])
-    masked = architecture.endswith("ForMaskedLM")
+    scores = architecture.endswith("ForSequenceClassification")
+    has_prefix = scores or architecture.endswith("ForMaskedLM")
     act = reader.get("hidden_act", "gelu")
     kind = reader.get("position_embedding_type", "absolute")
     if act not in ACTIVATIONS:
@@ -170,8 +174,9 @@ def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
         layer_norm_eps=reader.get("layer_norm_eps", 1e-12),
         hidden_act=act,
         dtype=stored_dtype(reader),
-        prefix=("roberta." if roberta else "bert.") if masked else "",
-        head=("lm_head." if roberta else "cls.") if masked else "pooler.",
+        prefix=("roberta." if roberta else "bert.") if has_prefix else "",
+        head="pooler." if not has_prefix else "lm_head." if roberta else "cls.",
+        scorer=scorer_from(reader) if scores else "",
     )
     if spec.max_position_embeddings < 1:
         raise ValueError(f"max_position_embeddings leaves {spec.max_position_embeddings} positions; it must leave 1")
@@ -181,6 +186,26 @@ def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
         reader.get(key, None)
     reader.finish()
     return spec
+
+
+def scorer_from(reader: ConfigReader) -> str:
+    """What a cross-encoder takes of its logit, as sentence-transformers writes it; "sigmoid" where nothing is said.
+
+    Raises ValueError for several logits.
+    """
+    labels = reader.get("id2label", None)
+    count = len(labels) if isinstance(labels, Mapping) else reader.get("num_labels", 2)
+    if count != 1:
+        raise ValueError(
+            f"the model has {count} labels; pairs are scored by models with one. One that classifies is not served"
+        )
+    own = reader.get("sentence_transformers", None) or {}
+    named = own.get("activation_fn") if isinstance(own, Mapping) else None
+    named = str(named or reader.get("sbert_ce_default_activation_function", None) or "Sigmoid")
+    found = named.rpartition(".")[2].lower()
+    if found not in SCORERS:
+        raise ValueError(f"the activation of scores is {named[:100]!r}; supported are Sigmoid and Identity")
+    return found
 
 
 def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
@@ -199,7 +224,13 @@ def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
         "output.LayerNorm": "mlp_norm",
     }
     layers = tuple(range(spec.num_hidden_layers))
+    scorer = ("classifier.dense", "classifier.out_proj") if spec.is_roberta else ("bert.pooler.dense", "classifier")
     return (
+        *(
+            Rule(source=f"{theirs}.{part}", target=f"scorer.{ours}.{part}")
+            for ours, theirs in (zip(("dense", "out"), scorer, strict=True) if spec.scorer else ())
+            for part in ("weight", "bias")
+        ),
         *(Rule(source=spec.prefix + theirs, target=ours) for theirs, ours in outside.items()),
         *(
             Rule(
@@ -215,4 +246,5 @@ def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
 
 def harmless_tensors(spec: BertSpec) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may carry and the vectors do not need: buffers and heads."""
-    return ("*embeddings.position_ids", "*embeddings.token_type_ids", f"{spec.prefix}pooler.*", f"{spec.head}*")
+    heads = () if spec.scorer else (f"{spec.prefix}pooler.*", f"{spec.head}*")
+    return ("*embeddings.position_ids", "*embeddings.token_type_ids", *heads)

@@ -46,6 +46,7 @@ from ferrum_jax.models import (
     text_part,
 )
 from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.vision_tower import PREFIX, VisionTower
 from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
 from ferrum_jax.spec import ModelSpec, VisionSpec
@@ -65,6 +66,16 @@ class Family:
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
     state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = gated_delta.state_arrays
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderFamily:
+    """The same of an encoder: constructed as model(spec, dtype=...), called with token ids, `TextRows` and `Shards`."""
+
+    spec_from_config: Callable[[Mapping[str, Any]], Any]
+    model: type[nnx.Module] = bert.Bert
+    weight_rules: Callable[[Any], tuple[Rule, ...]] = bert.weight_rules
+    harmless: Callable[[Any], tuple[str, ...]] = bert.harmless_tensors
 
 
 FAMILIES: dict[str, Family] = {
@@ -172,14 +183,19 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(spec_from_config=smollm3.spec_from_config),
     "Starcoder2ForCausalLM": Family(spec_from_config=starcoder2.spec_from_config, weight_rules=starcoder2.weight_rules),
 }
-# Encoders make embeddings and generate nothing; they differ in how their config.json is read.
-ENCODERS: dict[str, Callable[[Mapping[str, Any]], bert.BertSpec]] = {
-    "BertForMaskedLM": bert.bert_spec_from_config,
-    "BertModel": bert.bert_spec_from_config,
-    "RobertaForMaskedLM": bert.roberta_spec_from_config,
-    "RobertaModel": bert.roberta_spec_from_config,
-    "XLMRobertaForMaskedLM": bert.roberta_spec_from_config,
-    "XLMRobertaModel": bert.roberta_spec_from_config,
+# Encoders make embeddings, or score pairs of texts, and generate nothing.
+_BERT = EncoderFamily(spec_from_config=bert.bert_spec_from_config)
+_ROBERTA = EncoderFamily(spec_from_config=bert.roberta_spec_from_config)
+ENCODERS: dict[str, EncoderFamily] = {
+    "BertForMaskedLM": _BERT,
+    "BertForSequenceClassification": _BERT,
+    "BertModel": _BERT,
+    "RobertaForMaskedLM": _ROBERTA,
+    "RobertaForSequenceClassification": _ROBERTA,
+    "RobertaModel": _ROBERTA,
+    "XLMRobertaForMaskedLM": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _ROBERTA,
+    "XLMRobertaModel": _ROBERTA,
 }
 
 
@@ -210,14 +226,21 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
     return _architecture(config) in ENCODERS
 
 
-def encoder_spec_of(config: Mapping[str, Any]) -> bert.BertSpec:
-    """BertSpec of an encoder's config.json; raises ValueError as `spec_of` does."""
-    return ENCODERS[_architecture(config)](config)
+def encoder_spec_of(config: Mapping[str, Any]) -> EncoderSpec:
+    """EncoderSpec of an encoder's config.json; raises ValueError as `spec_of` does."""
+    return ENCODERS[_architecture(config)].spec_from_config(config)
 
 
-def abstract_encoder(spec: bert.BertSpec, dtype: jnp.dtype | str = jnp.float32) -> bert.Bert:
+def abstract_encoder(spec: EncoderSpec, dtype: jnp.dtype | str = jnp.float32) -> nnx.Module:
     """The encoder of a spec with ShapeDtypeStructs for parameters."""
-    return nnx.eval_shape(lambda: bert.Bert(spec, dtype=dtype))
+    model: Any = ENCODERS[spec.architecture].model
+    return nnx.eval_shape(lambda: model(spec, dtype=dtype))
+
+
+def rules_of(spec: ModelSpec | EncoderSpec) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+    """Rules of a model's weights, and patterns of tensors that may be left over."""
+    family = ENCODERS[spec.architecture] if isinstance(spec, EncoderSpec) else family_of(spec.architecture)
+    return family.weight_rules(spec), family.harmless(spec)  # type: ignore[arg-type]
 
 
 def weights_of(
@@ -237,10 +260,9 @@ def weights_of(
             raise ValueError(f"weights is {weights!r}, and an encoder's weights are not quantised; leave it 'auto'")
         spec = encoder_spec_of(config)
         targets = unbind(abstract_encoder(spec, dtype))[1]
-        return Weights(bert.weight_rules(spec), bert.harmless_tensors(spec), targets, {})
+        return Weights(*rules_of(spec), targets, {})
     spec = quantised_spec(spec_of(config, has_head, stored), weights)
-    family, targets = family_of(spec.architecture), abstract_parts(spec, dtype)[1]
-    return Weights(family.weight_rules(spec), family.harmless(spec), targets, dict(spec.forms))
+    return Weights(*rules_of(spec), abstract_parts(spec, dtype)[1], dict(spec.forms))
 
 
 def spec_of(

@@ -22,7 +22,7 @@ from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.layers.formed_weight import give_kernels
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, cpu_pool_bytes
 from ferrum_jax.pools.host_blocks import host_block_bytes
 from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
@@ -51,7 +51,7 @@ from pallas_kernels.kv_pool import KV_DTYPES
 class ModelLayout:
     """A model on a mesh, whether it generates or encodes."""
 
-    spec: ModelSpec | BertSpec
+    spec: ModelSpec | EncoderSpec
     dtype: jnp.dtype
     max_model_len: int
     graph: nnx.GraphDef

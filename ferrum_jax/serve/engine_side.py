@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,11 @@ _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class _AskedVector(NamedTuple):
-    """dimensions: how much of the vector is wanted, from its beginning; None for all."""
+    """made_of: what is wanted of the pooled state; raises ValueError where that cannot be."""
 
     text: Text[Any]
-    params: EmbeddingParams
-    dimensions: int | None
+    pooling: str
+    made_of: Callable[[np.ndarray], np.ndarray]
 
 
 class EngineSide:
@@ -77,8 +78,8 @@ class EngineSide:
         kind, *rest = message
         if kind == "add":
             self._add(*rest)
-        elif kind == "embed":
-            self._embed(*rest)
+        elif kind in ("embed", "score"):
+            self._read(kind, *rest)
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
@@ -168,19 +169,15 @@ class EngineSide:
 
     # -- vectors ---------------------------------------------------------------------------------------
 
-    def _embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> None:
-        embedder = self._llm.embedder
+    def _read(self, kind: str, request_id: int, content: Any, options: Mapping[str, Any]) -> None:
+        """A text that is embedded, or a pair that is scored."""
         try:
-            how = {name: options.get(name) for name in ("pooling", "normalize", "prompt_name")}
-            params = embedder.params(**how, truncate=bool(options.get("truncate")))  # type: ignore[arg-type]
-            salt = options.get("cache_salt")
-            content: Any = prompt if not salt else {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": salt}
-            text = embedder.text(request_id, content, params)
+            asked = (self._to_embed if kind == "embed" else self._to_score)(request_id, content, options)
         except ValueError as error:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
-        ticket = self._ticket(request_id)
-        self._texts[ticket] = _AskedVector(text, params, options.get("dimensions"))
+        text, ticket = asked.text, self._ticket(request_id)
+        self._texts[ticket] = asked
         if self._llm.is_encoder:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
@@ -188,12 +185,28 @@ class EngineSide:
         options = RequestOptions(cache_salt=text.cache_salt, embeds=True, deltas=True)  # type: ignore[assignment]
         self.thread.add(ticket, text.token_ids, _EMBEDS, options)  # type: ignore[arg-type]
 
+    def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
+        embedder = self._llm.embedder
+        how = {name: options.get(name) for name in ("pooling", "normalize", "prompt_name")}
+        params = embedder.params(**how, truncate=bool(options.get("truncate")))  # type: ignore[arg-type]
+        salt = options.get("cache_salt")
+        content: Any = prompt if not salt else {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": salt}
+        made_of = functools.partial(_cut_vector, params=params, dimensions=options.get("dimensions"))
+        return _AskedVector(embedder.text(request_id, content, params), params.pooling, made_of)
+
+    def _to_score(self, request_id: int, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
+        scorer = self._llm.scorer
+        assert scorer is not None, "only models that score are asked for scores"
+        text = scorer.text(request_id, pair, truncate=bool(options.get("truncate")))
+        text = dataclasses.replace(text, cache_salt=options.get("cache_salt") or "")
+        return _AskedVector(text, "cls", lambda state: np.asarray([scorer.score(state)], np.float32))
+
     def _encode(self) -> None:
         """On the engine's thread: all texts that wait, those of a pooling together."""
         waiting, self._waiting = self._waiting, []
         found = [(ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))]
-        for pooling in {asked.params.pooling for _, asked in found}:
-            chosen = {each[1].text.key: each for each in found if each[1].params.pooling == pooling}
+        for pooling in {asked.pooling for _, asked in found}:
+            chosen = {each[1].text.key: each for each in found if each[1].pooling == pooling}
             try:
                 for text, vector in self._llm.encode([asked.text for _, asked in chosen.values()], pooling):
                     ticket, asked = chosen.pop(text.key)
@@ -237,13 +250,20 @@ def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached: int) -> Message:
-    """A pooled state as the vector that is asked for. Cut first, so that what is left has length 1 where it is to."""
-    if (asked.dimensions or 0) > len(state):
-        message = f"dimensions is {asked.dimensions}; the model's vectors have {len(state)}"
-        return ["refused", request_id, "invalid", message]
-    vector = finish(state[: asked.dimensions], asked.params)
+    """What is asked for of a pooled state."""
+    try:
+        vector = asked.made_of(state)
+    except ValueError as error:
+        return ["refused", request_id, "invalid", str(error)]
     content = base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
     return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
+
+
+def _cut_vector(state: np.ndarray, *, params: EmbeddingParams, dimensions: int | None) -> np.ndarray:
+    """The beginning of a vector. Cut first, so that what is left has length 1 where it is to."""
+    if (dimensions or 0) > len(state):
+        raise ValueError(f"dimensions is {dimensions}; the model's vectors have {len(state)}")
+    return finish(state[:dimensions], params)
 
 
 def facts_of(llm: LLM) -> dict[str, Any]:
@@ -257,7 +277,8 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "fingerprint": (llm.identity.weights or "")[:16],
         "startup_s": llm.startup_s,
         "adapters": llm.adapters.names,
-        "compares": llm.is_encoder or llm.embedder.layout.pooling is not None,
+        "scores": llm.scorer is not None,
+        "compares": llm.scorer is None and (llm.is_encoder or llm.embedder.layout.pooling is not None),
         "prompts": sorted(llm.embedder.layout.prompts),
         "texts": None if llm.texts is None else str(llm.texts),
     }

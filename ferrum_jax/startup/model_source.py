@@ -14,8 +14,8 @@ from flax import nnx
 from checkpoints import Checkpoint, Expansion
 from checkpoints.memory import take
 from ferrum_jax.models import registry
-from ferrum_jax.models.bert import BertSpec
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.spec import ModelSpec
 
 
@@ -29,7 +29,7 @@ class ModelSource:
     beside those that the spec names.
     """
 
-    spec: ModelSpec | BertSpec
+    spec: ModelSpec | EncoderSpec
     read: Callable[..., dict[str, jax.Array]]
     folder: Path | None = None
     headless: bool = False
@@ -63,7 +63,7 @@ class ModelSource:
     def of_model(cls, model: nnx.Module) -> ModelSource:
         """Raises ValueError for a module that is none of our models."""
         spec = getattr(model, "spec", None)
-        if not isinstance(spec, ModelSpec | BertSpec):
+        if not isinstance(spec, ModelSpec | EncoderSpec):
             raise ValueError(f"the model is a {type(model).__name__}; it must be one of ferrum_jax.models")
         arrays = registry.parameters_of(model)
 

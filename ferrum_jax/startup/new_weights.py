@@ -14,8 +14,8 @@ from flax import nnx
 from checkpoints import open_checkpoint
 from checkpoints.memory import Copies, copies_of, copies_of_tensors, is_own
 from ferrum_jax.embeddings.encoder import Encoder
-from ferrum_jax.models import bert, registry
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models import registry
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.layout import ModelLayout
 from ferrum_jax.runtime.weights import replace_weights
 from ferrum_jax.spec import ModelSpec
@@ -29,7 +29,7 @@ def copies_for(
     model: Loaded | Encoder,
     state: NewWeights,
     *,
-    spec: ModelSpec | BertSpec,
+    spec: ModelSpec | EncoderSpec,
     names: Mapping[str, str] | None,
     partial: bool,
     cast: bool,
@@ -67,7 +67,7 @@ def updated(model: Loaded | Encoder, copies: Copies) -> Any:
     )
 
 
-def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | BertSpec) -> Copies:
+def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) -> Copies:
     checkpoint = open_checkpoint(folder)
     source = ModelSource.of_checkpoint(checkpoint)
     if source.spec != spec:
@@ -89,12 +89,9 @@ def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | BertSpec) -> 
     return {name: (lambda array=array: array) for name, array in arrays.items()}
 
 
-def _table(spec: ModelSpec | BertSpec) -> tuple[Any, Any]:
+def _table(spec: ModelSpec | EncoderSpec) -> tuple[Any, Any]:
     """Rules and harmless tensors of a model."""
-    if isinstance(spec, BertSpec):
-        return bert.weight_rules(spec), bert.harmless_tensors(spec)
-    family = registry.family_of(spec.architecture)
-    return family.weight_rules(spec), family.harmless(spec)
+    return registry.rules_of(spec)
 
 
 def _differences(found: Any, wanted: Any) -> str:

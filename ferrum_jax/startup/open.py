@@ -25,13 +25,14 @@ from ferrum_jax.config import MANY_ROWS, EngineConfig, Reach
 from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
 from ferrum_jax.embeddings.encoder import Encoder, load_encoder
 from ferrum_jax.embeddings.encoder_runtime import POOLINGS, EncoderLayout
+from ferrum_jax.embeddings.scorer import CrossEncoderScorer, Scorer
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.identity import ModelIdentity
-from ferrum_jax.models.bert import BertSpec
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.paths import require_folder_of
 from ferrum_jax.processes.processes import current, refuse_several_processes, require_all_processes, smallest, told
 from ferrum_jax.prompt import PromptIds
@@ -74,6 +75,7 @@ class Opened:
     headless: bool
     prompts: PromptEncoder
     embedder: Embedder
+    scorer: Scorer | None
     bundled: BundledExecutables | None
     attention: AttentionChoice
     counter: CompileCounter
@@ -134,7 +136,7 @@ class Opening:
             self.on_identity(identity(layout, fingerprint))
 
         engine, choice = None, AttentionChoice(implementation=None)
-        if isinstance(source.spec, BertSpec):
+        if isinstance(source.spec, EncoderSpec):
             model, bundled = self._encoder(source.spec, sentence, check)
             config = self.config.with_rows(MANY_ROWS)
         else:
@@ -147,6 +149,7 @@ class Opening:
             headless=source.headless,
             prompts=prompts,
             embedder=self._embedder(prompts, sentence, model.layout.max_model_len),
+            scorer=self._scorer(prompts, model.layout.max_model_len),
             bundled=bundled,
             attention=choice,
             counter=counter,
@@ -169,14 +172,20 @@ class Opening:
 
     def _embedder(self, prompts: PromptEncoder, sentence: SentenceLayout, max_model_len: int) -> Embedder:
         spec = self.source.spec
-        encodes = isinstance(spec, BertSpec)
+        encodes = isinstance(spec, EncoderSpec)
         return Embedder(
             sentence,
             prompts.tokenizer,
-            poolings=POOLINGS if encodes else ("last",),
+            poolings=() if encodes and spec.scorer else POOLINGS if encodes else ("last",),
             vocab_size=spec.vocab_size,
             max_tokens=max_model_len if encodes else max_model_len - 1,
         )
+
+    def _scorer(self, prompts: PromptEncoder, max_model_len: int) -> Scorer | None:
+        spec = self.source.spec
+        if isinstance(spec, EncoderSpec) and spec.scorer:
+            return CrossEncoderScorer(prompts.tokenizer, activation=spec.scorer, max_tokens=max_model_len)
+        return None
 
     def _identity(
         self,
@@ -294,7 +303,7 @@ class Opening:
         return dataclasses.replace(reach, request_tokens=None)  # a bundle's executables know one width of tables
 
     def _encoder(
-        self, spec: BertSpec, sentence: SentenceLayout, check: Callable[[EncoderLayout, bytes | None], None]
+        self, spec: EncoderSpec, sentence: SentenceLayout, check: Callable[[EncoderLayout, bytes | None], None]
     ) -> tuple[Encoder, BundledExecutables | None]:
         refuse_several_processes(spec.architecture)
         mesh = make_mesh(self.config.mesh_shape, self.config.among(jax.devices()))

@@ -105,6 +105,26 @@ class Tokenizer:
             return ids
         return self._cut(text, len(ids) - max_tokens, add_special_tokens)
 
+    def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], int | None]:
+        """Token ids of two texts as the tokenizer's own rule puts them together, and where those of the second begin.
+
+        None where the model does not tell them apart. max_tokens: the ends of the texts are cut off, of the longer one
+        first, so that at most this many tokens remain, special ones included.
+        """
+        library = self._library
+        try:
+            whole = library.encode(first, second)
+        except TypeError as error:
+            raise ValueError(f"the texts are not Unicode: {first[:80]!r}; remove lone surrogates") from error
+        if max_tokens is not None and len(whole.ids) > max_tokens:
+            one, other = (library.encode(text, add_special_tokens=False) for text in (first, second))
+            short, long = sorted((one, other), key=lambda encoding: len(encoding.ids))
+            room = max(max_tokens - (len(whole.ids) - len(one.ids) - len(other.ids)), 0)
+            short.truncate(min(len(short.ids), room // 2))
+            long.truncate(room - len(short.ids))
+            whole = library.post_process(one, other)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+
     def _cut(self, text: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
         """The ids of text without its last tokens; special tokens stay."""
         encoding = self._library.encode(text, add_special_tokens=False)

@@ -80,6 +80,23 @@ def test_documents_are_ranked_with_the_prompts_of_the_checkpoint(server, llm, ve
     assert best["index"] == order[0] and "document" not in best
 
 
+@pytest.mark.slow
+def test_a_cross_encoder_scores_and_ranks_pairs():
+    folder = GOLDENS / "scorers" / "bert"
+    llm = LLM(str(folder), EngineConfig(max_model_len=40, compilation_cache_dir=str(COMPILED)))
+    query, documents = "the quick fox", ["a lazy dog", "a fox jumps over the dog", "keys and values"]
+    wanted = [output.score for output in llm.score([(query, document) for document in documents])]
+    with running(ServerSettings(names=("small",)), encoder=llm) as server:
+        found = server.ask("/v1/score", {"text_1": query, "text_2": documents})[2]
+        np.testing.assert_allclose([each["score"] for each in found["data"]], wanted, atol=1e-6)
+        ranked = server.ask("/v1/rerank", {"query": query, "documents": documents, "top_n": 2})[2]["results"]
+        assert [each["index"] for each in ranked] == np.argsort(wanted)[::-1][:2].tolist()
+        status, _, found = server.ask("/v1/score", {"text_1": query, "text_2": "keys " * 60})
+        assert status == 400 and "truncate=True" in found["error"]["message"]
+        status, _, found = server.ask("/v1/embeddings", {"input": query})
+        assert status == 400 and "makes no vectors" in found["error"]["message"]
+
+
 def test_what_generates_is_not_there(server):
     status, _, found = server.ask("/v1/completions", {"prompt": "x"})
     assert status == 400 and "/v1/embeddings" in found["error"]["message"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,8 @@ from ferrum_jax.serve.http.answer_forms import vectors_answer
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.link.engine_client import EngineVector
+
+Each = TypeVar("Each")
 
 
 async def embeddings(request: Request) -> Response:
@@ -58,9 +60,14 @@ async def rerank(request: Request) -> Response:
 
 
 async def _compared(exchange: Exchange, asked: AskedComparison) -> tuple[list[float], dict[str, Any]]:
-    """Cosines, and what every answer has."""
+    """Scores of a model that reads both texts together, or else cosines; and what every answer has."""
     service = exchange.service
     model = exchange.model(asked.left.model)
+    if service.client.facts["scores"]:
+        pairs = _paired(asked.left.prompts, asked.right.prompts)
+        found = service.scores(asked.left, exchange.key, [list(map(str, pair)) for pair in pairs])
+        read = await exchange.unless_left(found, asked.left.timeout_s)
+        return [number(float(each.values[0])) for each in read], _answer(exchange, model, read)
     if not service.client.facts["compares"]:
         message = (
             f"{service.client.facts['architecture']} is no encoder, and its folder does not say how vectors of its "
@@ -69,10 +76,13 @@ async def _compared(exchange: Exchange, asked: AskedComparison) -> tuple[list[fl
         raise HttpError(400, message, param="model", code="model_not_supported")
     both = _both(exchange, asked)
     left, right = await exchange.unless_left(both, asked.left.timeout_s)
-    num_tokens = sum(vector.num_tokens for vector in (*left, *right))
-    service.metrics.prompt_tokens(num_tokens)
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return _cosines(left, right), {"model": model, "usage": usage}
+    return [number(one.cosine(other)) for one, other in _paired(left, right)], _answer(exchange, model, [*left, *right])
+
+
+def _answer(exchange: Exchange, model: str, read: Sequence[EngineVector]) -> dict[str, Any]:
+    num_tokens = sum(vector.num_tokens for vector in read)
+    exchange.service.metrics.prompt_tokens(num_tokens)
+    return {"model": model, "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
 
 
 async def _both(exchange: Exchange, asked: AskedComparison) -> tuple[list[EngineVector], list[EngineVector]]:
@@ -85,7 +95,6 @@ async def _both(exchange: Exchange, asked: AskedComparison) -> tuple[list[Engine
     return tasks[0].result(), tasks[1].result()
 
 
-def _cosines(left: Sequence[EngineVector], right: Sequence[EngineVector]) -> list[float]:
-    """The cosine of each vector on the right with its own on the left, or with the only one."""
-    pairs = zip(left if len(left) > 1 else itertools.repeat(left[0]), right, strict=False)
-    return [number(one.cosine(other)) for one, other in pairs]
+def _paired(left: Sequence[Each], right: Sequence[Each]) -> Iterable[tuple[Each, Each]]:
+    """Each on the right with its own on the left, or with the only one."""
+    return zip(left if len(left) > 1 else itertools.repeat(left[0]), right, strict=False)

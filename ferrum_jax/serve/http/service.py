@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.prompt import Prompt, PromptParts, take_apart
@@ -265,14 +265,24 @@ class Service:
 
     async def vectors(self, asked: AskedVectors, key: ApiKey) -> list[EngineVector]:
         """The vector of each text, in their order."""
+        costs = [len(prompt) // (4 if isinstance(prompt, str) else 1) + 1 for prompt in asked.prompts]
+        return await self._read(asked, key, zip(asked.prompts, costs, strict=True), self.client.embed)
+
+    async def scores(self, asked: AskedVectors, key: ApiKey, pairs: Sequence[Sequence[str]]) -> list[EngineVector]:
+        """The score of each pair, as a vector of one value, in their order. asked: how, and how soon."""
+        return await self._read(asked, key, ((pair, sum(map(len, pair)) // 4 + 1) for pair in pairs), self.client.score)
+
+    async def _read(
+        self, asked: AskedVectors, key: ApiKey, contents: Iterable[tuple[Any, int]], ask: Callable[..., Reply]
+    ) -> list[EngineVector]:
+        """contents: what is asked for, and the cost of each."""
         options = {**asked.options, "cache_salt": salted(key, asked.options.get("cache_salt", ""))}
 
-        def waiting(prompt: str | list[int]) -> Waiting:
-            cost = len(prompt) // (4 if isinstance(prompt, str) else 1) + 1
+        def waiting(content: Any, cost: int) -> Waiting:
             entry = QueueEntry(key=key.name, cost=cost, priority=asked.priority)
-            return Waiting(entry, lambda: self.client.embed(prompt, options))
+            return Waiting(entry, lambda: ask(content, options))
 
-        entered = [waiting(prompt) for prompt in asked.prompts]
+        entered = [waiting(content, cost) for content, cost in contents]
         self.require_ready()
         self.gate.enter(entered)
         try:

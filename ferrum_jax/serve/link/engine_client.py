@@ -151,6 +151,12 @@ class EngineClient:
         self._send(["unload_adapter", reply.id, name])
         return reply
 
+    def score(self, pair: Sequence[str], options: Mapping[str, Any]) -> Reply:
+        """A request of one score, which comes as a vector of one value."""
+        reply = self._reply()
+        self._send(["score", reply.id, pair, options])
+        return reply
+
     def end(self, reply: Reply) -> None:
         """Nobody reads it any more: what runs for it ends."""
         if self._replies.pop(reply.id, None) is not None:

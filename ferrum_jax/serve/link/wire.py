@@ -1,7 +1,8 @@
 """What HTTP and engine tell one another: short lists of plain values, in one process as they are, else as JSON.
 
     to the engine      ["add", id, token_ids, params, options]   ["embed", id, text, options]   ["abort", id]
-                       ["load_adapter", id, name, path, replaces]   ["unload_adapter", id, name]   ["opened"]
+                       ["score", id, [text, text], options]   ["opened"]
+                       ["load_adapter", id, name, path, replaces]   ["unload_adapter", id, name]
     from the engine    ["ready", facts]   ["deltas", [delta, ..]]   ["refused", id, kind, message]
                        ["done", id]   ["adapters", names]
                        ["vector", id, base64 of float32, num_tokens, num_cached]

@@ -1,0 +1,77 @@
+"""Scores of pairs: how well a document answers a query, as one number, from one reading of both.
+
+A `Scorer` makes of a pair the token ids that the model reads, and of what the model gives for them the score. A
+cross-encoder (`CrossEncoderScorer`) reads both texts through its tokenizer's own form for pairs and gives a logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ferrum_jax.embeddings.embedder import Text
+from ferrum_jax.request import ScoreOutput
+from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+
+Key = TypeVar("Key")
+Pair = Sequence[str]  # two texts, a query and a document
+
+
+class Scorer(Protocol):
+    """How pairs become scores of one model."""
+
+    def text(self, key: Key, pair: Pair, *, truncate: bool) -> Text[Key]:
+        """A pair as the model will see it. Raises ValueError for one that it cannot."""
+        ...
+
+    def score(self, state: np.ndarray) -> float:
+        """The score of what the model gave for the pair."""
+        ...
+
+
+class CrossEncoderScorer:
+    """activation: "sigmoid" or "identity"."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, activation: str, max_tokens: int) -> None:
+        self._tokenizer, self._activation, self._max_tokens = tokenizer, activation, max_tokens
+
+    def text(self, key: Key, pair: Pair, *, truncate: bool) -> Text[Key]:
+        query, document = both_of(pair)
+        tokenizer = require_tokenizer(self._tokenizer, "the model")
+        ids, second = tokenizer.encode_pair(query, document, max_tokens=self._max_tokens if truncate else None)
+        require_length(len(ids), self._max_tokens)
+        return Text(key=key, prompt=None, token_ids=ids, second=second)
+
+    def score(self, state: np.ndarray) -> float:  # [1]
+        logit = float(state[0])
+        return sigmoid(logit) if self._activation == "sigmoid" else logit
+
+
+def sigmoid(logit: float) -> float:
+    """In [0, 1], whatever the logit."""
+    return float(0.5 * (1 + np.tanh(0.5 * logit)))
+
+
+def both_of(pair: Any) -> tuple[str, str]:
+    """The two texts of a pair. Raises ValueError for what is none."""
+    texts = [text for text in pair if isinstance(text, str)] if isinstance(pair, list | tuple) else []
+    if len(texts) != 2 or len(pair) != 2:
+        raise ValueError(f"the pair is {pair!r}; it must be two texts, a query and a document")
+    return texts[0], texts[1]
+
+
+def require_length(num_tokens: int, max_tokens: int) -> None:
+    if not 1 <= num_tokens <= max_tokens:
+        raise ValueError(
+            f"the pair has {num_tokens} tokens; it must have 1 to {max_tokens}: shorten it, or have it cut with "
+            "truncate=True"
+        )
+
+
+def score_of(scorer: Scorer, text: Text[Any], state: np.ndarray, num_cached_tokens: int) -> ScoreOutput:
+    """What a user is given of a pair."""
+    return ScoreOutput(
+        prompt_token_ids=tuple(text.token_ids), score=scorer.score(state), num_cached_tokens=num_cached_tokens
+    )

@@ -1,0 +1,38 @@
+"""EncoderSpec: what every encoder says of itself, whatever its layers are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+SCORERS = ("sigmoid", "identity")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """What decides an encoder's vectors, or its scores.
+
+    max_position_embeddings: most tokens of a text. scorer: of a cross-encoder, what is taken of its one logit,
+    "sigmoid" or "identity"; "" of an encoder that makes vectors.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    dtype: str
+    scorer: str = ""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def digest_text(self) -> str:
+        """All that decides vectors, as text; equal specs give equal text."""
+        return repr(dataclasses.replace(self, dtype=""))

@@ -1,0 +1,109 @@
+"""Makes tests/goldens/scorers/: tiny random models that score pairs of texts, and the scores of sentence-transformers.
+
+    python -m scripts.make_scorer_goldens [--out tests/goldens/scorers] [name ...]
+
+Needs torch, transformers and sentence-transformers (made with 2.13, 5.23 and 5.7); the test that reads the result needs
+none of them. Each folder is a real checkpoint, and `golden.json` beside it holds pairs, one of them too long, and what
+`CrossEncoder.predict` gives for them in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import sentence_transformers  # pyright: ignore[reportMissingImports]
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from scripts.goldens.command import run
+from scripts.make_encoder_goldens import SPECIAL, WORDS, Golden, build
+
+PAIRS = (
+    ("the quick fox", "a lazy dog jumps over the brown fox"),
+    ("a block", "holds the keys and values of its tokens"),
+    ("tokens", "query"),
+    ("query " * 20, "document values " * 15),  # cut on both sides
+    ("keys", "the values of a block " * 12),  # on one
+)
+LONGEST = 40
+_PAIR_OF_BERT = "[CLS] $A [SEP] $B:1 [SEP]:1"
+_PAIR_OF_ROBERTA = "[CLS] $A [SEP] [SEP] $B [SEP]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScorerGolden(Golden):
+    """pair: how the tokenizer puts two texts together. own: keys that sentence-transformers writes."""
+
+    pair: str
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+GOLDENS = {
+    "bert": ScorerGolden(
+        model="BertForSequenceClassification",
+        dtype="float32",
+        pair=_PAIR_OF_BERT,
+        config={
+            "vocab_size": 60,
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 76,
+            "max_position_embeddings": LONGEST,
+            "num_labels": 1,
+        },
+        own={"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0"}},
+    ),
+    "xlm_roberta": ScorerGolden(
+        model="XLMRobertaForSequenceClassification",
+        dtype="float32",
+        pair=_PAIR_OF_ROBERTA,
+        config={
+            "vocab_size": 62,
+            "hidden_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 52,
+            "max_position_embeddings": LONGEST + 1,
+            "type_vocab_size": 1,
+            "pad_token_id": 0,
+            "num_labels": 1,
+        },
+    ),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    """Writes one folder."""
+    golden = GOLDENS[name]
+    build(golden, seed=list(GOLDENS).index(name)).save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | golden.own, indent=2) + "\n")
+    save_tokenizer(folder, golden.config["vocab_size"], golden.pair)
+    model = sentence_transformers.CrossEncoder(str(folder), max_length=LONGEST)
+    scores = model.predict(list(PAIRS)).tolist()
+    (folder / "golden.json").write_text(json.dumps({"pairs": PAIRS, "scores": scores}, indent=1) + "\n")
+
+
+def save_tokenizer(folder: Path, vocab_size: int, pair: str) -> None:
+    """A WordPiece tokenizer, which says how two texts stand together."""
+    vocab = {name: i for i, name in enumerate(dict.fromkeys([*SPECIAL, *WORDS, *"bcefghijlmnpqrstuvwxyz"]))}
+    assert len(vocab) <= vocab_size
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=pair, special_tokens=[(name, vocab[name]) for name in ("[CLS]", "[SEP]")]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run(__doc__, GOLDENS, "tests/goldens/scorers", make)
