@@ -94,6 +94,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.[qkv].weight", ("heads", None)),
     ("layers.*.[qkv].bias", ("heads",)),
     ("layers.*.o.weight", (None, "heads")),
+    ("layers.*.gate.weight", ("hidden", None)),
     ("layers.*.up.weight", ("hidden", None)),
     ("layers.*.up.bias", ("hidden",)),
     ("layers.*.down.weight", (None, "hidden")),

@@ -1,4 +1,4 @@
-"""Makes tests/goldens/encoders/: tiny random BERT and XLM-RoBERTa encoders, and transformers' float32 vectors.
+"""Makes tests/goldens/encoders/: tiny random BERT, XLM-RoBERTa and ModernBERT, and transformers' float32 vectors.
 
     python -m scripts.make_encoder_goldens [--out tests/goldens/encoders] [name ...]
 
@@ -101,6 +101,49 @@ GOLDENS = {
             "hidden_act": "relu",
         },
     ),
+    "modernbert": Golden(
+        model="ModernBertModel",
+        dtype="float32",
+        config={
+            "vocab_size": 92,
+            "hidden_size": 48,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "intermediate_size": 68,
+            "max_position_embeddings": 70,
+            "local_attention": 12,
+            "pad_token_id": 0,
+            "cls_token_id": 2,
+            "sep_token_id": 3,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+    ),
+    "modernbert_masked": Golden(
+        model="ModernBertForMaskedLM",
+        dtype="bfloat16",
+        config={
+            "vocab_size": 99,
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "intermediate_size": 44,
+            "max_position_embeddings": 128,
+            "local_attention": 31,
+            "global_attn_every_n_layers": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "hidden_activation": "gelu_pytorch_tanh",
+            "norm_eps": 1e-3,
+            "pad_token_id": 0,
+            "cls_token_id": 2,
+            "sep_token_id": 3,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+    ),
 }
 
 
@@ -134,7 +177,7 @@ def build(golden: Golden, seed: int) -> Any:
     model = kind(kind.config_class(**golden.config, attn_implementation="eager")).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "LayerNorm.weight" in name:
+            if "norm.weight" in name.lower():
                 weight.normal_(1.0, 0.2)
             elif name.endswith("bias"):
                 weight.normal_(0.0, 0.3)

@@ -33,6 +33,7 @@ from ferrum_jax.models import (
     ministral3,
     mistral4,
     mixtral,
+    modernbert,
     nemotron,
     olmo,
     phi,
@@ -186,10 +187,18 @@ FAMILIES: dict[str, Family] = {
 # Encoders make embeddings, or score pairs of texts, and generate nothing.
 _BERT = EncoderFamily(spec_from_config=bert.bert_spec_from_config)
 _ROBERTA = EncoderFamily(spec_from_config=bert.roberta_spec_from_config)
+_MODERNBERT = EncoderFamily(
+    spec_from_config=modernbert.spec_from_config,
+    model=modernbert.ModernBert,
+    weight_rules=modernbert.weight_rules,
+    harmless=modernbert.harmless_tensors,
+)
 ENCODERS: dict[str, EncoderFamily] = {
     "BertForMaskedLM": _BERT,
     "BertForSequenceClassification": _BERT,
     "BertModel": _BERT,
+    "ModernBertForMaskedLM": _MODERNBERT,
+    "ModernBertModel": _MODERNBERT,
     "RobertaForMaskedLM": _ROBERTA,
     "RobertaForSequenceClassification": _ROBERTA,
     "RobertaModel": _ROBERTA,

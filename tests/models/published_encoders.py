@@ -51,6 +51,45 @@ _XLM_ROBERTA_LARGE = _BERT | {
     "type_vocab_size": 1,
     "vocab_size": 250002,
 }
+_MODERNBERT = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-5,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "sep_token_id": 50282,
+    "tie_word_embeddings": True,
+    "vocab_size": 50368,
+}
 PUBLISHED_ENCODERS = {
     # kujaarora/MLBA_CRM on GitHub, bert-base-uncased/config.json
     "BERT-base-uncased": (_BERT, 108_891_648),
@@ -75,5 +114,12 @@ PUBLISHED_ENCODERS = {
             "tie_word_embeddings": True,
         },
         566_705_152,
+    ),
+    # the defaults of transformers' ModernBertConfig; sizes of Warner et al. 2024, appendix: 149 and 395 million
+    "ModernBERT-base": (_MODERNBERT, 149_014_272),
+    "ModernBERT-large": (
+        _MODERNBERT
+        | {"hidden_size": 1024, "intermediate_size": 2624, "num_attention_heads": 16, "num_hidden_layers": 28},
+        394_781_696,
     ),
 }
