@@ -45,9 +45,9 @@ def run(*arguments):
     return process.stdout
 
 
-def make(folder):
+def make(folder, model="qwen3", flags=FLAGS):
     return run(
-        "-m", "ferrum_jax", "compile", "--model", GOLDENS / "qwen3", "--target", "cpu", "--out", folder, *FLAGS.split()
+        "-m", "ferrum_jax", "compile", "--model", GOLDENS / model, "--target", "cpu", "--out", folder, *flags.split()
     )
 
 
@@ -59,6 +59,26 @@ def test_a_mesh_that_leaves_hosts_of_a_slice_idle_is_refused_before_anything_is_
         ValueError, match=r"'tp=4', 4 of the 16 devices of tpu:v6e:4x4.*mesh of all 16, or a slice of 4$"
     ):
         order.lay_out()
+
+
+@pytest.mark.slow
+def test_a_bundle_with_slots_serves_adapters_without_a_compile(tmp_path):
+    make(tmp_path / "bundle", "llama", f"{FLAGS} --max-adapters=2 --max-adapter-rank=8")
+    golden = GOLDENS / "adapters" / "llama_patterns"
+    with np.load(golden / "golden.npz") as kept:
+        prompt, tokens = kept["prompt_0"].tolist(), kept["tokens_0"].tolist()
+    program = f"""
+import json, sys
+from ferrum_jax import LLM, SamplingParams
+llm = LLM({str(GOLDENS / "llama")!r}, bundle=sys.argv[1], require_bundle=True)
+llm.load_adapter("one", {str(golden)!r})
+params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+outputs = llm.generate([{prompt}, {prompt}], params, adapter=["one", None], progress=False)
+print(json.dumps([outputs[0].token_ids, outputs[1].token_ids, llm.stats()]))
+"""
+    adapted, plain, stats = json.loads(run("-c", program, tmp_path / "bundle"))
+    assert adapted == tokens[:8] and plain != adapted
+    assert (stats["bundle_misses"], stats["compiles_after_ready"], stats["adapter_writes"]) == (0, 0, 1)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from checkpoints.memory import copies_of
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.weights import replace_weights
-from tests.support import GOLDENS, SMALL, small_llm
+from tests.support import GOLDENS, INVARIANT, SMALL, small_llm
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = [(7 * i) % 290 + 6 for i in range(40)]
@@ -214,6 +214,40 @@ def test_what_a_kept_row_computed_is_shared_with_nobody():
     assert mixed.num_cached_tokens == 0
     llm.update_weights(model(-3.0))
     assert mixed.token_ids == llm.generate([prompt], GREEDY, progress=False)[0].token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_window"])
+def test_whatever_a_model_caches_nothing_of_rows_that_live_through_an_update_is_hit(family):
+    llm = LLM(str(GOLDENS / family), INVARIANT)
+    old = dict(zip(llm.loaded.layout.targets, map(np.asarray, llm.loaded.weights), strict=True))["embed.weight"]
+    old, new = {"embed.weight": old.copy()}, {"embed.weight": np.roll(old, 1, axis=0)}
+    shared = PROMPT[:32]
+    prompts = [shared + [(11 * i + 5 * k) % 290 + 6 for i in range(20)] for k in range(5)]
+
+    def answers() -> list[tuple[int, ...]]:
+        return [output.token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
+
+    before = answers()
+    llm.update_weights(new, partial=True)
+    expected = answers()
+    assert expected != before
+    llm.update_weights(old, partial=True)
+    assert answers() == before and llm.stats()["entries"]
+    streams = [llm.stream(prompt, dataclasses.replace(GREEDY, max_tokens=40)) for prompt in prompts[:3]]
+    for stream in streams:
+        next(stream)
+    version = llm.update_weights(new, partial=True, requests="keep")
+    llm.engine.scheduler.check_invariants()
+    assert llm.stats()["entries"] == 0
+    assert answers() == expected, "beside rows that hold what the old weights computed"
+    ended = [list(stream)[-1] for stream in streams]
+    llm.engine.scheduler.check_invariants()
+    assert all(set(last.outputs[0].weights_versions) == {version - 1, version} for last in ended)
+    longer = [prompt + list(last.token_ids) for prompt, last in zip(prompts, ended, strict=False)]
+    found = [output.token_ids for output in llm.generate(longer, GREEDY, progress=False)]
+    assert llm.reset_prefix_cache()
+    assert found == [output.token_ids for output in llm.generate(longer, GREEDY, progress=False)]
 
 
 def test_prefixes_that_were_saved_before_an_update_are_not_loaded_after_it(tmp_path):
