@@ -1,11 +1,17 @@
-"""CPU time a token of a server's two processes, over a device that only sleeps; one JSON line.
+"""What a server costs; one JSON line.
 
     python -m scripts.bench_serving [--streams 64 256] [--tokens 400] [--step-ms 10]
+    python -m scripts.bench_serving --model checkpoints/demo --streams 16 --tokens 200
 
-Everything but model, scheduler and device is real: the engine's thread, the link, the HTTP process, the client. The
-device takes step k + 1 before step k is read, as it does of an engine. `device_idle` is the share of the time between
-first and last step in which it had nothing to do. CPU seconds are those of each process, whatever else the machine
-does; the scheduler's are in `scripts.bench_host`.
+Without a model it is the CPU time a token of both processes, over a device that only sleeps. Everything but model,
+scheduler and device is real: the engine's thread, the link, the HTTP process, the client. The device takes step k + 1
+before step k is read, as it does of an engine. `device_idle` is the share of the time between first and last step in
+which it had nothing to do. CPU seconds are those of each process, whatever else the machine does; the scheduler's are
+in `scripts.bench_host`.
+
+With a model the same prompts, all at once and all in one step, are run by `LLM.generate`, then through HTTP by the same
+LLM, and by `LLM.generate` again, since what else the machine does changes. `itl_over_step` is the p99 of the time
+between tokens at the client over the median step of the two runs offline, which are those of decode alone.
 """
 
 from __future__ import annotations
@@ -18,16 +24,20 @@ import multiprocessing
 import os
 import pickle
 import platform
+import statistics
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.bench.serving import run as serving
 from ferrum_jax.bench.serving.http_client import Address
 from ferrum_jax.bench.serving.loads import Load, requests_of
+from ferrum_jax.bench.workloads import run_workload
 from ferrum_jax.request import CompletionOutput, RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.serve.app.http_process import HttpOrder
 from ferrum_jax.serve.engine_process import HttpChild, listening
@@ -35,6 +45,9 @@ from ferrum_jax.serve.http.settings import ServerSettings
 from scripts.git_state import git_state
 
 _TEXTS = "checkpoints/demo"
+_PROMPT = 16  # tokens of each
+_PARTS = ("median", "p99")
+_MORE = {"ignore_eos": True, "temperature": 0}
 
 
 class SleepingEngine:
@@ -139,7 +152,7 @@ def _ask(port: int, load: Load, results: Any) -> None:
         place = Address.of(f"http://127.0.0.1:{port}")
         while True:
             try:
-                return await serving.run(place, requests_of(load), model="none", headers={}, more={"ignore_eos": True})
+                return await serving.run(place, requests_of(load), model="none", headers={}, more=_MORE)
             except ConnectionError:
                 await asyncio.sleep(0.1)
 
@@ -147,33 +160,44 @@ def _ask(port: int, load: Load, results: Any) -> None:
     results.put(pickle.dumps(found))
 
 
-def measure(streams: int, tokens: int, step_s: float) -> dict[str, Any]:
-    """The numbers of one run."""
+def served(llm: Any, loads: Sequence[Load]) -> dict[str, Any]:
+    """What came of the last of these loads, one after the other over HTTP, and the CPU seconds of both processes."""
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]
     settings = ServerSettings(names=("none",))
     found: dict[str, Any] = {}
-    engine = SleepingEngine(step_s)
     with HttpChild(lambda link, fd: HttpOrder(settings=settings, link=link, listener=fd), listener) as child:
         pid = child._process.pid
         context = multiprocessing.get_context("spawn")
         results = context.Queue()
-        load = Load(num_prompts=streams, input_len=16, output_len=tokens, rate=float("inf"))
 
         def clients() -> None:
-            before = _cpu_s(pid), time.process_time()
-            client = context.Process(target=_ask, args=(port, load, results))
-            client.start()
-            found.update(pickle.loads(results.get()))
-            client.join()
-            found["http_cpu_s"], found["engine_side_cpu_s"] = _cpu_s(pid) - before[0], time.process_time() - before[1]
+            for load in loads:
+                before = _cpu_s(pid), time.process_time()
+                client = context.Process(target=_ask, args=(port, load, results))
+                client.start()
+                found.update(pickle.loads(results.get()))
+                client.join()
+                found["http_cpu_s"], found["engine_side_cpu_s"] = (
+                    _cpu_s(pid) - before[0],
+                    time.process_time() - before[1],
+                )
             os.kill(os.getpid(), 15)
 
         thread = threading.Thread(target=clients)
-        code = child.serve(_llm(engine, streams), drain_s=5.0, on_ready=thread.start)
+        code = child.serve(llm, drain_s=5.0, on_ready=thread.start)
     assert code == 0 and found["failed"] == 0, (code, found)
+    total, wanted = found["total_output_tokens"], loads[-1].num_prompts * loads[-1].output_len
+    assert total == wanted, f"{total} tokens came, not {wanted}"
+    return found
+
+
+def measure(streams: int, tokens: int, step_s: float) -> dict[str, Any]:
+    """The numbers of one run over a device that sleeps."""
+    engine = SleepingEngine(step_s)
+    load = Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, rate=float("inf"))
+    found = served(_llm(engine, streams), [load])
     total = found["total_output_tokens"]
-    assert total == streams * tokens, f"{total} tokens came"
     return {
         "streams": streams,
         "tokens": total,
@@ -185,15 +209,60 @@ def measure(streams: int, tokens: int, step_s: float) -> dict[str, Any]:
     }
 
 
+def measure_model(model: str, streams: int, tokens: int) -> dict[str, Any]:
+    """The numbers of one run of a model, offline and through HTTP."""
+    config = EngineConfig(
+        max_num_seqs=streams,
+        max_num_batched_tokens=max(256, _PROMPT * streams),
+        max_model_len=_PROMPT + tokens,
+        ready="all",
+    )
+    llm = LLM(model, config)
+    loads = [
+        Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, rate=float("inf"), seed=seed)
+        for seed in range(4)
+    ]
+    _offline(llm, loads[0])  # what comes first takes longer
+    before = _offline(llm, loads[1])
+    found = served(llm, [loads[2], loads[3]])
+    after = _offline(llm, loads[1])
+    step_ms = statistics.median([before["decode_step_ms"], after["decode_step_ms"]])
+    return {
+        "model": model,
+        "streams": streams,
+        "tokens": found["total_output_tokens"],
+        "generate": [before, after],
+        "output_tok_s": round(found["output_throughput"], 1),
+        **{f"{part}_{name}_ms": round(found[f"{part}_{name}_ms"], 2) for name in ("itl", "ttft") for part in _PARTS},
+        "itl_over_step": round(found["p99_itl_ms"] / step_ms, 3),
+        "http_cpu_s": round(found["http_cpu_s"], 2),
+    }
+
+
+def _offline(llm: LLM, load: Load) -> dict[str, float]:
+    """A load as `LLM.generate` runs it."""
+    llm.reset_prefix_cache()
+    found = run_workload(llm, [(asked.prompt, asked.max_tokens) for asked in requests_of(load)])
+    steps_ms = {"decode_step_ms": found["decode_step_s"], "p99_decode_step_ms": found["decode_step_p99_s"]}
+    return {"output_tok_s": round(found["output_tok_s"], 1)} | {
+        name: round(1000 * value, 2) for name, value in steps_ms.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="at once; as many rows")
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="that a step takes the device")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="that a step takes a device that only sleeps")
+    parser.add_argument("--model", metavar="DIR", help="model to measure, instead of a device that only sleeps")
     arguments = parser.parse_args()
-    runs = [measure(streams, arguments.tokens, arguments.step_ms / 1000) for streams in arguments.streams]
+    if arguments.model is None:
+        runs = [measure(streams, arguments.tokens, arguments.step_ms / 1000) for streams in arguments.streams]
+    else:
+        runs = [measure_model(arguments.model, streams, arguments.tokens) for streams in arguments.streams]
+    how = {"step_ms": arguments.step_ms} if arguments.model is None else {}
     where = {"load": os.getloadavg()[0], "python": platform.python_version(), "machine": platform.machine()}
-    json.dump({"benchmark": "serving", "step_ms": arguments.step_ms, "runs": runs, **where, **git_state()}, sys.stdout)
+    json.dump({"benchmark": "serving", **how, "runs": runs, **where, **git_state()}, sys.stdout)
     print()
 
 

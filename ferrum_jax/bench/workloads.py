@@ -69,6 +69,7 @@ class StepTimes:
         gaps = np.quantile(self.gaps_s, (0.5, 0.9))
         return {
             "decode_step_s": float(np.median(self.steps_s)),
+            "decode_step_p99_s": float(np.quantile(self.steps_s, 0.99)),
             "host_gap_s": float(gaps[0]),
             "host_gap_p90_s": float(gaps[1]),
             "late_steps": sum(gap > 0 for gap in self.gaps_s) / len(self.gaps_s),
