@@ -16,7 +16,7 @@ _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ON_RECOMPILE = ("warn", "error")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts")
-_PRODUCT_IMPLEMENTATIONS = ("xla", "mosaic_tpu")
+_PRODUCT_IMPLEMENTATIONS = ("auto", "xla", "mosaic_tpu")
 _CHECK = ("auto", "off")
 _READY = ("first", "all")
 _KINDS = {
@@ -119,8 +119,8 @@ class EngineConfig:
     up to half of these are states of answers that are being generated.
     invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
     implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None follows what a check found on this chip.
-    product_implementation: of dense products with quantised weights, "xla", or on TPUs "mosaic_tpu", whose kernels no
-    check has proven on a chip yet.
+    product_implementation: of products with quantised weights, "xla", or on TPUs "mosaic_tpu"; "auto" takes the
+    latter where `ferrum-jax check` found it right and no slower on this chip, for every form that the model has.
     attention_tiles: of decode in "mosaic_tpu", such as "tile_kv=256,items=2"; None takes what `ferrum-jax check --tune`
     found fastest on this chip, else the kernel's own choice.
     check: "auto" checks the attention kernel before weights are read if this chip has no verdict on it, and uses "xla"
@@ -165,7 +165,7 @@ class EngineConfig:
     max_state_snapshots: int = 64
     invariant: bool = False
     implementation: str | None = None
-    product_implementation: str = "xla"
+    product_implementation: str = "auto"
     attention_tiles: str | None = None
     check: str = "auto"
     mesh: str = "tp=1"

@@ -51,7 +51,10 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_adapter_rank": (int, "largest rank of an adapter"),
     "adapter_targets": (str, "weights that adapters may add to: of attention, mlp and experts"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
-    "product_implementation": (str, "implementation of products with quantised weights: xla, or mosaic_tpu on TPUs"),
+    "product_implementation": (
+        str,
+        "implementation of products with quantised weights: auto, xla, or mosaic_tpu on TPUs",
+    ),
     "attention_tiles": (str, "tiles of decode in mosaic_tpu, such as tile_kv=256,items=2"),
     "check": (str, "check the kernel of attention at the start on a chip that has no verdict: auto or off"),
     "mesh": (str, "devices by axis, such as tp=4 or dp=2,tp=4"),

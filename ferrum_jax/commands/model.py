@@ -165,6 +165,8 @@ def open_llm(
             begun_with=begun_with,
         )
     console.print(f"{args.model} ready in {llm.startup_s:.1f} s{_room(llm)}", highlight=False, soft_wrap=True)
+    if llm.products.why:
+        console.print(llm.products.why, highlight=False)
     if llm.attention.why and not llm.attention.is_set_aside:
         console.print(llm.attention.why, highlight=False)
     if llm.bundled is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.device_check.op_problems import kernel_of
+from ferrum_jax.device_check.problem import kernel_of
 from ferrum_jax.device_check.rates import target_of
 from ferrum_jax.llm import LLM
 from ferrum_jax.processes.child import Send, first_line

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.device_check.op_problems import Problem, problems
+from ferrum_jax.device_check.op_problems import problems
+from ferrum_jax.device_check.problem import Problem
 from ferrum_jax.device_check.rates import target_of
 from ferrum_jax.device_check.timing import measure
 from ferrum_jax.processes.child import Send, first_line

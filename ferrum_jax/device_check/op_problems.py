@@ -5,19 +5,20 @@ The cases are those of `pallas_kernels/*/cases.py`. Off a chip few tiny ones run
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ferrum_jax.device_check.problem import FEW, INTERPRETED_AS, Problem, chosen, interpreter, kernel_of, options_of
+from ferrum_jax.device_check.product_problems import packed_experts, products
 from pallas_kernels.causal_conv import cases as conv_cases
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.causal_conv import oracle as conv_oracle
-from pallas_kernels.fast_compile import FAST_COMPILE
 from pallas_kernels.gated_delta import cases as delta_cases
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.gated_delta import oracle as delta_oracle
@@ -36,17 +37,8 @@ from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import tolerance_of
 
-OPS = ("paged_attention", "kv_write", "grouped_matmul", "gated_delta", "causal_conv")
+OPS = ("paged_attention", "kv_write", "quantized_matmul", "grouped_matmul", "gated_delta", "causal_conv")
 _EXACT = {"rtol": 0.0, "atol": 0.0}
-_INTERPRETED_AS = "tpu:v5e"
-# Off a chip: of each op the cases that show most in least time. On a chip these tiny ones before the real sizes.
-_FEW = {
-    "paged_attention": ("decode_gqa", "mixed_int8_h64_window"),
-    "kv_write": ("decode", "int8"),
-    "grouped_matmul": ("uneven", "bfloat16"),
-    "gated_delta": ("mixed",),
-    "causal_conv": ("mixed",),
-}
 _TINY_ON_CHIP = (
     *("decode_gqa", "decode_mqa_padding", "decode_mha_h64", "decode_h96_window_sinks", "decode_h256_scale"),
     *("decode_int8", "decode_fp8_e4m3_window", "mixed_gqa", "mixed_mha_h64", "mixed_h192_soft_cap", "mixed_int8"),
@@ -54,60 +46,23 @@ _TINY_ON_CHIP = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A case of an op.
-
-    shape: its class, as verdicts name it. implementations: "xla" first. begin: of an implementation, what starts a call
-    and returns its result. take: from a result, as an array, what the oracle gives. axes: names of a result's axes.
-    num_bytes, flops: None where the case is too small for a time to say anything.
-    """
-
-    op: str
-    name: str
-    dtype: str
-    shape: str
-    tolerance: Mapping[str, float]
-    implementations: tuple[str, ...]
-    begin: Callable[[str], Callable[[], Any]]
-    oracle: Callable[[], np.ndarray]
-    take: Callable[[np.ndarray], np.ndarray]
-    real: Callable[[Any, str], np.ndarray]  # of an implementation's result, what real tokens have
-    axes: tuple[str, ...] = ()
-    num_bytes: int | None = None
-    flops: int | None = None
-
-
 def problems(op: str, target: Target | None, platform: str, *, full: bool) -> Iterator[Problem]:
     """The problems of an op on a platform. target: of the chip; None on the CPU."""
     make = {
         "paged_attention": _attention,
         "kv_write": _kv_write,
-        "grouped_matmul": _experts,
+        "quantized_matmul": products,
+        "grouped_matmul": lambda *given: itertools.chain(_experts(*given), packed_experts(*given)),
         "gated_delta": _delta,
         "causal_conv": _conv,
     }[op]
     yield from make(target, platform, full)
 
 
-def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
-    """The kernel that an op has beside "xla"; on the CPU the TPU's, which is interpreted."""
-    if op not in ("paged_attention", "kv_write"):
-        return None
-    if platform == "cpu" or (target is not None and target.runs_tpu_kernels):
-        return "mosaic_tpu"
-    return "mosaic_gpu" if op == "paged_attention" and target is not None and target.num_cores is not None else None
-
-
-def options_of(platform: str) -> Any:
-    """What a program asks of the CPU's compiler: to be there soon."""
-    return FAST_COMPILE if platform == "cpu" else None
-
-
 def _attention(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
     kernel = kernel_of("paged_attention", target, platform)
-    known = target or Target.named(_INTERPRETED_AS)
-    few = _FEW["paged_attention"] if platform == "cpu" else _TINY_ON_CHIP
+    known = target or Target.named(INTERPRETED_AS)
+    few = FEW["paged_attention"] if platform == "cpu" else _TINY_ON_CHIP
     tiny = [case for case in attention_cases.TINY_CASES if full or case.name in few]
     real = () if platform == "cpu" else attention_cases.REAL_CASES
     for case in (*tiny[: 2 if platform != "cpu" else None], *real, *(tiny[2:] if platform != "cpu" else ())):
@@ -149,17 +104,10 @@ def _attention_problem(case: attention_cases.Case, names: tuple[str, ...], targe
     )
 
 
-def interpreter() -> Any:
-    """How the TPU's kernels are interpreted, with NaN in memory that nothing wrote."""
-    from jax.experimental.pallas import tpu as pltpu  # Pallas, which no chip's check waits for twice
-
-    return pltpu.InterpretParams(uninitialized_memory="nan")
-
-
 def _kv_write(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
     kernel = kernel_of("kv_write", target, platform)
-    known = target or Target.named(_INTERPRETED_AS)
-    tiny = [c for c in write_cases.TINY_CASES if full or platform != "cpu" or c.name in _FEW["kv_write"]]
+    known = target or Target.named(INTERPRETED_AS)
+    tiny = [c for c in write_cases.TINY_CASES if full or platform != "cpu" or c.name in FEW["kv_write"]]
     for case in (*tiny, *(() if platform == "cpu" else write_cases.REAL_CASES)):
         has_fp8 = known.has_fp8 or not case.kv_dtype.startswith("fp8")
         yield _write_problem(case, ("xla", kernel) if kernel and has_fp8 else ("xla",), platform)
@@ -220,7 +168,7 @@ def _write_problem(case: write_cases.Case, names: tuple[str, ...], platform: str
 
 
 def _experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in _chosen(expert_cases.CASES, "grouped_matmul", platform, full):
+    for case in chosen(expert_cases.CASES, "grouped_matmul", platform, full):
         arguments = functools.partial(expert_cases.make_arguments, case)
 
         def oracle(arguments: Any = arguments) -> np.ndarray:
@@ -234,7 +182,7 @@ def _experts(target: Target | None, platform: str, full: bool) -> Iterator[Probl
 
 
 def _delta(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in _chosen(delta_cases.CASES, "gated_delta", platform, full):
+    for case in chosen(delta_cases.CASES, "gated_delta", platform, full):
         arguments = functools.partial(delta_cases.make_arguments, case)
 
         def oracle(arguments: Any = arguments) -> np.ndarray:
@@ -248,7 +196,7 @@ def _delta(target: Target | None, platform: str, full: bool) -> Iterator[Problem
 
 
 def _conv(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in _chosen(conv_cases.CASES, "causal_conv", platform, full):
+    for case in chosen(conv_cases.CASES, "causal_conv", platform, full):
         arguments = functools.partial(conv_cases.make_arguments, case)
 
         def oracle(arguments: Any = arguments) -> np.ndarray:
@@ -259,10 +207,6 @@ def _conv(target: Target | None, platform: str, full: bool) -> Iterator[Problem]
         run, real = functools.partial(_first_of, causal_conv), _real(case)
         shape = f"I={case.width} taps={case.taps}"
         yield _plain("causal_conv", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
-
-
-def _chosen(cases: Any, op: str, platform: str, full: bool) -> list[Any]:
-    return [case for case in cases if full or platform != "cpu" or case.name in _FEW[op]]
 
 
 def _first_of(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, tiles_text
-from ferrum_jax.device_check.op_problems import interpreter, options_of
+from ferrum_jax.device_check.problem import interpreter, options_of
 from ferrum_jax.device_check.timing import measure
 from ferrum_jax.executables.verdicts import Verdict, entry_of
 from ferrum_jax.models import registry

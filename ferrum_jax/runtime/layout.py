@@ -175,7 +175,7 @@ def _shard(resolved: Resolved) -> _Sharded:
         implementation=resolved.implementation,
         invariant=resolved.config.invariant,
         tiles=resolved.config.attention_tiles,
-        products=resolved.config.product_implementation,
+        products="mosaic_tpu" if resolved.config.product_implementation == "mosaic_tpu" else "xla",
     )
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
     images = image_slots(resolved.config, spec, model.targets, resolved.dtype, mesh)

@@ -32,6 +32,7 @@ from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.paths import require_folder_of
 from ferrum_jax.processes.processes import current, refuse_several_processes, require_all_processes, smallest, told
@@ -50,6 +51,7 @@ from ferrum_jax.startup.choose_attention import (
     for_unfamiliar,
     recorded_as,
 )
+from ferrum_jax.startup.choose_products import ProductChoice, choose_products, recorded_products, recorded_with
 from ferrum_jax.startup.fit_or_shrink import Start
 from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
@@ -66,7 +68,8 @@ class Opened:
     """What an open LLM has beside its engine.
 
     model: weights and executables. headless: it has no head, so that it embeds and nothing else. identity: of it all.
-    num_compiles: of the opening; `counter` goes on counting. attention: how its implementation was chosen.
+    num_compiles: of the opening; `counter` goes on counting. attention, products: how their
+    implementations were chosen.
     """
 
     config: EngineConfig
@@ -78,6 +81,7 @@ class Opened:
     scorer: Scorer | None
     bundled: BundledExecutables | None
     attention: AttentionChoice
+    products: ProductChoice
     counter: CompileCounter
     num_compiles: int
     startup_s: float
@@ -135,12 +139,12 @@ class Opening:
         def check(layout: Layout | EncoderLayout, fingerprint: bytes | None) -> None:
             self.on_identity(identity(layout, fingerprint))
 
-        engine, choice = None, AttentionChoice(implementation=None)
+        engine, choice, products = None, AttentionChoice(implementation=None), ProductChoice(implementation="xla")
         if isinstance(source.spec, EncoderSpec):
             model, bundled = self._encoder(source.spec, sentence, check)
             config = self.config.with_rows(MANY_ROWS)
         else:
-            model, engine, bundled, choice = self._engine(source.spec, prompts, sentence, check)
+            model, engine, bundled, choice, products = self._engine(source.spec, prompts, sentence, check)
             config = self.config.on(model.layout.options.target.platform)
         opened = Opened(
             config=config,
@@ -152,6 +156,7 @@ class Opening:
             scorer=self._scorer(prompts, model.layout.max_model_len),
             bundled=bundled,
             attention=choice,
+            products=products,
             counter=counter,
             num_compiles=counter.count,
             startup_s=time.perf_counter() - started,
@@ -200,7 +205,8 @@ class Opening:
         if isinstance(layout, Layout):
             options = layout.options
             attention = recorded_as(options.implementation, options.tiles)
-            environment |= {"implementation": attention, "block_size": str(options.block_size)}
+            recorded = recorded_with(attention, options.products)
+            environment |= {"implementation": recorded, "block_size": str(options.block_size)}
         tokenizer, chat = prompts.tokenizer, prompts.chat
         return ModelIdentity(
             weights=None if fingerprint is None else fingerprint.hex(),
@@ -222,19 +228,20 @@ class Opening:
         prompts: PromptEncoder,
         sentence: SentenceLayout,
         check: Callable[[Layout, bytes | None], None],
-    ) -> tuple[Loaded, Engine, BundledExecutables | None, AttentionChoice]:
+    ) -> tuple[Loaded, Engine, BundledExecutables | None, AttentionChoice, ProductChoice]:
         if self.config.request_log is not None:
             require_folder_of(self.config.request_log, "request log")
             require_request_log(self.config.request_log)
         before = self._choose_before(spec)
         mesh = make_mesh(self.config.mesh_shape, self.config.among(jax.devices()))
         require_all_processes(mesh)
-        choice = self._choose(spec, mesh, before)
+        choice, products = self._choose(spec, mesh, before), self._choose_products(spec, mesh)
         store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
         config = dataclasses.replace(
             self.config.on(mesh.devices.flat[0].platform),
             implementation=choice.implementation,
             attention_tiles=self._tiles(choice),
+            product_implementation=products.implementation,
         )
         first = store if bundled is None and starts_first(config, mesh) else None
         start = Start(
@@ -259,7 +266,7 @@ class Opening:
         if current() is not None:
             loaded.executables.load()  # one process that loads in the middle of a step would hold up all
         smallest(0)  # no process steps before all are ready
-        return loaded, engine, bundled, choice
+        return loaded, engine, bundled, choice, products
 
     def _choose_before(self, spec: ModelSpec) -> AttentionChoice | None:
         """The choice of attention that is made before the devices are opened, which a child may have to do first."""
@@ -275,7 +282,7 @@ class Opening:
         if before is not None:
             choice = before.on(device)
         elif self.config.implementation is None and device.device_kind in self.begun_with:
-            choice = AttentionChoice.recorded(self.begun_with[device.device_kind])
+            choice = AttentionChoice.recorded(recorded_products(self.begun_with[device.device_kind])[0])
         elif processes is None:
             choice = choose_attention(spec, self.config, is_bundled=self.bundle is not None)
         elif processes.leads:
@@ -286,6 +293,21 @@ class Opening:
         if choice.is_set_aside:
             warnings.warn(choice.why, RuntimeWarning, stacklevel=6)
         return choice
+
+    def _choose_products(self, spec: ModelSpec, mesh: Mesh) -> ProductChoice:
+        """What multiplies weights in a form, the same in all processes.
+
+        A job that goes on takes what it began with, and a bundle's executables are those of its config.
+        """
+        device, named = mesh.devices.flat[0], self.config.product_implementation
+        if named == "auto" and device.device_kind in self.begun_with:
+            named = recorded_products(self.begun_with[device.device_kind])[1]
+        if named == "auto" and self.bundle is not None:
+            named = "xla"
+        if named != "auto":
+            return ProductChoice(implementation=named)
+        formed = registry.quantised_spec(spec, self.config.weights)
+        return ProductChoice(**told(dataclasses.asdict(choose_products(formed, self.config, device))))
 
     def _tiles(self, choice: AttentionChoice) -> str | None:
         """Those of the choice; named ones are not for "xla" where a check chose that."""

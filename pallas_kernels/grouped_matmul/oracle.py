@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from pallas_kernels.quantized_matmul import QuantizedWeight
+from pallas_kernels.quantized_matmul import oracle as products
 
 
 def expert_mlp(
@@ -26,4 +31,25 @@ def expert_mlp(
         for expert, weight in zip(ids, weights, strict=True):
             inner = activation(gate[expert] @ x[t] + gate_bias[expert], up[expert] @ x[t] + up_bias[expert])
             out[t] += weight * (down[expert] @ inner + down_bias[expert])
+    return out
+
+
+def packed_expert_mlp(
+    x: np.ndarray,  # [T, D]
+    expert_ids: np.ndarray,  # [T, X]
+    expert_weights: np.ndarray,  # [T, X]
+    gate: QuantizedWeight,  # [E, F, D]
+    up: QuantizedWeight,  # [E, F, D]
+    down: QuantizedWeight,  # [E, D, F]
+) -> np.ndarray:  # [T, D] float64
+    """The same of experts that are codes, with activations rounded as their form says; what is between as x."""
+    stacks = [jax.tree.map(np.asarray, stack) for stack in (gate, up, down)]
+    out = np.zeros(x.shape, np.float64)
+    for expert in np.unique(expert_ids):
+        tokens, choices = np.nonzero(expert_ids == expert)
+        each = [jax.tree.map(lambda leaf, e=expert: leaf[e], stack) for stack in stacks]
+        inner, linear = (products.quantized_matmul(x[tokens], weight) for weight in each[:2])
+        hidden = (inner / (1 + np.exp(-inner)) * linear).astype(jnp.dtype(x.dtype))
+        given = products.quantized_matmul(hidden, each[2])
+        out[tokens] += expert_weights[tokens, choices, None].astype(np.float64) * given  # a token names an expert once
     return out

@@ -66,6 +66,22 @@ TPU_CASES = (  # of sizes that the TPU's kernels take
     Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8", **_TPU),
 )
 
+_REAL: dict[str, Any] = {"num_inputs": 4096, "num_outputs": 4096, "dtype": "bfloat16"}
+_FORMS: tuple[dict[str, Any], ...] = (
+    {"name": "w4a16", "kind": "int4", "group": 128, "scale_dtype": "bfloat16"},
+    {"name": "w8a8", "kind": "int8", "activations": "int8"},
+    {"name": "fp8_blocks", "kind": "fp8_e4m3", "group": 128, "activations": "fp8_e4m3", "activation_group": 128},
+    {"name": "w4a16_zeros", "kind": "int4", "group": 128, "has_zeros": True, "scale_dtype": "float16"},
+    {"name": "w8a16", "kind": "int8"},
+    {"name": "fp8", "kind": "fp8_e4m3", "activations": "fp8_e4m3"},
+    {"name": "mxfp4", "kind": "mxfp4", "group": 32, "scale_dtype": "uint8"},
+)
+REAL_CASES = tuple(  # of a decode step and of a prefill, for a check on a chip
+    Case(num_tokens=num_tokens, **{**form, **_REAL, "name": f"{form['name']}_{num_tokens}_rows"})
+    for num_tokens in (64, 512)
+    for form in _FORMS
+)
+
 
 def make_arguments(case: Case, seed: int = 0) -> tuple[jnp.ndarray, QuantizedWeight]:
     """x and a weight drawn at random, with values about 1 / sqrt(I)."""

@@ -84,6 +84,7 @@ def lay_out_case(case: Case) -> Layout:
         max_num_batched_tokens=512,
         max_model_len=4096,
         kv_memory_bytes=1 << 30,
+        dtype="bfloat16",
         implementation=case.implementation,
         kv_dtype=case.kv_dtype,
         weights="auto" if blocks else case.weights,
@@ -129,15 +130,18 @@ def wide_weights(ops: list[Op], weights: set[tuple[int, ...]]) -> list[str]:
 def dense_weights(text: str, shapes: set[tuple[int, ...]]) -> list[str]:
     """Arrays in memory that are as large as what a weight in a form stands for, and no codes.
 
-    shapes: of those weights on one device. What is inside of a fusion, or in VMEM, is in no memory.
+    shapes: of those weights on one device. What is inside of a fusion, or in VMEM, is in no memory. Activations may
+    have as many elements, so outputs, or experts, have to come first, or to be last of two axes.
     """
     fused = set(re.findall(r"calls=(%[\w.-]+)", text))
-    sizes, found = {math.prod(shape) for shape in shapes}, []
+    known, found = {(shape[0], math.prod(shape)) for shape in shapes}, []
+    turned = {shape[::-1] for shape in shapes if len(shape) == 2}
     _, *parts = _COMPUTATION.split(text)
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name not in fused:
             lines = "\n".join(line for line in body.splitlines() if not _IN_VMEM.search(line))
-            ops = (op for op in ops_of(lines) if op.size in sizes and op.dtype in ("bf16", "f32"))
+            ops = (op for op in ops_of(lines) if op.shape and op.dtype in ("bf16", "f32"))
+            ops = (op for op in ops if (op.shape[0], op.size) in known or op.shape in turned)
             found += [str(op) for op in ops if op.kind not in ("parameter", "get-tuple-element", "bitcast")]
     return found
 

@@ -21,6 +21,7 @@ from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.pools.budget import GroupBlocks, Ledger
 from ferrum_jax.request import SamplingParams, StructuredOutputsParams
 from ferrum_jax.startup.choose_attention import AttentionChoice
+from ferrum_jax.startup.choose_products import ProductChoice
 from tests.batch.fake_llm import FakeLLM, answer
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ class CommandLLM(FakeLLM):
     startup_s = 0.5
     bundled = None
     attention = AttentionChoice(implementation=None)
+    products = ProductChoice(implementation="xla")
     host_memory_kind = None
     refused_products: ClassVar[dict[str, str]] = {}
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)

@@ -229,6 +229,7 @@ MAY_IMPORT = {
         "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention",
         "pallas_kernels.paged_attention.tpu.decode",
+        "pallas_kernels.quantized_matmul",
     ),
     "ferrum_jax.serve.link": ("nouns",),
     "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "nouns"),

@@ -54,12 +54,7 @@ def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: prod
     )
     got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, for_kernels(experts, target))
     assert got.dtype == x.dtype
-    if form.activations is None:
-        matrices = map(product_oracle.decode, matrices_of(experts))
-        expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices)
-    else:  # whose activations are rounded, those in the middle too
-        plain = functools.partial(xla.expert_mlp, tile=8, activation=swiglu)
-        expected = np.asarray(jax.jit(plain, compiler_options=FAST_COMPILE)(x, ids, weights, experts), np.float64)
+    expected = oracle.packed_expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices_of(experts))
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
 
 

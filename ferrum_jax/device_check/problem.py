@@ -1,0 +1,73 @@
+"""A problem of a check: a case of an op, what computes it, its oracle and what it asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pallas_kernels.fast_compile import FAST_COMPILE
+from pallas_kernels.target import Target
+
+INTERPRETED_AS = "tpu:v5e"  # off a chip
+# Off a chip: of each op the cases that show most in least time. On a chip these tiny ones before the real sizes.
+FEW = {
+    "paged_attention": ("decode_gqa", "mixed_int8_h64_window"),
+    "kv_write": ("decode", "int8"),
+    "quantized_matmul": ("w4a16",),
+    "grouped_matmul": ("uneven", "bfloat16"),
+    "gated_delta": ("mixed",),
+    "causal_conv": ("mixed",),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A case of an op.
+
+    shape: its class, as verdicts name it. implementations: "xla" first. begin: of an implementation, what starts a call
+    and returns its result. take: from a result, as an array, what the oracle gives. axes: names of a result's axes.
+    num_bytes, flops: None where the case is too small for a time to say anything.
+    """
+
+    op: str
+    name: str
+    dtype: str
+    shape: str
+    tolerance: Mapping[str, float]
+    implementations: tuple[str, ...]
+    begin: Callable[[str], Callable[[], Any]]
+    oracle: Callable[[], np.ndarray]
+    take: Callable[[np.ndarray], np.ndarray]
+    real: Callable[[Any, str], np.ndarray]  # of an implementation's result, what real tokens have
+    axes: tuple[str, ...] = ()
+    num_bytes: int | None = None
+    flops: int | None = None
+
+
+def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
+    """The kernel that an op has beside "xla"; on the CPU the TPU's, which is interpreted."""
+    if op not in ("paged_attention", "kv_write", "quantized_matmul", "grouped_matmul"):
+        return None
+    if platform == "cpu" or (target is not None and target.runs_tpu_kernels):
+        return "mosaic_tpu"
+    return "mosaic_gpu" if op == "paged_attention" and target is not None and target.num_cores is not None else None
+
+
+def options_of(platform: str) -> Any:
+    """What a program asks of the CPU's compiler: to be there soon."""
+    return FAST_COMPILE if platform == "cpu" else None
+
+
+def interpreter() -> Any:
+    """How the TPU's kernels are interpreted, with NaN in memory that nothing wrote."""
+    from jax.experimental.pallas import tpu as pltpu  # Pallas, which no chip's check waits for twice
+
+    return pltpu.InterpretParams(uninitialized_memory="nan")
+
+
+def chosen(cases: Any, op: str, platform: str, full: bool) -> list[Any]:
+    """Of an op's cases those that run on a platform."""
+    return [case for case in cases if full or platform != "cpu" or case.name in FEW[op]]

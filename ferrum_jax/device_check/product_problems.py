@@ -1,0 +1,162 @@
+"""What a check runs of products with weights in a form: few and many rows, dense weights and experts.
+
+On a chip the kernels are proven for the sizes that engines run; off one, interpreted, for a single tiny case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ferrum_jax.device_check.problem import INTERPRETED_AS, Problem, chosen, interpreter, kernel_of, options_of
+from pallas_kernels.grouped_matmul import cases as expert_cases
+from pallas_kernels.grouped_matmul import expert_mlp, swiglu
+from pallas_kernels.grouped_matmul import oracle as expert_oracle
+from pallas_kernels.quantized_matmul import cases as product_cases
+from pallas_kernels.quantized_matmul import form_class, quantized_matmul, refusals
+from pallas_kernels.quantized_matmul import oracle as product_oracle
+from pallas_kernels.target import Target
+from pallas_kernels.tolerance import tolerance_of
+
+
+def products(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    """Of dense weights. On a chip the sizes that engines run come first, for a speed of each form."""
+    kernel = kernel_of("quantized_matmul", target, platform)
+    real = () if platform == "cpu" else product_cases.REAL_CASES
+    for case in (*real, *chosen(product_cases.TPU_CASES, "quantized_matmul", platform, full)):
+        yield _product(case, kernel, target, platform, is_real=case in real)
+
+
+def _product(
+    case: product_cases.Case, kernel: str | None, target: Target | None, platform: str, *, is_real: bool
+) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(product_cases.make_arguments, case))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        x, weight = arguments()
+        if implementation == "xla":
+            run: Any = functools.partial(quantized_matmul, implementation="xla")
+        elif platform == "cpu":
+            from pallas_kernels.quantized_matmul import mosaic_tpu
+
+            run = functools.partial(
+                mosaic_tpu.quantized_matmul, out_dtype=x.dtype, activation_scales=None, interpret=interpreter()
+            )
+        else:
+            run = quantized_matmul
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        given = weight if implementation == "xla" else dataclasses.replace(weight, kernels=chip)
+        return lambda: compiled(x, given)
+
+    x, weight = arguments()
+    is_refused = kernel is None or bool(refusals(weight, x.dtype, chip))
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
+    return _problem(
+        "quantized_matmul",
+        case,
+        case.name,
+        ("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin,
+        lambda: product_oracle.quantized_matmul(np.asarray(arguments()[0]), arguments()[1]),
+        platform,
+        num_bytes=num_bytes if is_real else None,
+        flops=2 * case.num_tokens * case.num_inputs * case.num_outputs if is_real else None,
+    )
+
+
+def packed_experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    """Of experts that are kept as codes."""
+    kernel = kernel_of("grouped_matmul", target, platform)
+    real = () if platform == "cpu" else expert_cases.REAL_TPU_CASES
+    tiny = [pair for pair in expert_cases.TPU_CASES if full or platform != "cpu"]
+    for case, form in (*real, *tiny):
+        yield _packed(case, form, kernel, target, platform, is_real=(case, form) in real)
+
+
+def _packed(
+    case: expert_cases.Case,
+    form: product_cases.Case,
+    kernel: str | None,
+    target: Target | None,
+    platform: str,
+    *,
+    is_real: bool,
+) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(expert_cases.make_packed_arguments, case, form))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        *tokens, experts = arguments()
+        run: Any = functools.partial(expert_mlp, implementation=implementation)
+        if implementation != "xla":
+            parts: dict[str, Any] = {part: getattr(experts, part) for part in ("gate", "up", "down")}
+            named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items()}
+            experts = dataclasses.replace(experts, **named)
+            if platform == "cpu":
+                from pallas_kernels.grouped_matmul import mosaic_tpu
+
+                run = functools.partial(
+                    mosaic_tpu.expert_mlp,
+                    num_experts=case.num_experts,
+                    activation=swiglu,
+                    interpret=interpreter(),
+                )
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        return lambda: compiled(*tokens, experts)
+
+    def oracle() -> np.ndarray:
+        x, ids, weights, experts = arguments()
+        stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
+        return expert_oracle.packed_expert_mlp(np.asarray(x), np.asarray(ids), np.asarray(weights), *stacks)
+
+    x, *_, experts = arguments()
+    stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
+    is_refused = kernel is None or any(refusals(stack, x.dtype, chip) for stack in stacks)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacks))
+    pairs = case.num_tokens * case.num_experts_per_token
+    return _problem(
+        "grouped_matmul",
+        form,
+        f"experts {case.name}",
+        ("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin,
+        oracle,
+        platform,
+        num_bytes=num_bytes if is_real else None,
+        flops=6 * pairs * case.width * case.hidden if is_real else None,
+    )
+
+
+def _problem(
+    op: str,
+    form: product_cases.Case,
+    name: str,
+    implementations: tuple[str, ...],
+    begin: Callable[[str], Callable[[], Any]],
+    oracle: Callable[[], np.ndarray],
+    platform: str,
+    *,
+    num_bytes: int | None,
+    flops: int | None,
+) -> Problem:
+    return Problem(
+        op=op,
+        name=name,
+        dtype="bfloat16",
+        shape=form_class(form.kind, form.group, form.has_zeros, form.activations),
+        tolerance=tolerance_of("bfloat16", platform),
+        implementations=implementations,
+        begin=begin,
+        oracle=oracle,
+        take=lambda result: result,
+        real=lambda result, _: np.asarray(result),
+        axes=("token", "output"),
+        num_bytes=num_bytes,
+        flops=flops,
+    )

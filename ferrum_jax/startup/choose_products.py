@@ -1,0 +1,73 @@
+"""What multiplies an engine's weights in a form: what is named, else what a check on this chip proved.
+
+The TPU's kernels rest on what a matrix unit makes of numbers of 8 bits, so they run by themselves only where
+`ferrum-jax check` found them right and no slower than "xla", for every form that the model has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.executables.verdicts import VerdictKey, VerdictStore, entry_of
+from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec import ModelSpec
+from ferrum_jax.startup.accelerators import Chips
+from pallas_kernels.quantized_matmul import form_class
+
+_KERNEL = "mosaic_tpu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductChoice:
+    """implementation: "xla" or "mosaic_tpu". why: a sentence, "" where there was nothing to choose."""
+
+    implementation: str
+    why: str = ""
+
+
+def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip: str | None = None) -> ProductChoice:
+    """The choice for an engine on this device. spec: with its forms. chip: as VerdictKey's; None looks for it here."""
+    if config.product_implementation != "auto":
+        return ProductChoice(implementation=config.product_implementation)
+    if device.platform != "tpu" or not spec.forms or config.check == "off":
+        return ProductChoice(implementation="xla")
+    store = VerdictStore(config.compilation_cache_dir, VerdictKey.here(Chips.here().name if chip is None else chip))
+    about = "products with quantised weights"
+    for entry in sorted({entry_of_form(name, form) for name, form in spec.forms}):
+        verdict = store.find(entry)
+        if verdict is None or verdict.device_kind != device.device_kind:
+            return ProductChoice(
+                implementation="xla",
+                why=f"{about} run on 'xla': no check on this chip proved {_KERNEL!r} for {entry}; "
+                "`ferrum-jax check --full` does",
+            )
+        if not verdict.is_right:
+            return ProductChoice(
+                implementation="xla",
+                why=f"{about} run on 'xla': {_KERNEL!r} is not right on this chip for {entry}: {verdict.problem}",
+            )
+        if verdict.speed is None or verdict.speed < 1:
+            speed = "was not timed" if verdict.speed is None else f"is {verdict.speed:.2g} times as fast as it"
+            return ProductChoice(
+                implementation="xla", why=f"{about} run on 'xla': {_KERNEL!r} {speed} on this chip for {entry}"
+            )
+    return ProductChoice(implementation=_KERNEL, why=f"{about} run on {_KERNEL!r}: the check found it right and faster")
+
+
+def entry_of_form(name: str, form: WeightForm) -> str:
+    """The entry of the verdicts that decides for a weight."""
+    op = "grouped_matmul" if ".experts." in name else "quantized_matmul"
+    return entry_of(op, "bfloat16", form_class(form.kind, form.group, form.has_zeros, form.activations))
+
+
+def recorded_with(attention: str, products: str) -> str:
+    """What attention runs and what multiplies weights in a form, in one text, for the record of a job."""
+    return attention if products == "xla" else f"{attention} products={products}"
+
+
+def recorded_products(text: str) -> tuple[str, str]:
+    """(what is recorded of attention, of products) of what `recorded_with` gave."""
+    attention, _, products = text.partition(" products=")
+    return attention, products or "xla"

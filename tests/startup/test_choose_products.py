@@ -1,0 +1,96 @@
+"""Which implementation multiplies weights in a form: what is named, else what a check on this chip proved."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore
+from ferrum_jax.models.registry import quantised_spec, spec_of
+from ferrum_jax.startup.choose_attention import AttentionChoice, recorded_as
+from ferrum_jax.startup.choose_products import choose_products, entry_of_form, recorded_products, recorded_with
+from tests.models.published import LLAMA3_8B, QWEN3_30B_A3B
+
+CHIP = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
+SPEC = quantised_spec(spec_of(LLAMA3_8B | {"num_hidden_layers": 2}), "int4-g128")
+
+
+def config(folder: Path, **fields: str) -> EngineConfig:
+    return EngineConfig(compilation_cache_dir=str(folder / "executables"), **fields)
+
+
+def keep(folder: Path, entries: set[str], **changes) -> None:
+    """Verdicts of a check on this chip."""
+    fields = {"implementation": "mosaic_tpu", "device_kind": CHIP.device_kind, "speed": 2.0} | changes
+    store = VerdictStore(str(folder / "executables"), VerdictKey.here("chip"))
+    store.keep(dict.fromkeys(entries, Verdict(**fields)))
+
+
+def entries_of(spec) -> set[str]:
+    return {entry_of_form(name, form) for name, form in spec.forms}
+
+
+def test_without_a_check_of_its_form_a_model_is_multiplied_by_xla_and_a_sentence_says_what_to_do(tmp_path):
+    choice = choose_products(SPEC, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "xla"
+    assert "no check on this chip proved 'mosaic_tpu' for quantized_matmul bfloat16 int4 group=128" in choice.why
+    keep(tmp_path, {"quantized_matmul bfloat16 int8 group=all by int8"})
+    assert choose_products(SPEC, config(tmp_path), CHIP, chip="chip").implementation == "xla", "of another form"
+
+
+def test_a_form_that_was_found_right_and_faster_is_multiplied_by_the_kernel(tmp_path):
+    keep(tmp_path, entries_of(SPEC))
+    choice = choose_products(SPEC, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "mosaic_tpu" and "found it right and faster" in choice.why
+    assert choose_products(SPEC, config(tmp_path), CHIP, chip="another").implementation == "xla"
+    other = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+    assert choose_products(SPEC, config(tmp_path), other, chip="chip").implementation == "xla"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"problem": "it differs"},
+            "is not right on this chip for quantized_matmul bfloat16 int4 group=128: it differs",
+        ),
+        ({"speed": 0.5}, "'mosaic_tpu' is 0.5 times as fast as it"),
+        ({"speed": None}, "'mosaic_tpu' was not timed"),
+    ],
+)
+def test_a_kernel_that_is_wrong_slower_or_not_timed_is_left(tmp_path, changes, says):
+    keep(tmp_path, entries_of(SPEC), **changes)
+    choice = choose_products(SPEC, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "xla" and says in choice.why
+
+
+def test_every_form_of_a_model_must_be_proven_experts_by_their_own_kernel(tmp_path):
+    spec = quantised_spec(spec_of(QWEN3_30B_A3B | {"num_hidden_layers": 2}), "mxfp4")
+    assert entries_of(spec) == {f"{op} bfloat16 mxfp4 group=32" for op in ("quantized_matmul", "grouped_matmul")}
+    keep(tmp_path, {"quantized_matmul bfloat16 mxfp4 group=32"})
+    choice = choose_products(spec, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "xla" and "for grouped_matmul bfloat16 mxfp4" in choice.why
+    keep(tmp_path, entries_of(spec))
+    assert choose_products(spec, config(tmp_path), CHIP, chip="chip").implementation == "mosaic_tpu"
+
+
+def test_what_is_named_is_taken_and_elsewhere_there_is_nothing_to_choose(tmp_path):
+    keep(tmp_path, entries_of(SPEC))
+    for named in ("xla", "mosaic_tpu"):
+        assert choose_products(SPEC, config(tmp_path, product_implementation=named), CHIP).implementation == named
+    assert choose_products(SPEC, config(tmp_path, check="off"), CHIP, chip="chip").implementation == "xla"
+    cpu = types.SimpleNamespace(platform="cpu", device_kind="cpu")
+    for spec, device in ((SPEC, cpu), (spec_of(LLAMA3_8B), CHIP)):
+        choice = choose_products(spec, config(tmp_path), device, chip="chip")
+        assert (choice.implementation, choice.why) == ("xla", "")
+
+
+def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read():
+    attention = recorded_as("mosaic_tpu", "tile_kv=512,items=2")
+    text = recorded_with(attention, "mosaic_tpu")
+    assert recorded_products(text) == (attention, "mosaic_tpu")
+    assert AttentionChoice.recorded(recorded_products(text)[0]).tiles == "tile_kv=512,items=2"
+    assert recorded_with(attention, "xla") == attention and recorded_products(attention) == (attention, "xla")
