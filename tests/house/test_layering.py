@@ -199,6 +199,7 @@ MAY_IMPORT = {
         "nouns",
         "pallas_kernels",
         "pallas_kernels.paged_attention",
+        "pallas_kernels.quantized_matmul",
     ),
     "ferrum_jax.llm": (
         "ferrum_jax.embeddings",
