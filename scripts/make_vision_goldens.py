@@ -53,16 +53,49 @@ _VISION = {
     "num_position_embeddings": 36,
     "deepstack_visual_indexes": [0, 2],
 }
-GOLDENS: dict[str, dict[str, Any]] = {
-    "qwen3_vl": {
-        "text_config": _TEXT,
-        "vision_config": _VISION,
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "vision_start_token_id": START,
-        "vision_end_token_id": END,
-        "tie_word_embeddings": False,
+_TOKENS = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+    "tie_word_embeddings": False,
+}
+_QWEN35_TEXT = {
+    "vocab_size": 154,
+    "hidden_size": 48,
+    "intermediate_size": 60,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 2, 2],
+        "mrope_interleaved": True,
     },
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+# The prefix of the reference's classes, and the config.
+GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
+    "qwen3_5_vision": (
+        "Qwen3_5",
+        {
+            "text_config": _QWEN35_TEXT,
+            "vision_config": {key: x for key, x in _VISION.items() if key != "deepstack_visual_indexes"},
+        }
+        | _TOKENS,
+    ),
 }
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
@@ -70,7 +103,7 @@ PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
 
 def make(name: str, folder: Path) -> None:
     """Writes one folder."""
-    model = build(GOLDENS[name], seed=31)
+    model = build(*GOLDENS[name], seed=31)
     model.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
@@ -87,15 +120,19 @@ def make(name: str, folder: Path) -> None:
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def build(config: dict[str, Any], seed: int) -> Any:
+def build(family: str, config: dict[str, Any], seed: int) -> Any:
     """The model in float32 with weights for which greedy outputs vary."""
     torch.manual_seed(seed)
-    made = transformers.Qwen3VLConfig(**config, attn_implementation="eager")
-    model = transformers.Qwen3VLForConditionalGeneration(made).eval()
+    made = getattr(transformers, f"{family}Config")(**config, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
+    is_zero_centred = family == "Qwen3_5"  # but for norms of recurrences and of the tower
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
-                weight.normal_(1.0, 0.2)
+                is_offset = is_zero_centred and "visual" not in name and "linear_attn" not in name
+                weight.normal_(0.0 if is_offset else 1.0, 0.2)
+            elif name.endswith("A_log"):
+                weight.uniform_(-4.0, 1.0)
             elif name.endswith("bias"):
                 weight.normal_(0.0, 0.3)
             elif "embed" in name and "patch" not in name:
@@ -176,7 +213,7 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
     inputs = _inputs(ids, grids, patches)
     rope, _ = model.model.get_rope_index(ids, inputs["mm_token_type_ids"], inputs["image_grid_thw"])
     out = tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], return_dict=True)
-    whole = torch.cat([out.pooler_output, *out.deepstack_features], dim=-1).numpy()
+    whole = torch.cat([out.pooler_output, *getattr(out, "deepstack_features", ())], dim=-1).numpy()
     return found | {"tower": whole, "rope": rope[:, 0].numpy().astype(np.int32)}
 
 

@@ -48,7 +48,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | Gemma 4 | embeddings of each layer, and keys that are values, are not served yet |
 | Llama 4 | attention in chunks is not served yet |
 | `clip_qkv` of OLMoE | no released OLMoE clips |
-| images of other models than Qwen3-VL, sounds, videos | the text part is served where the table names it |
+| images of other models than Qwen3-VL and Qwen3.5, sounds, videos | the text part is served where the table names it |
 """
 
 

@@ -1,25 +1,28 @@
 """Qwen3.5 and Qwen3.6, dense and of experts: Qwen3-Next's decoder, with a projection for each part of a Gated DeltaNet.
 
-Their folders hold models that see images; the text part is served, and layers that predict several tokens are left.
-Positions of text turn alike in all sections of multimodal rope, so it is plain rope here.
+Their folders hold models that see images: Qwen3-VL's tower without deepstack, and its rotary positions. A text model
+that was trained on has neither. Layers that predict several tokens are left.
 Source: the model cards of Qwen3.5 (Qwen, 2026); keys as in Hugging Face's Qwen3_5TextConfig, Qwen3_5MoeTextConfig.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, StoredTensor, TensorSlice
 from ferrum_jax.models import decoder, qwen3_next
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.plain import norm_from, spec_from
+from ferrum_jax.models.qwen3_vl import with_sections, with_tower
 from ferrum_jax.models.rope_reader import mapping
 from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.models.vision_tower import tower_rules
 from ferrum_jax.spec import ExpertsSpec, GatedDeltaSpec, MlpSpec, ModelSpec
 
 _MAX_POSITIONS = 32768  # where the config is silent
+_TOWER = "model.visual."
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 _OF_IMAGES = (
     *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
@@ -48,14 +51,25 @@ def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _spec(reader, "Qwen3_5MoeForCausalLM", num_kv_heads=2, experts=experts, mlp=mlp)
 
 
-def text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a dense Qwen3.5. Raises ValueError naming what is not understood."""
-    return text_part_from(config, _OF_IMAGES, spec_from_config)
+def whole_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a dense Qwen3.5 that sees images, which one without a `vision_config` does not.
+
+    Raises ValueError naming what is not understood.
+    """
+    return _whole(config, spec_from_config)
 
 
-def moe_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
+def moe_whole_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The same of a Qwen3.5 whose layers have experts."""
-    return text_part_from(config, _OF_IMAGES, moe_spec_from_config)
+    return _whole(config, moe_spec_from_config)
+
+
+def _whole(config: Mapping[str, Any], spec_from_text: Callable[[Mapping[str, Any]], ModelSpec]) -> ModelSpec:
+    spec = text_part_from(config, _OF_IMAGES, spec_from_text)
+    if not config.get("vision_config") or config.get("language_model_only"):
+        return spec
+    rope = ConfigReader(mapping(ConfigReader(config["text_config"]), "rope_parameters"))
+    return with_tower(with_sections(spec, rope.get("mrope_section", [11, 11, 10])), config)
 
 
 def _reader(config: Mapping[str, Any]) -> ConfigReader:
@@ -119,14 +133,16 @@ def _joined(spec: ModelSpec, rule: Rule) -> Rule:
     return dataclasses.replace(rule, joined=StoredTensor(f"model.layers.{{i}}.mlp.experts.{name}", part))
 
 
-def text_part_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    return tuple(rule.renamed(_of_part) for rule in weight_rules(spec))
+def whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text part and of the tower, and the Hugging Face tensor it comes from."""
+    text = tuple(rule.renamed(_of_part) for rule in weight_rules(spec))
+    return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
 
 
-def text_part_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the text part does not need."""
-    return ("model.visual.*", *map(_of_part, qwen3_next.harmless_tensors(spec)))
+def whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the model does not need: of one that is served for text alone, the tower's."""
+    text = map(_of_part, qwen3_next.harmless_tensors(spec))
+    return (*text, *((_TOWER + "*",) if spec.vision is None else ()))
 
 
 def _of_part(name: str) -> str:

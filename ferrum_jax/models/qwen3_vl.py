@@ -8,7 +8,7 @@ Source: Bai et al. 2025 (Qwen3-VL); keys and defaults as in Hugging Face's confi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import BASE, HEAD, Rule
@@ -18,7 +18,7 @@ from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.qwen import qwen3_spec_from_config
 from ferrum_jax.models.text_part import text_part_from
 from ferrum_jax.models.vision_tower import tower_rules
-from ferrum_jax.spec import ModelSpec, VisionSpec
+from ferrum_jax.spec import AttentionSpec, ModelSpec, VisionSpec
 
 # Keys beside `text_config` that say how images stand in a prompt, or in which tensors; the processor reads them.
 _OF_IMAGES = (
@@ -27,18 +27,12 @@ _OF_IMAGES = (
 )
 _TEXT, _TOWER = "model.language_model.", "model.visual."
 _SECTIONS = [24, 20, 20]
+_DEEPSTACK = (8, 16, 24)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Qwen3-VL config.json. Raises ValueError naming what is missing or not understood."""
-    spec = text_part_from(config, _OF_IMAGES, _text_spec)
-    vision = vision_spec_from(config.get("vision_config"), spec.hidden_size)
-    if len(vision.deepstack) > spec.num_hidden_layers:
-        raise ValueError(
-            f"deepstack_visual_indexes has {len(vision.deepstack)} entries, and num_hidden_layers is "
-            f"{spec.num_hidden_layers}; each is added to the output of a layer of its own"
-        )
-    return dataclasses.replace(spec, vision=vision)
+    return with_tower(text_part_from(config, _OF_IMAGES, _text_spec), config, _DEEPSTACK)
 
 
 def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -52,18 +46,39 @@ def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
                 raise ValueError(f"mrope_interleaved is {shown(config[key]['mrope_interleaved'])}; it must be true")
             own = ("mrope_section", "mrope_interleaved")
             config[key] = {name: value for name, value in config[key].items() if name not in own}
-    sections = sections or _SECTIONS
-    if any(type(section) is not int for section in sections):
-        raise ValueError(f"mrope_section is {shown(sections)}; it must be three whole numbers")
     config.setdefault("rope_theta", 500000.0) if not config.get("rope_parameters") else None
     spec = qwen3_spec_from_config(config)
-    assert spec.attention.rope is not None, "Qwen3 turns its heads"
-    rope = dataclasses.replace(spec.attention.rope, sections=tuple(sections))
-    return dataclasses.replace(spec, attention=dataclasses.replace(spec.attention, rope=rope))
+    return with_sections(spec, sections or _SECTIONS)
 
 
-def vision_spec_from(config: object, width: int) -> VisionSpec:
-    """VisionSpec of a `vision_config`. width: of the text model, which must be the tower's.
+def with_tower(spec: ModelSpec, config: Mapping[str, Any], deepstack: Sequence[int] = ()) -> ModelSpec:
+    """The spec with the tower of a config.json's `vision_config`, and rotary positions of three sections.
+
+    deepstack: layers, where the config is silent. Raises ValueError naming what is missing or not understood.
+    """
+    vision = vision_spec_from(config.get("vision_config"), spec.hidden_size, deepstack)
+    if len(vision.deepstack) > spec.num_hidden_layers:
+        raise ValueError(
+            f"deepstack_visual_indexes has {len(vision.deepstack)} entries, and num_hidden_layers is "
+            f"{spec.num_hidden_layers}; each is added to the output of a layer of its own"
+        )
+    return dataclasses.replace(spec, vision=vision)
+
+
+def with_sections(spec: ModelSpec, sections: Sequence[int]) -> ModelSpec:
+    """The spec with rotary positions of three sections. Raises ValueError for what are none."""
+    if any(type(section) is not int for section in sections):
+        raise ValueError(f"mrope_section is {shown(sections)}; it must be three whole numbers")
+
+    def turned(own: AttentionSpec) -> AttentionSpec:
+        assert own.rope is not None, "models that see images turn their heads"
+        return dataclasses.replace(own, rope=dataclasses.replace(own.rope, sections=tuple(sections)))
+
+    return spec.with_attention(turned)
+
+
+def vision_spec_from(config: object, width: int, deepstack: Sequence[int]) -> VisionSpec:
+    """VisionSpec of a `vision_config`. width: of the text model, which must be the tower's. deepstack: as `with_tower`.
 
     Raises ValueError naming what is missing or not understood.
     """
@@ -83,7 +98,7 @@ def vision_spec_from(config: object, width: int) -> VisionSpec:
         merge=reader.get("spatial_merge_size", 2),
         num_positions=reader.get("num_position_embeddings", 2304),
         out_size=reader.get("out_hidden_size", 3584),
-        deepstack=tuple(_layers(reader, "deepstack_visual_indexes", [8, 16, 24])),
+        deepstack=tuple(_layers(config, reader, deepstack)),
         hidden_act=reader.get("hidden_act", "gelu_pytorch_tanh"),
         rope_theta=float(rope.get("rope_theta", 10000.0)),
     )
@@ -94,8 +109,10 @@ def vision_spec_from(config: object, width: int) -> VisionSpec:
     return spec
 
 
-def _layers(reader: ConfigReader, key: str, default: list[int]) -> list[int]:
-    layers = reader.get(key, default)
+def _layers(config: Mapping[str, Any], reader: ConfigReader, default: Sequence[int]) -> list[int]:
+    """The layers of deepstack; an empty list is none of them."""
+    key = "deepstack_visual_indexes"
+    layers = reader.get(key, [] if config.get(key) is not None else list(default))
     if any(type(layer) is not int for layer in layers):
         raise ValueError(f"{key} is {shown(layers)}; it must be a list of layers")
     return list(layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -156,9 +156,9 @@ FAMILIES: dict[str, Family] = {
         harmless=qwen3_next.harmless_tensors,
     ),
     "Qwen3_5ForConditionalGeneration": Family(
-        spec_from_config=qwen3_5.text_part_from_config,
-        weight_rules=qwen3_5.text_part_rules,
-        harmless=qwen3_5.text_part_harmless,
+        spec_from_config=qwen3_5.whole_spec_from_config,
+        weight_rules=qwen3_5.whole_rules,
+        harmless=qwen3_5.whole_harmless,
     ),
     "Qwen3_5MoeForCausalLM": Family(
         spec_from_config=qwen3_5.moe_spec_from_config,
@@ -166,9 +166,9 @@ FAMILIES: dict[str, Family] = {
         harmless=qwen3_next.harmless_tensors,
     ),
     "Qwen3_5MoeForConditionalGeneration": Family(
-        spec_from_config=qwen3_5.moe_text_part_from_config,
-        weight_rules=qwen3_5.text_part_rules,
-        harmless=qwen3_5.text_part_harmless,
+        spec_from_config=qwen3_5.moe_whole_spec_from_config,
+        weight_rules=qwen3_5.whole_rules,
+        harmless=qwen3_5.whole_harmless,
     ),
     "Qwen3NextForCausalLM": Family(
         spec_from_config=qwen3_next.spec_from_config,
@@ -335,6 +335,16 @@ def _abstract_tower(vision: VisionSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef,
 def without_tower(spec: ModelSpec) -> ModelSpec:
     """The spec of a model that is served for text alone."""
     return dataclasses.replace(spec, vision=None)
+
+
+def for_targets(weights: Weights, config: Mapping[str, Any], targets: Iterable[str]) -> Weights:
+    """The weights of a decoder's config.json as an engine takes them: without those of a tower that it leaves out."""
+    if any(map(of_tower, targets)) or not any(of_tower(name) for name in weights.targets):
+        return weights
+    family = family_of(_architecture(config))
+    text = without_tower(family.spec_from_config(without_forms(config)))
+    rules = tuple(rule for rule in weights.rules if not of_tower(rule.target))
+    return weights._replace(rules=rules, harmless=family.harmless(text))
 
 
 def of_tower(name: str) -> bool:

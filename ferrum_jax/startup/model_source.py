@@ -45,9 +45,8 @@ class ModelSource:
         def read(
             targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
         ) -> dict[str, jax.Array]:
-            return checkpoint.load(
-                rules=weights.rules, harmless=weights.harmless, targets=targets, expansions=expansions
-            )
+            own = weights if encodes else registry.for_targets(weights, checkpoint.config, targets)
+            return checkpoint.load(rules=own.rules, harmless=own.harmless, targets=targets, expansions=expansions)
 
         spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored)
         return cls(
@@ -58,6 +57,12 @@ class ModelSource:
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
         )
+
+    def for_text(self) -> ModelSource:
+        """This model without its tower, if it has one."""
+        if not isinstance(self.spec, ModelSpec):
+            return self
+        return dataclasses.replace(self, spec=registry.without_tower(self.spec))
 
     @classmethod
     def of_model(cls, model: nnx.Module) -> ModelSource:

@@ -1,8 +1,8 @@
 """Configs of published models with recurrent layers, after Qwen3-Next, and their numbers of parameters.
 
 Source: the config.json that each model's authors published, without some keys that change nothing here. The numbers are
-those of the reference implementation built without memory from the same values, without what sees images and the layers
-that predict several tokens.
+those of the reference implementation built without memory from the same values, without towers, whose configs are
+left out, and the layers that predict several tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def _qwen35(is_tied: bool = False, of_experts: bool = False, **sizes: Any) -> di
         "text_config": text,
         "tie_word_embeddings": is_tied,
         "video_token_id": 248057,
-        "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
         "vision_end_token_id": 248054,
         "vision_start_token_id": 248053,
     }

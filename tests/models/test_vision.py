@@ -18,19 +18,20 @@ from ferrum_jax.models.vision_tower import ImagePatches
 from ferrum_jax.prompt import PlacedImage, rope_positions
 from tests.models.test_goldens import GOLDENS, NEAR_TIE, assert_close
 
-FOLDER = GOLDENS / "vision" / "qwen3_vl"
+VISION = GOLDENS / "vision"
+NAMES = ("qwen3_vl", "qwen3_5_vision")
 IMAGE = 150
 LONGEST = 128  # one shape for all prompts, padding behind
 
 
 @functools.cache
-def load():
+def load(name: str):
     """(spec, parameters, golden arrays)."""
-    checkpoint = open_checkpoint(FOLDER)
+    checkpoint = open_checkpoint(VISION / name)
     spec = registry.spec_of(checkpoint.config)
     family, targets = registry.family_of(spec.architecture), registry.abstract_parts(spec)[1]
     parameters = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=targets)
-    return spec, parameters, dict(np.load(FOLDER / "golden.npz"))
+    return spec, parameters, dict(np.load(VISION / name / "golden.npz"))
 
 
 def bound(graph, parameters, prefix: str):
@@ -53,8 +54,8 @@ def packed(grids, pixels, num_patches: int) -> ImagePatches:
 
 
 @functools.cache
-def tower():
-    spec, parameters, _ = load()
+def tower(name: str):
+    spec, parameters, _ = load(name)
     graph, names = registry.abstract_tower(spec)
 
     @jax.jit
@@ -69,17 +70,18 @@ def tower():
 FIELDS = ("pixels", "rows", "columns", "heights", "widths", "segments")
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [1, 2])
-def test_the_tower_gives_the_reference_embeddings_of_images_that_are_packed(prompt):
-    golden = load()[2]
+def test_the_tower_gives_the_reference_embeddings_of_images_that_are_packed(name, prompt):
+    golden = load(name)[2]
     wanted = golden[f"tower_{prompt}"]
-    found = tower()(packed(golden[f"grids_{prompt}"], golden[f"patches_{prompt}"], 512))
+    found = tower(name)(packed(golden[f"grids_{prompt}"], golden[f"patches_{prompt}"], 512))
     assert_close("tower", found[: len(wanted)], wanted)
 
 
 @functools.cache
-def text():
-    spec, parameters, _ = load()
+def text(name: str):
+    spec, parameters, _ = load(name)
     graph, _ = registry.abstract_parts(spec)
     weights = {name: x for name, x in parameters.items() if not registry.of_tower(name)}
 
@@ -100,11 +102,11 @@ def text():
     return run
 
 
-def case(prompt: int, more: np.ndarray | None = None):
+def case(name: str, prompt: int, more: np.ndarray | None = None):
     """(ids, positions, embeddings of images) of a golden prompt and the tokens after it."""
-    spec, _, golden = load()
+    spec, _, golden = load(name)
     ids = golden[f"prompt_{prompt}"]
-    positions = rope_positions(placed(prompt), 0, len(ids) + (0 if more is None else len(more)))
+    positions = rope_positions(placed(name, prompt), 0, len(ids) + (0 if more is None else len(more)))
     ids = ids if more is None else np.concatenate([ids, more])
     assert spec.vision is not None
     images = np.zeros((len(ids), spec.vision.embedding_size), np.float32)
@@ -113,9 +115,9 @@ def case(prompt: int, more: np.ndarray | None = None):
     return ids, positions, images
 
 
-def placed(prompt: int) -> tuple[PlacedImage, ...]:
+def placed(name: str, prompt: int) -> tuple[PlacedImage, ...]:
     """The images of a golden prompt."""
-    golden = load()[2]
+    golden = load(name)[2]
     starts = np.flatnonzero(golden[f"prompt_{prompt}"] == 152) + 1
     return tuple(
         PlacedImage(start=int(start), length=h * w // 4, digest=b"-", grid=(t, h, w), rope_grid=(t, h // 2, w // 2))
@@ -123,19 +125,21 @@ def placed(prompt: int) -> tuple[PlacedImage, ...]:
     )
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [0, 1, 2])
-def test_positions_are_the_reference_s(prompt):
-    golden = load()[2]
+def test_positions_are_the_reference_s(name, prompt):
+    golden = load(name)[2]
     length = len(golden[f"prompt_{prompt}"])
     wanted = golden.get(f"rope_{prompt}", np.broadcast_to(np.arange(length), (3, length)))
-    np.testing.assert_array_equal(rope_positions(placed(prompt), 0, length), wanted)
-    np.testing.assert_array_equal(rope_positions(placed(prompt), 7, length - 3), wanted[:, 7:-3])
+    np.testing.assert_array_equal(rope_positions(placed(name, prompt), 0, length), wanted)
+    np.testing.assert_array_equal(rope_positions(placed(name, prompt), 7, length - 3), wanted[:, 7:-3])
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [0, 1, 2])
-def test_every_layer_gives_the_reference_output(prompt):
-    golden = load()[2]
-    seen, logits = text()(*case(prompt))
+def test_every_layer_gives_the_reference_output(name, prompt):
+    golden = load(name)[2]
+    seen, logits = text(name)(*case(name, prompt))
     assert_close("embed", seen["embed"], golden[f"embed_{prompt}"])
     for layer, wanted in enumerate(golden[f"layers_{prompt}"]):
         found = seen[f"layers.{layer}"]
@@ -144,28 +148,30 @@ def test_every_layer_gives_the_reference_output(prompt):
     assert_close("logits", logits, golden[f"logits_{prompt}"])
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [0, 1, 2])
-def test_greedy_tokens_are_the_reference_s(prompt):
-    golden = load()[2]
+def test_greedy_tokens_are_the_reference_s(name, prompt):
+    golden = load(name)[2]
     tokens, best = golden[f"tokens_{prompt}"], golden[f"best_{prompt}"]
-    _, logits = text()(*case(prompt, tokens[:-1]))
+    _, logits = text(name)(*case(name, prompt, tokens[:-1]))
     after = logits[-len(tokens) :, :IMAGE]
     clear = best[:, 0] - best[:, 1] >= NEAR_TIE
     np.testing.assert_array_equal(after.argmax(axis=-1)[clear], tokens[clear])
     assert_close("best logits", after.max(axis=-1), best[:, 0])
 
 
-def test_a_model_that_is_served_for_text_alone_leaves_the_tower_out():
-    config = json.loads((FOLDER / "config.json").read_text())
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_served_for_text_alone_leaves_the_tower_out(name):
+    config = json.loads((VISION / name / "config.json").read_text())
     spec = registry.spec_of(config)
-    assert spec.vision is not None and spec.vision.embedding_size == 3 * spec.hidden_size
+    assert spec.vision is not None and spec.vision.embedding_size == {"qwen3_vl": 3}.get(name, 1) * spec.hidden_size
     text = registry.without_tower(spec)
     assert not any(registry.of_tower(name) for name in registry.abstract_parts(text)[1])
     family = registry.family_of(spec.architecture)
-    parameters = open_checkpoint(FOLDER).load(
+    parameters = open_checkpoint(VISION / name).load(
         rules=family.weight_rules(text), harmless=family.harmless(text), targets=registry.abstract_parts(text)[1]
     )
-    assert all(np.array_equal(x, load()[1][name]) for name, x in parameters.items())
+    assert all(np.array_equal(x, load(name)[1][name]) for name, x in parameters.items())
 
 
 @pytest.mark.parametrize(
@@ -179,20 +185,21 @@ def test_a_model_that_is_served_for_text_alone_leaves_the_tower_out():
     ],
 )
 def test_a_tower_that_cannot_be_is_refused_by_name(change, said):
-    config = json.loads((FOLDER / "config.json").read_text())
+    config = json.loads((VISION / "qwen3_vl" / "config.json").read_text())
     config["vision_config"] |= change
     with pytest.raises(ValueError, match=said):
         registry.spec_of(config)
 
 
-def test_segments_are_computed_as_if_alone():
-    golden = load()[2]
+@pytest.mark.parametrize("name", NAMES)
+def test_segments_are_computed_as_if_alone(name):
+    golden = load(name)[2]
     grids, pixels = golden["grids_2"], golden["patches_2"]
-    whole = tower()(packed(grids, pixels, 512))
+    whole = tower(name)(packed(grids, pixels, 512))
     start = 0
     for grid in grids:
         count = int(grid.prod())
-        alone = tower()(packed(grid[None], pixels[start : start + count], 512))[: count // 4]
+        alone = tower(name)(packed(grid[None], pixels[start : start + count], 512))[: count // 4]
         np.testing.assert_allclose(whole[start // 4 : (start + count) // 4], alone, rtol=1e-4, atol=1e-5)
         start += count
     assert jnp.isfinite(whole).all()
