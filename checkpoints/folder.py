@@ -32,7 +32,8 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 MODULES, LENGTHS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
-COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES, MODULES, LENGTHS, PROMPTS)
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER_FILES, *IMAGE_FILES, MODULES, LENGTHS, PROMPTS)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -779,16 +779,18 @@ class LLM:
         parts = take_apart(prompt)
         text = parts.content if isinstance(parts.content, str) else None
         goes_on = parts.template.get("continue_final_message")
+        encoded = self._opened.prompts.encoded(prompt, now)
         options = dataclasses.replace(
             options,
             prompt=text,
             adapter=parts.adapter or options.adapter,
             cache_salt=parts.cache_salt,
-            media=parts.media,
+            media=encoded.media,
+            images=encoded.images,
             is_chat=is_messages(parts.content) and not goes_on,
             tools=shown_tools(parts.template.get("tools")),
         )
-        return self._opened.prompts.token_ids(prompt, now), options
+        return encoded.token_ids, options
 
     def _generates_nothing(self, why: str) -> str:
         return (

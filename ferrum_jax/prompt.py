@@ -6,12 +6,16 @@ with what else belongs to it:
     {"prompt": text, "cache_salt": "tenant-a"}
     {"prompt_token_ids": ids, "media": [MediaSpan(...), ...]}
     {"prompt": text, "add_special_tokens": False}
+    {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What is it?", "images": [Path("photo.jpg")]}
+    {"messages": [{"role": "user", "content": [{"type": "image", "image": array}, {"type": "text", "text": "What?"}]}]}
     {"messages": messages, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
 
 add_special_tokens says whether the tokenizer adds BOS and EOS to the text; by default it does to a prompt and not to a
 chat, whose template writes its own. Messages go with the template's arguments, as in `LLM.chat`.
 Prompts with different salts never share cached blocks. A media span says that tokens stand for content that
-their ids do not show; it enters the keys of the blocks that it touches.
+their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
+arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
+also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. A string is no path: it may be a stranger's.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ Prompt = Content | Mapping[str, Any]
 
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
-_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "add_special_tokens", *TEMPLATE_ARGUMENTS)
 
 
 class PromptIds(Protocol):
@@ -153,6 +157,7 @@ class PromptParts:
     adapter: str = ""
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
+    images: tuple[Any, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -165,7 +170,7 @@ def is_prompt_mapping(prompt: object) -> bool:
 def take_apart(prompt: Prompt) -> PromptParts:
     """Content, salt and media of a prompt. Raises ValueError with the field, its value and what is allowed."""
     if not isinstance(prompt, Mapping):
-        return PromptParts(content=prompt)
+        return PromptParts(content=prompt, images=_images_in(prompt))
     unknown = sorted(str(key) for key in set(prompt) - set(_FIELDS))
     if unknown:
         raise ValueError(f"the prompt has unknown fields {unknown}; known are {', '.join(_FIELDS)}")
@@ -186,6 +191,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
         adapter=_text("adapter", prompt.get("adapter")),
         cache_salt=_text("cache_salt", prompt.get("cache_salt")),
         media=_media(prompt.get("media") or ()),
+        images=_images(prompt.get("images"), _images_in(content)),
         add_special_tokens=adds,
         template=template,
     )
@@ -231,6 +237,47 @@ def _text(field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{field} is {value!r}; it must be a string that is not empty")
     return value
+
+
+def _images_in(content: object) -> tuple[Any, ...]:
+    """The images of chat messages, in the order in which they stand there."""
+    if not is_messages(content):
+        return ()
+    parts = [
+        part
+        for message in content  # type: ignore[attr-defined]
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
+        for part in message["content"]
+    ]
+    return tuple(_image_of(part) for part in parts if is_image_part(part) and len(part) > 1)
+
+
+def is_image_part(part: object) -> bool:
+    """Whether a part of a message's content is an image, or the place of one that is given beside the messages."""
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+
+
+def _image_of(part: Mapping[str, Any]) -> Any:
+    """What a part gives as its image. Raises ValueError for a field that is none."""
+    kind = part["type"]
+    value = part.get(kind)
+    if kind == "image_url" and isinstance(value, Mapping):
+        unknown = sorted(set(value) - {"url", "detail"})
+        value = None if unknown else value.get("url")
+    if value is None or set(part) != {"type", kind}:
+        example = {"type": "image_url", "image_url": {"url": "data:..."}}
+        raise ValueError(f"an image part has the fields {sorted(part)}; it must be like {example}")
+    return value
+
+
+def _images(given: object, in_messages: tuple[Any, ...]) -> tuple[Any, ...]:
+    if given is None:
+        return in_messages
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"images is a {type(given).__name__}; it must be a list of images")
+    if in_messages and given:
+        raise ValueError("images stand in the messages and beside them; give all of them in one place")
+    return tuple(given) or in_messages
 
 
 def _media(media: object) -> tuple[MediaSpan, ...]:

@@ -312,6 +312,8 @@ def _message(name: str, message: object) -> dict[str, Any]:
         more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
         content = "" if content is None else content
     if isinstance(content, list):
+        if role != "assistant" and any(isinstance(p, dict) and p.get("type") == "image_url" for p in content):
+            return {"role": role, "content": [_part(name, part) for part in content], **more}
         content = "".join(_text_part(name, part) for part in content)
     more |= _earlier_thought(name, message, content)
     if not isinstance(content, str):
@@ -348,11 +350,23 @@ def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
     return found
 
 
+def _part(name: str, part: object) -> dict[str, Any]:
+    """A part of a message with images: a text, or the URL of an image."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return {"type": "text", "text": _text_part(name, part)}
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) and set(image) <= {"url", "detail"} else None
+    if not isinstance(url, str) or set(part) != {"type", "image_url"}:
+        example = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise ValueError(f"{name}.content has an image that is not like {example}")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def _text_part(name: str, part: object) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     kind = part.get("type") if isinstance(part, dict) else part
-    raise ValueError(f"{name}.content has a part {kind!r}; only text parts are supported")
+    raise ValueError(f"{name}.content has a part {kind!r}; only text and image_url parts are supported")
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Delta, Message, delta_of
+from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
 
@@ -100,7 +101,7 @@ class EngineSide:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
         ticket = self._ticket(request_id)
-        self.thread.add(ticket, token_ids, sampling, RequestOptions(**options, deltas=True))
+        self.thread.add(ticket, token_ids, sampling, RequestOptions(**with_images(options), deltas=True))
 
     def _ticket(self, request_id: int) -> Ticket:
         ticket = Ticket(self._answer)
@@ -270,6 +271,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     return {
         "architecture": llm.spec.architecture,
+        "images": None if llm.is_encoder or llm.prompts.images is None else str(llm.prompts.images.folder),
         "max_model_len": llm.max_model_len,
         "num_rows": 0 if llm.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
         "generates": llm.generates,

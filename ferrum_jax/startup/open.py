@@ -59,6 +59,7 @@ from ferrum_jax.structured.message_parser import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.vision.prompt_images import PromptImages
 
 Measure = Callable[[PromptIds, int], Reach | None]  # see `LLM`
 
@@ -126,9 +127,9 @@ class Opening:
             raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
         source = ModelSource.of_checkpoint(open_checkpoint(model, revision, on_progress=on_progress))
         others |= {} if on_progress is None else {"on_progress": on_progress}
-        return cls(
-            source=source, config=config_for(config, opened), bundle=opened, require_bundle=require_bundle, **others
-        )
+        config = config_for(config, opened)
+        source = source if config.max_image_tokens else source.for_text()
+        return cls(source=source, config=config, bundle=opened, require_bundle=require_bundle, **others)
 
     def run(self) -> tuple[Opened, Engine | None]:
         """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
@@ -169,7 +170,15 @@ class Opening:
         if own is not None:
             tokenizer = require_tokenizer(Tokenizer.load(own), own)
         texts = own or folder
-        return PromptEncoder(tokenizer=tokenizer, chat=None if texts is None else ChatTemplate.load(texts))
+        chat = None if texts is None else ChatTemplate.load(texts)
+        return PromptEncoder(tokenizer=tokenizer, chat=chat, images=self._images())
+
+    def _images(self) -> PromptImages | None:
+        """How prompts have images, of a model that sees them and whose folder says how they are processed."""
+        folder, spec = self.source.folder, self.source.spec
+        if folder is None or not isinstance(spec, ModelSpec) or spec.vision is None or not self.config.max_image_tokens:
+            return None
+        return PromptImages.of_folder(folder)
 
     def _sentence(self) -> SentenceLayout:
         folder = self.source.folder

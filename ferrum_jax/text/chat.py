@@ -20,6 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from ferrum_jax.identity import digest_of
+from ferrum_jax.prompt import is_image_part
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
 from ferrum_jax.text.tokenizer import read_json, read_tokenizer_config, special_tokens
 
@@ -155,7 +156,7 @@ def require_chat_template(template: ChatTemplate | None, source: str | Path) -> 
 
 
 def _message(index: int, message: Message) -> dict[str, Any]:
-    """The message with its content as text, where it came as a list of text parts."""
+    """The message with its content as text, where it came as a list of text parts; with images a list for templates."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"messages[{index}] is {message!r}; it must be an object with a role and a content")
     content = message.get("content")
@@ -163,6 +164,12 @@ def _message(index: int, message: Message) -> dict[str, Any]:
         return dict(message)
     if not isinstance(content, list | tuple):
         raise ValueError(f"messages[{index}].content is {content!r}; it must be a string or a list of text parts")
+    if any(map(is_image_part, content)):
+        parts = [
+            {"type": "image"} if is_image_part(part) else {"type": "text", "text": _part(index, part)}
+            for part in content
+        ]
+        return {**message, "content": parts}
     return {**message, "content": "\n".join(_part(index, part) for part in content)}
 
 
@@ -170,7 +177,7 @@ def _part(index: int, part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     raise ValueError(
-        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}} are supported'
+        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}} and images are taken'
     )
 
 

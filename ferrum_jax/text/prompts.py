@@ -9,35 +9,75 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import TEMPLATE_ARGUMENTS, Message, Prompt, take_apart
+from ferrum_jax.prompt import (
+    TEMPLATE_ARGUMENTS,
+    EncodableImage,
+    MediaSpan,
+    Message,
+    Prompt,
+    PromptParts,
+    take_apart,
+)
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.prompt_images import PromptImages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as an engine takes it. images: of the media spans of kind "image", in their order."""
+
+    token_ids: Sequence[int]
+    media: tuple[MediaSpan, ...] = ()
+    images: tuple[EncodableImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
-    """A checkpoint's tokenizer and chat template; either may be missing."""
+    """A checkpoint's tokenizer, chat template and how its prompts have images; each may be missing."""
 
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
+    images: PromptImages | None = None
 
     def token_ids(self, prompt: Prompt, now: datetime.datetime | None = None) -> Sequence[int]:
         """The ids of a prompt. Raises ValueError for what is not a prompt, or if the checkpoint lacks what it needs.
 
         now: the time of day that a chat template sees; None reads the clock.
         """
+        return self.encoded(prompt, now).token_ids
+
+    def encoded(self, prompt: Prompt, now: datetime.datetime | None = None) -> EncodedPrompt:
+        """The ids of a prompt with its images, which are read and made ready for the model. Raises as `token_ids`."""
         parts = take_apart(prompt)
+        if parts.images and self.images is None:
+            raise ValueError(
+                f"the prompt has {len(parts.images)} images, and this model takes none: it sees no images, is served "
+                "with max_image_tokens=0, or its folder has no preprocessor_config.json"
+            )
+        content, adds = self._content(parts, now)
+        if not parts.images or self.images is None:
+            ids = self._encode(content, add_special_tokens=adds) if isinstance(content, str) else content
+            return EncodedPrompt(token_ids=ids, media=parts.media)
+        if parts.media:
+            raise ValueError("the prompt has images and media; the spans of images are found, leave media out")
+        found = self.images.expanded(
+            content, parts.images, lambda text, adds: self._encode(text, add_special_tokens=adds), adds=adds
+        )
+        return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
+
+    def _content(self, parts: PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
+        """A prompt's text, and whether special tokens are added to it, or its ids. Raises as `token_ids`."""
         content, adds = parts.content, parts.add_special_tokens
         if isinstance(content, str):
-            return self._encode(content, add_special_tokens=adds is not False)
+            return content, adds is not False
         if isinstance(content, bytes) or not isinstance(content, Sequence | np.ndarray):
             raise ValueError(f"the prompt is {content!r}; it must be a string, a list of token ids, or chat messages")
         if len(content) and isinstance(content[0], Mapping):
-            text = self.render_chat(content, now, **parts.template)  # type: ignore[arg-type]
-            return self._encode(text, add_special_tokens=adds is True)
+            return self.render_chat(content, now, **parts.template), adds is True  # type: ignore[arg-type]
         if parts.template or adds is not None:
             raise ValueError("the prompt is token ids, and its options are for chat messages or text; leave them out")
-        return content  # type: ignore[return-value]
+        return content, False  # type: ignore[return-value]
 
     def render_chat(
         self,

@@ -17,6 +17,7 @@ from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, SMALL, finish, small_llm
 
 FOLDER = "vision/qwen3_vl"
+HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
 IMAGE, START = 150, 152
 CONFIG = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
 INVARIANT = dataclasses.replace(CONFIG, max_num_batched_tokens=64, invariant=True)
@@ -36,17 +37,20 @@ class Picture:
 
 
 @functools.cache
-def golden() -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDENS / FOLDER / "golden.npz"))
+def golden(folder: str = FOLDER) -> dict[str, np.ndarray]:
+    return dict(np.load(GOLDENS / folder / "golden.npz"))
 
 
-def asked(prompt: int, *, brighter: float = 0.0, **options) -> tuple[list[int], SamplingParams, RequestOptions]:
+def asked(
+    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, **options
+) -> tuple[list[int], SamplingParams, RequestOptions]:
     """A golden prompt, its parameters and its images. brighter: than the golden's, which makes others of them."""
-    ids = golden()[f"prompt_{prompt}"].tolist()
+    of_folder = golden(folder)
+    ids = of_folder[f"prompt_{prompt}"].tolist()
     starts = [at + 1 for at, token in enumerate(ids) if token == START]
     images, at = [], 0
-    for t, h, w in golden()[f"grids_{prompt}"].tolist():
-        pixels = golden()[f"patches_{prompt}"][at : at + t * h * w] + np.float32(brighter)
+    for t, h, w in of_folder[f"grids_{prompt}"].tolist():
+        pixels = of_folder[f"patches_{prompt}"][at : at + t * h * w] + np.float32(brighter)
         digest = hashlib.blake2b(pixels.tobytes()).digest()
         images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=t * h * w // 4, digest=digest))
         at += t * h * w
@@ -57,8 +61,8 @@ def asked(prompt: int, *, brighter: float = 0.0, **options) -> tuple[list[int], 
     return ids, GREEDY, RequestOptions(media=media, images=images, key=str(prompt), **options)
 
 
-def engine_of(config=CONFIG, **overrides):
-    llm = small_llm(FOLDER, config)
+def engine_of(config=CONFIG, *, folder: str = FOLDER, **overrides):
+    llm = small_llm(folder, config)
     return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
 
 
@@ -69,15 +73,16 @@ def run(engine, *requests):
     return [outputs[i] for i in ids]
 
 
-def assert_golden(output, prompt: int) -> None:
-    assert list(output.token_ids) == golden()[f"tokens_{prompt}"].tolist()
+def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:
+    assert list(output.token_ids) == golden(folder)[f"tokens_{prompt}"].tolist()
 
 
 @pytest.mark.parametrize("config", [CONFIG, INVARIANT], ids=["", "invariant"])
-def test_tokens_after_images_are_the_reference_s(config):
-    engine = engine_of(config)
-    for prompt, output in enumerate(run(engine, *map(asked, range(3)))):
-        assert_golden(output, prompt)
+@pytest.mark.parametrize("folder", [FOLDER, pytest.param(HYBRID, marks=pytest.mark.slow)])
+def test_tokens_after_images_are_the_reference_s(config, folder):
+    engine = engine_of(config, folder=folder)
+    for prompt, output in enumerate(run(engine, *(asked(prompt, folder=folder) for prompt in range(3)))):
+        assert_golden(output, prompt, folder)
     counts = engine.image_counts()
     assert counts["images_encoded"] == 4 and counts["image_hits"] == 0 and counts["image_runs_live"] == 0
     assert counts["encoder_calls"] <= 4
@@ -169,6 +174,20 @@ def test_a_request_that_is_aborted_gives_its_images_back():
     engine.scheduler.check_invariants()
     assert engine.image_counts()["image_runs_live"] == 0
     assert_golden(run(engine, asked(2))[0], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize(("budget", "num_blocks"), [(5, 80), (16, 80), (11, 9)])
+def test_images_before_recurrent_layers_are_cut_hit_and_preempted(budget, num_blocks, caches):
+    sizes = {"max_num_batched_tokens": budget, "num_blocks": num_blocks, "enable_prefix_caching": caches}
+    engine = engine_of(folder=HYBRID, **sizes)
+    for _ in range(2):
+        for prompt, output in zip((2, 1, 0), run(engine, *(asked(p, folder=HYBRID) for p in (2, 1, 0))), strict=True):
+            assert_golden(output, prompt, HYBRID)
+    other = run(engine, asked(2, brighter=0.5, folder=HYBRID))
+    again = run(engine_of(folder=HYBRID), asked(2, brighter=0.5, folder=HYBRID))
+    assert other[0].token_ids == again[0].token_ids
 
 
 def test_choices_of_a_prompt_share_its_images():

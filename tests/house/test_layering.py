@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "ferrum_jax.progress": ("nouns",),
     "ferrum_jax.sampling": ("nouns",),
     "ferrum_jax.sharding": ("checkpoints.rules", "nouns"),
-    "ferrum_jax.text": ("nouns",),
+    "ferrum_jax.text": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.vision": ("nouns",),
     "ferrum_jax.structured": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "pallas_kernels.causal_conv": ("pallas_kernels",),
@@ -196,6 +196,7 @@ MAY_IMPORT = {
         "ferrum_jax.sharding",
         "ferrum_jax.structured",
         "ferrum_jax.text",
+        "ferrum_jax.vision",
         "nouns",
         "pallas_kernels",
         "pallas_kernels.paged_attention",
@@ -232,7 +233,7 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu.decode",
         "pallas_kernels.quantized_matmul",
     ),
-    "ferrum_jax.serve.link": ("nouns",),
+    "ferrum_jax.serve.link": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "nouns"),
     "ferrum_jax.serve.http": (
         "ferrum_jax.openai",
@@ -249,6 +250,7 @@ MAY_IMPORT = {
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
         "ferrum_jax.text",
+        "ferrum_jax.vision",
     ),
     "ferrum_jax.serve": (
         "ferrum_jax.embeddings",

@@ -28,6 +28,7 @@ from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.prompt_images import PromptImages
 
 _CLOSED_S = 0.2  # between two looks at what still runs
 
@@ -86,7 +87,8 @@ class HttpProcess:
         service = self.service
         await service.client.ready.wait()
         try:
-            service.open(await asyncio.to_thread(read_texts, service.client.facts["texts"]))
+            facts = service.client.facts
+            service.open(await asyncio.to_thread(read_texts, facts["texts"], facts["images"]))
         except Exception:
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees
@@ -109,11 +111,12 @@ class HttpProcess:
         self._server.should_exit = True
 
 
-def read_texts(folder: str | None) -> PromptEncoder:
-    """Tokenizer and chat template of a folder, or of a tokenizer.json."""
+def read_texts(folder: str | None, images: str | None = None) -> PromptEncoder:
+    """Tokenizer and chat template of a folder, or of a tokenizer.json. images: the folder of their processor's file."""
+    how = None if images is None else PromptImages.of_folder(images)
     if folder is None:
-        return PromptEncoder(tokenizer=None, chat=None)
-    return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)))
+        return PromptEncoder(tokenizer=None, chat=None, images=how)
+    return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
 
 
 def _allow_connections() -> None:

@@ -21,10 +21,11 @@ from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire import Delta
+from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.structured.asked.tools import tools_of
 from ferrum_jax.structured.message_parser import MessageForms
 from ferrum_jax.structured.message_stream import MessageStream
-from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
 _DEFAULTS = SamplingParams()
@@ -116,12 +117,12 @@ class Service:
 
     # -- tokens ----------------------------------------------------------------------------------------
 
-    async def encode(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
-        """The token ids of each, made in a thread where the texts are long. Raises RequestRefused."""
+    async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Token ids and images of each, made in a thread where the texts are long. Raises RequestRefused."""
         try:
-            if sum(map(_length, prompts)) < _LONG_TEXT:
-                return [self.prompts.token_ids(prompt) for prompt in prompts]
-            return await asyncio.to_thread(lambda: [self.prompts.token_ids(prompt) for prompt in prompts])
+            if sum(map(_length, prompts)) < _LONG_TEXT and not any(take_apart(prompt).images for prompt in prompts):
+                return [self.prompts.encoded(prompt) for prompt in prompts]
+            return await asyncio.to_thread(lambda: [self.prompts.encoded(prompt) for prompt in prompts])
         except ValueError as error:
             raise RequestRefused(str(error)) from error
 
@@ -132,18 +133,18 @@ class Service:
         if not self.client.facts["generates"]:
             raise RequestRefused("this model generates nothing; ask /v1/embeddings")
         found = []
-        ids = await self.encode(asked.prompts)
-        for place, (prompt, token_ids) in enumerate(zip(asked.prompts, ids, strict=True)):
-            found.append(self._text_request(asked, prompt, token_ids, key, f"{request_id}-{place}"))
+        encoded = await self.encode(asked.prompts)
+        for place, (prompt, one) in enumerate(zip(asked.prompts, encoded, strict=True)):
+            found.append(self._text_request(asked, prompt, one, key, f"{request_id}-{place}"))
         self.require_ready()
         self.gate.enter([request.waiting for request in found])
         self.metrics.prompt_tokens(sum(len(request.prompt_token_ids) for request in found))
         return found
 
     def _text_request(
-        self, asked: AskedText, prompt: Prompt, token_ids: Sequence[int], key: ApiKey, seed_key: str
+        self, asked: AskedText, prompt: Prompt, encoded: EncodedPrompt, key: ApiKey, seed_key: str
     ) -> TextRequest:
-        params, parts = asked.params, take_apart(prompt)
+        params, parts, token_ids = asked.params, take_apart(prompt), encoded.token_ids
         kept = self._kept(token_ids, params)
         most = self.client.facts["max_model_len"] - len(kept)
         expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
@@ -154,7 +155,8 @@ class Service:
         sent = wire_params(params)
 
         def begin() -> Any:
-            return self.client.generate(list(token_ids), sent, options)
+            images = wire_images(encoded.images, encoded.media)
+            return self.client.generate(list(token_ids), sent, {**options, **images})
 
         text = parts.content if isinstance(parts.content, str) else None
         if asked.echo and not asked.is_chat and (text is None or len(kept) != len(token_ids)):

@@ -293,8 +293,12 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
         ({"custom_id": "a", "messages": [{"role": "user"}]}, "messages[0].content is None"),
         ({"custom_id": "a", "messages": ["x"]}, "messages[0] is 'x'"),
         (
+            {"custom_id": "a", "messages": [{"role": "user", "content": [{"type": "image", "image": "/a.png"}]}]},
+            "messages[0].content has a part 'image'; only text and image_url parts are supported",
+        ),
+        (
             {"custom_id": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content has a part 'image_url'; only text parts are supported",
+            "messages[0].content has an image that is not like",
         ),
         ({"custom_id": "a", "messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "tool_calls[0] is 1"),
         (short(temperature=-1), "temperature is -1; it must be 0 (greedy) or more"),

@@ -1,0 +1,56 @@
+"""Images over HTTP: data: URLs in a chat are what a program gives; nothing else is read."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from ferrum_jax import LLM, SamplingParams
+from tests.engine.image_folder import picture, write_folder
+from tests.engine.test_images import CONFIG
+from tests.serve.running import running
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    return LLM(str(write_folder(tmp_path_factory.mktemp("qwen3_vl") / "model")), CONFIG)
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture(seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+def chat(url: object) -> list:
+    parts = [{"type": "text", "text": "t7 "}, {"type": "image_url", "image_url": url}, {"type": "text", "text": " t9"}]
+    return [{"role": "user", "content": parts}]
+
+
+def body(url: object) -> dict:
+    return {"model": "small", "messages": chat(url), "max_tokens": 6, "temperature": 0}
+
+
+@pytest.mark.slow
+def test_an_image_in_a_chat_over_http_is_what_a_program_gives_and_no_other_text_is_read(llm):
+    url = {"url": "data:image/png;base64," + base64.b64encode(png(1)).decode(), "detail": "high"}
+    (wanted,) = llm.chat(chat(url), SamplingParams(max_tokens=6, temperature=0.0))
+    with running(inner=llm) as server:
+        before = llm.stats()["images_encoded"]
+        for _ in range(2):
+            status, _, answer = server.ask("/v1/chat/completions", body(url))
+            assert status == 200 and answer["choices"][0]["message"]["content"] == wanted.text
+            assert answer["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
+        assert llm.stats()["images_encoded"] == before + 1, "the engine is a fresh one, and encodes it once"
+        for wrong, said in (
+            ({"url": "/etc/passwd"}, "data:"),
+            ({"url": "file:///etc/passwd"}, "data:"),
+            ({"url": "data:image/png;base64,AAAA"}, "image 0: "),
+            ({"path": "x.png"}, "an image that is not like"),
+            ("x.png", "an image that is not like"),
+        ):
+            status, _, answer = server.ask("/v1/chat/completions", body(wrong))
+            assert status == 400 and said in answer["error"]["message"], (wrong, answer)
