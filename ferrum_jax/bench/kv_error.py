@@ -65,7 +65,8 @@ def prompt_logits(llm: LLM, ids: Sequence[int], *, rounds: bool) -> np.ndarray: 
         return causal_attention(layer, q, k, v, **options)
 
     def forward(weights: tuple[jax.Array, ...], token_ids: jax.Array) -> jax.Array:
-        model = bind(layout.graph, dict(zip(layout.targets, weights, strict=True)))
+        named = dict(zip(layout.targets, weights, strict=True))
+        model = bind(layout.graph, {name: named[name] for name in layout.decoder_targets})
         hidden = model(token_ids, jnp.arange(len(ids), dtype=jnp.int32), ForwardContext(attend=attend))
         return model.logits(hidden)
 

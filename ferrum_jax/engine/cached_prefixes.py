@@ -40,6 +40,10 @@ class CachedPrefixes:
             refuse_several_processes("pin=True")
         self._engine.scheduler.refuse_without_cache()
         parts = take_apart(prompt)
+        if parts.images:
+            raise ValueError(
+                "the prefix has images; generate one token of it, and prompts that begin with it hit its blocks"
+            )
         ids = self.prompts.token_ids(prompt)  # once: a chat template may see another time of day later
         generate({"prompt_token_ids": ids, "cache_salt": parts.cache_salt or None, "media": parts.media})
         if pin:
@@ -64,8 +68,8 @@ class CachedPrefixes:
 
     def _keys(self, prompt: Prompt) -> list[bytes]:
         parts = take_apart(prompt)
-        ids = self.prompts.token_ids(prompt)
-        return self._engine.prompt_keys(ids, cache_salt=parts.cache_salt, media=parts.media, whole=True)
+        encoded = self.prompts.encoded(prompt)
+        return self._engine.prompt_keys(encoded.token_ids, cache_salt=parts.cache_salt, media=encoded.media, whole=True)
 
     def _cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")

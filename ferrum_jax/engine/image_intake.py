@@ -33,6 +33,11 @@ def placed_images(
     Raises ValueError for images that the engine cannot take, and for spans that are not theirs.
     """
     if not images:
+        if limits.max_tokens and any(span.kind == "image" for span in media):
+            raise ValueError(
+                "the prompt has media spans of kind 'image' and no images, and this model would compute something else "
+                "under their keys; give the images"
+            )
         return (), ()
     if not limits.max_tokens:
         raise ValueError(

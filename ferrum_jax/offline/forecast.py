@@ -110,7 +110,7 @@ def _weight_bytes(layout: Layout, rows: int) -> float:
     chosen = 1 - (1 - spec.experts.chosen_share) ** rows if spec.experts else 1.0
     return sum(
         local_bytes(weight) * (chosen if ".experts." in name else 1.0)
-        for name, weight in layout.targets.items()
+        for name, weight in layout.decoder_targets.items()
         if not _only_looked_up(name, spec)
     )
 
@@ -121,7 +121,7 @@ def _active_weights(layout: Layout) -> float:
     share = spec.experts.chosen_share * layout.options.expert_shards.size if spec.experts else 1.0
     return sum(
         local_bytes(weight) / weight.dtype.itemsize * (share if ".experts." in name else 1.0)
-        for name, weight in layout.targets.items()
+        for name, weight in layout.decoder_targets.items()
         if not _only_looked_up(name, spec)
     )
 
