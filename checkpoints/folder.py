@@ -137,8 +137,13 @@ def copy_companions(source: Path, target: Path) -> None:
 def companion_files(folder: Path) -> tuple[str, ...]:
     """Names of all companion files that the folder has, relative to it."""
     places = [place / "config.json" for _, place in sentence_modules(folder) if place != PurePosixPath(".")]
-    names = (*COMPANIONS, *map(str, places))
+    names = (*COMPANIONS, *map(str, places), *dense_weights(folder))
     return tuple(name for name in names if (folder / name).is_file())
+
+
+def dense_weights(folder: Path) -> tuple[str, ...]:
+    """Names of the weights of linear layers behind the pooling, relative to the folder."""
+    return tuple(str(place / "model.safetensors") for kind, place in sentence_modules(folder) if kind == "Dense")
 
 
 def sentence_modules(folder: Path) -> list[tuple[str, PurePosixPath]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from checkpoints.folder import COMPANIONS, sentence_modules
+from checkpoints.folder import COMPANIONS, dense_weights, sentence_modules
 from checkpoints.huggingface import INDEX, SINGLE, weight_files
 from ferrum_jax.paths import is_hub_id
 
@@ -60,7 +60,7 @@ def model_folder(
         return model
     folder = _fetch(model, commit, [*COMPANIONS, INDEX])
     places = [place / "config.json" for _, place in sentence_modules(folder) if place != PurePosixPath()]
-    needed = weight_files(folder) if weights else []
+    needed = [*weight_files(folder), *dense_weights(folder)] if weights else []
     wrong = [name for name in needed if not name.endswith(".safetensors")]
     if wrong:
         raise ValueError(f"{INDEX} of {model} names {', '.join(wrong[:3])}; only safetensors are fetched")

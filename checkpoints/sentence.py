@@ -1,7 +1,8 @@
 """The files by which sentence-transformers says how a model's hidden states become one vector.
 
-    modules.json                        the steps: a transformer, a pooling, perhaps a normalisation
+    modules.json                        the steps: a transformer, a pooling, perhaps linear layers and a normalisation
     1_Pooling/config.json               which tokens the vector is made of
+    2_Dense/                            a linear layer of the pooled vector: config.json, model.safetensors
     sentence_bert_config.json           the longest text in tokens; whether text is put in lower case
     config_sentence_transformers.json   texts that are put before others, by name ("query", "document")
 
@@ -11,15 +12,43 @@ A folder without them says nothing. What would change a vector and is not unders
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from checkpoints.folder import LENGTHS, MODULES, PROMPTS, read_json, read_optional_json, sentence_modules
 
+_VECTOR = "sentence_embedding"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 _OTHER_MODES = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # as newer files spell the mode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenseStep:
+    """A linear layer behind the pooling. place: in the folder. digest: of its weights.
+
+    activation: "Identity" or "Tanh".
+    """
+
+    place: str
+    digest: str
+    activation: str
+
+    def load(self, folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+        """The layer: [n, I] float32 -> [n, O]."""
+        tensors = load_file(folder / self.place / "model.safetensors")
+        weight, bias = tensors["linear.weight"].astype(np.float32), tensors.get("linear.bias", np.float32(0))
+
+        def layer(vectors: np.ndarray) -> np.ndarray:
+            found = vectors @ weight.T + bias.astype(np.float32)
+            return np.tanh(found) if self.activation == "Tanh" else found
+
+        return layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +66,7 @@ class SentenceLayout:
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = None
     pools_prompt: bool = True
+    dense: tuple[DenseStep, ...] = ()
 
 
 def read_sentence_layout(folder: Path) -> SentenceLayout:
@@ -45,14 +75,11 @@ def read_sentence_layout(folder: Path) -> SentenceLayout:
     if not steps:
         return SentenceLayout()
     kinds = [kind for kind, _ in steps]
-    if (
-        kinds[:2] != ["Transformer", "Pooling"]
-        or kinds[2:] not in ([], ["Normalize"])
-        or steps[0][1] != PurePosixPath()
-    ):
+    behind = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(behind) - {"Dense"} or steps[0][1] != PurePosixPath():
         raise ValueError(
             f"{folder / MODULES} names the steps {[(kind, str(place)) for kind, place in steps]}; supported are a "
-            "Transformer in the folder itself, a Pooling and then at most a Normalize"
+            "Transformer in the folder itself, a Pooling, then Dense layers if any, and at most a Normalize"
         )
     file = folder / steps[1][1] / "config.json"
     pooling = read_json(file)
@@ -74,7 +101,23 @@ def read_sentence_layout(folder: Path) -> SentenceLayout:
         prompts=dict(texts or {}),
         default_prompt=default,
         pools_prompt=bool(pooling.get("include_prompt", True)),
+        dense=tuple(_dense(folder, place) for kind, place in steps if kind == "Dense"),
     )
+
+
+def _dense(folder: Path, place: PurePosixPath) -> DenseStep:
+    file, weights = folder / place / "config.json", folder / place / "model.safetensors"
+    config = read_json(file)
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in ("Identity", "Tanh") or config.get("module_input_name", _VECTOR) != _VECTOR:
+        raise ValueError(
+            f"{file} asks for {str(config)[:200]}; supported is a linear layer of the sentence's vector, with Identity "
+            "or Tanh"
+        )
+    if not weights.is_file():
+        raise ValueError(f"{weights} is missing; the layer's weights stand there, on this machine")
+    digest = hashlib.blake2b(weights.read_bytes(), digest_size=16).hexdigest()
+    return DenseStep(place=str(place), digest=digest, activation=activation)
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> str:

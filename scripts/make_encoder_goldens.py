@@ -1,4 +1,4 @@
-"""Makes tests/goldens/encoders/: tiny random BERT, XLM-RoBERTa and ModernBERT, and transformers' float32 vectors.
+"""Makes tests/goldens/encoders/: tiny random encoders of every family, and transformers' float32 vectors.
 
     python -m scripts.make_encoder_goldens [--out tests/goldens/encoders] [name ...]
 
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from safetensors.torch import save_file  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
 
@@ -35,12 +36,16 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Golden:
-    """One tiny encoder. model: a class of transformers. sentence: saved in the layout of sentence-transformers."""
+    """One tiny encoder. model: a class of transformers. sentence: saved in the layout of sentence-transformers.
+
+    `golden.npz` then has what that makes of each prompt: sentence_I.
+    """
 
     model: str
     dtype: str
     config: dict[str, Any]
     sentence: bool = False
+    dense: tuple[int, ...] = ()  # widths of the linear layers behind the pooling
 
 
 GOLDENS = {
@@ -144,6 +149,46 @@ GOLDENS = {
             "eos_token_id": 3,
         },
     ),
+    "embedding_gemma": Golden(
+        model="Gemma3TextModel",
+        dtype="float32",
+        config={
+            "vocab_size": 93,
+            "hidden_size": 40,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 52,
+            "max_position_embeddings": 70,
+            "sliding_window": 14,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 24,
+            "use_bidirectional_attention": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "embedding_gemma_dense": Golden(
+        model="Gemma3TextModel",
+        dtype="bfloat16",
+        sentence=True,
+        dense=(56, 36),
+        config={
+            "vocab_size": 90,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "intermediate_size": 44,
+            "max_position_embeddings": 128,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 12,
+            "use_bidirectional_attention": True,
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 
@@ -157,6 +202,8 @@ def make(name: str, folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": golden.dtype}, indent=2) + "\n")
     if golden.sentence:
         save_sentence_layout(folder, golden.config["vocab_size"])
+    if golden.dense:
+        save_dense(folder, golden.config["hidden_size"], golden.dense)
     encoder = model if golden.model.endswith("Model") else model.base_model
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
@@ -167,6 +214,8 @@ def make(name: str, folder: Path) -> None:
         pooled = {"mean": hidden.double().mean(dim=0).float(), "cls": hidden[0], "last": hidden[-1]}
         arrays |= {f"prompt_{i}": prompt, f"hidden_{i}": hidden.numpy()}
         arrays |= {f"{how}_{i}": vector.numpy() for how, vector in pooled.items()}
+        if golden.dense:
+            arrays[f"sentence_{i}"] = sentence_vector(folder, prompt)
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
@@ -178,13 +227,44 @@ def build(golden: Golden, seed: int) -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm.weight" in name.lower():
-                weight.normal_(1.0, 0.2)
+                weight.normal_(0.0 if "Gemma" in golden.model else 1.0, 0.2)  # Gemma's multiply by 1 + weight
             elif name.endswith("bias"):
                 weight.normal_(0.0, 0.3)
             else:
                 weight.normal_(0.0, 0.5 if "embeddings" in name else 1.5 / math.sqrt(weight.shape[-1]))
             weight.copy_(weight.to(getattr(torch, golden.dtype)).float())
     return model
+
+
+def save_dense(folder: Path, width: int, widths: tuple[int, ...]) -> None:
+    """Linear layers between pooling and normalisation, as EmbeddingGemma has them; the last has a bias and a tanh."""
+    steps = json.loads((folder / "modules.json").read_text())
+    last = steps.pop()
+    for number, (num_in, num_out) in enumerate(zip((width, *widths), widths, strict=False), start=2):
+        ends = num_out == widths[-1]
+        place = folder / f"{number}_Dense"
+        place.mkdir()
+        activation = "torch.nn.modules.activation.Tanh" if ends else "torch.nn.modules.linear.Identity"
+        config = {"in_features": num_in, "out_features": num_out, "bias": ends, "activation_function": activation}
+        (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        tensors = {"linear.weight": torch.randn(num_out, num_in) / math.sqrt(num_in)}
+        tensors |= {"linear.bias": torch.randn(num_out) * 0.3} if ends else {}
+        save_file(tensors, place / "model.safetensors")
+        kind = "sentence_transformers.models.Dense"
+        steps.append({"idx": number, "name": str(number), "path": place.name, "type": kind})
+    steps.append(last | {"idx": len(steps), "name": str(len(steps)), "path": f"{len(steps)}_Normalize"})
+    (folder / "modules.json").write_text(json.dumps(steps, indent=2) + "\n")
+
+
+def sentence_vector(folder: Path, prompt: np.ndarray) -> np.ndarray:
+    """What sentence-transformers makes of token ids."""
+    import sentence_transformers  # pyright: ignore[reportMissingImports]
+
+    model = sentence_transformers.SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"}, device="cpu")
+    ids = torch.from_numpy(prompt).long()[None]
+    with torch.no_grad():
+        found = model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"][0]
+    return found.float().numpy()
 
 
 def save_sentence_layout(folder: Path, vocab_size: int) -> None:

@@ -42,6 +42,7 @@ class Encoder:
     layout: EncoderLayout
     runner: EncoderRunner
     fingerprint: bytes
+    behind: tuple[Callable[[np.ndarray], np.ndarray], ...] = ()  # of the pooled vectors of a step, [n, D] -> [n, O]
     weights_version: int = 0
 
     @property
@@ -54,6 +55,8 @@ class Encoder:
         while window := list(itertools.islice(source, WINDOW)):
             seconds = {i: text.second for i, text in enumerate(window) if text.second is not None}
             for members, vectors in self.runner.run([text.token_ids for text in window], pooling, seconds):
+                for layer in self.behind:
+                    vectors = layer(vectors)
                 for member, vector in zip(members, vectors, strict=True):
                     yield window[member], vector, 0
 
@@ -61,7 +64,7 @@ class Encoder:
         """The same executables with copies of other weights in the place of those that have one."""
         weights = replace_weights(self.layout, self.runner.weights, copies)
         made = _encoder(self.layout, weights, self.runner.executables)
-        return dataclasses.replace(made, weights_version=self.weights_version + 1)
+        return dataclasses.replace(made, behind=self.behind, weights_version=self.weights_version + 1)
 
 
 def _encoder(layout: EncoderLayout, weights: PlacedWeights, executables: Prepared[EncoderBucket]) -> Encoder:

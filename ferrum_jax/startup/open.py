@@ -187,6 +187,10 @@ class Opening:
     def _embedder(self, prompts: PromptEncoder, sentence: SentenceLayout, max_model_len: int) -> Embedder:
         spec = self.source.spec
         encodes = isinstance(spec, EncoderSpec)
+        if sentence.dense and not encodes:
+            raise ValueError(
+                f"{spec.architecture} has Dense layers behind its pooling, which only encoders are served with"
+            )
         return Embedder(
             sentence,
             prompts.tokenizer,
@@ -342,7 +346,9 @@ class Opening:
         encoder = load_encoder(
             spec, self.source.read, self.config, mesh, sentence, bundled or store, self.on_progress, check
         )
-        return encoder, bundled
+        folder = self.source.folder
+        behind = () if folder is None else tuple(step.load(folder) for step in sentence.dense)
+        return dataclasses.replace(encoder, behind=behind), bundled
 
     def _executable_caches(self, devices: Sequence[Any]) -> tuple[ExecutableStore | None, BundledExecutables | None]:
         """The store, if the config names one, and before it the bundle."""

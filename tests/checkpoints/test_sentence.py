@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from checkpoints.folder import companion_files, copy_companions
@@ -55,7 +56,7 @@ def test_a_pooling_that_is_not_supported_is_refused(tmp_path, file, values, mess
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")], "Dense.*supported are a Transformer"),
+        ([("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2_LSTM")], "LSTM.*supported are a Transformer"),
         ([("Transformer", "0_Transformer"), ("Pooling", "1_Pooling")], "0_Transformer.*in the folder itself"),
         ([("Transformer", ""), ("Pooling", "../secret")], "outside its folder"),
     ],
@@ -73,3 +74,21 @@ def test_the_files_are_companions_that_conversion_carries_along(tmp_path):
     assert {"modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"} <= set(names)
     copy_companions(FOLDER, tmp_path / "out")
     assert all((tmp_path / "out" / name).read_bytes() == (FOLDER / name).read_bytes() for name in names)
+
+
+def test_linear_layers_behind_the_pooling_are_read_with_a_digest_of_their_weights(tmp_path):
+    folder = GOLDENS / "encoders" / "embedding_gemma_dense"
+    first, second = read_sentence_layout(folder).dense
+    assert (first.place, first.activation, second.activation) == ("2_Dense", "Identity", "Tanh")
+    assert first.digest != second.digest
+    assert second.load(folder)(first.load(folder)(np.ones((3, 48), np.float32))).shape == (3, 36)
+    copy_companions(folder, tmp_path)
+    assert read_sentence_layout(tmp_path) == read_sentence_layout(folder)
+    path = tmp_path / "2_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "torch.nn.GELU"}))
+    with pytest.raises(ValueError, match=r"GELU.*with Identity or Tanh"):
+        read_sentence_layout(tmp_path)
+    (tmp_path / "3_Dense" / "model.safetensors").unlink()
+    path.write_text((folder / "2_Dense" / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"3_Dense/model\.safetensors is missing"):
+        read_sentence_layout(tmp_path)

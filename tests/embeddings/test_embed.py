@@ -56,6 +56,16 @@ def test_an_encoders_vectors_are_the_references_pooled_and_normalised_as_its_fol
     assert stats["compiles_after_ready"] == 0 and stats["steps"] > 0 and stats["kv_bytes"] == 0
 
 
+@pytest.mark.slow
+def test_linear_layers_behind_the_pooling_make_the_references_vectors():
+    llm = LLM(str(GOLDENS / "encoders" / "embedding_gemma_dense"), dataclasses.replace(ENCODER, dtype="float32"))
+    arrays = golden("encoders/embedding_gemma_dense")
+    found = vectors(llm.embed([arrays[f"prompt_{i}"].tolist() for i in range(7)]))
+    wanted = np.stack([arrays[f"sentence_{i}"] for i in range(7)])
+    assert found.shape == (7, 36)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_texts_get_their_special_tokens_and_the_prompt_that_is_named():
     llm = encoder()
     plain, named = llm.embed(WORDS)[0], llm.embed([WORDS], prompt_name="query")[0]

@@ -173,4 +173,4 @@ def test_a_published_encoder_has_the_published_number_of_parameters_and_a_rule_f
 
 def test_there_are_two_goldens_of_each_family_of_encoders():
     found = [read_json(Path(ENCODERS, name, "config.json"))["model_type"] for name in NAMES]
-    assert sorted(found) == [kind for kind in ("bert", "modernbert", "xlm-roberta") for _ in range(2)]
+    assert sorted(found) == [kind for kind in ("bert", "gemma3_text", "modernbert", "xlm-roberta") for _ in range(2)]

@@ -10,6 +10,8 @@ from tests.support import GOLDENS
 MESHES = {
     "bert": ("dp=4", "tp=4", "dp=2,tp=2"),
     "bert_masked": ("dp=4", "dp=2,tp=2"),
+    "embedding_gemma": ("dp=4", "tp=4", "dp=2,tp=2"),
+    "embedding_gemma_dense": ("dp=2,tp=2",),
     "modernbert": ("dp=4", "tp=4", "dp=2,tp=2"),
     "modernbert_masked": ("dp=2,tp=2",),
     "xlm_roberta": ("dp=4", "dp=2,tp=2"),

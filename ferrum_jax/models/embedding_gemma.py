@@ -1,0 +1,99 @@
+"""EmbeddingGemma: Gemma 3's decoder whose tokens see both ways, so an encoder.
+
+The layers, their norms and ropes are those of `gemma.py`. A windowed layer sees half of the window on either side of a
+token.
+Source: Vera et al. 2025; keys and defaults as in Hugging Face's Gemma3TextConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints.rules import Rule
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.text_rows import TextRows
+from ferrum_jax.models import decoder
+from ferrum_jax.models.encoder_spec import EncoderSpec
+from ferrum_jax.models.gemma import gemma3_spec_from_config
+from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.spec import AttentionSpec, ModelSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingGemmaSpec(EncoderSpec):
+    """decoder: the layers. EncoderSpec's fields repeat what it says."""
+
+    decoder: ModelSpec
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.decoder.attention.num_key_value_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.decoder.attention.head_dim
+
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """The attention of a layer."""
+        return self.decoder.attention_of(layer)
+
+    def digest_text(self) -> str:
+        """All that decides vectors, as text; equal specs give equal text."""
+        return f"{self.architecture} {self.decoder.digest_text()}"
+
+
+class EmbeddingGemma(decoder.Decoder):
+    """A whole encoder; its weights are zeros until others are bound. It makes no logits."""
+
+    def __init__(self, spec: EmbeddingGemmaSpec, *, dtype: jnp.dtype | str = jnp.float32) -> None:
+        super().__init__(spec.decoder, dtype=dtype, rngs=None)
+        self.spec: Any = spec
+
+    def __call__(  # type: ignore[override]
+        self,
+        token_ids: jax.Array,  # [T] int32
+        rows: TextRows,
+        shards: Shards = WHOLE,
+    ) -> jax.Array:  # [T, D]
+        def attend(
+            layer: int, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, window: int | None, **_: Any
+        ) -> jax.Array:
+            return rows.attend(q, k, v, scale=scale, reach=None if window is None else window // 2)
+
+        return super().__call__(token_ids, rows.positions, ForwardContext(attend=attend, shards=shards))
+
+
+def spec_from_config(config: Mapping[str, Any]) -> EmbeddingGemmaSpec:
+    """Raises ValueError when a key is missing, or changes the vectors and is not understood."""
+    if config.get("use_bidirectional_attention") is not True:
+        raise ValueError(
+            "use_bidirectional_attention is not true; a Gemma 3 without its head is served where tokens see both ways"
+        )
+    own = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
+    found = gemma3_spec_from_config(own)
+    return EmbeddingGemmaSpec(
+        architecture=str(config["architectures"][0]),
+        vocab_size=found.vocab_size,
+        hidden_size=found.hidden_size,
+        num_hidden_layers=found.num_hidden_layers,
+        num_attention_heads=found.attention.num_attention_heads,
+        intermediate_size=found.mlp.intermediate_size,
+        max_position_embeddings=found.max_position_embeddings,
+        dtype=found.dtype,
+        decoder=found,
+    )
+
+
+def weight_rules(spec: EmbeddingGemmaSpec) -> tuple[Rule, ...]:
+    """Every parameter, and the Hugging Face tensor it comes from."""
+    return decoder.weight_rules(spec.decoder)
+
+
+def harmless_tensors(spec: EmbeddingGemmaSpec) -> tuple[str, ...]:
+    """Patterns of tensors that a checkpoint may carry and the vectors do not need."""
+    return decoder.harmless_tensors(spec.decoder)
