@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from ferrum_jax.bench.serving.plot import draw
 
-        draw(answers, args.plot, f"{model}: {len(answers)} requests at {found['request_rate']} a second")
+        draw(answers, args.plot, f"{model}: {len(answers)} requests, {_how(args)}")
     print(json.dumps({**found, "first_error": next((each.error for each in answers if each.error), None)}))
     return 1 if found["failed"] else 0
 
@@ -133,6 +133,13 @@ def _key(path: Path) -> str:
     if not words:
         raise ValueError(f"{path} holds no key; write one into it")
     return words[0]
+
+
+def _how(args: argparse.Namespace) -> str:
+    """When they were asked, in words."""
+    if args.trace is not None:
+        return f"at the times of {args.trace.name}"
+    return "all at once" if math.isinf(args.request_rate) else f"{args.request_rate:g} a second"
 
 
 def _what(args: argparse.Namespace) -> dict[str, Any]:

@@ -168,12 +168,19 @@ WRONG = [
     ({"temperature": "hot"}, "temperature", "'hot'"),
     ({"temperature": -1}, "temperature", "0 (greedy) or more"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
-    ({"max_tokens": 10_000}, None, "maximum context length is 256 tokens"),
+    ({"max_tokens": 10_000}, "prompt", "maximum context length is 256 tokens"),
     ({"n": 9}, "n", "at most 8"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20"),
     ({"stream_options": {}}, "stream_options", "without stream"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}},
+        "response_format",
+        "objekt",
+    ),
+    ({"prompt": "\ud800"}, "prompt", "surrogates"),
     ({"stream": "yes"}, "stream", "true or false"),
     ({"tools": [{"type": "function"}]}, "tools", "tools are for messages"),
     ({"response_format": {"type": "poem"}}, "response_format.type", "poem"),
@@ -183,7 +190,7 @@ WRONG = [
     ({"store": True}, "store", "nothing is stored"),
     ({"prompt": None}, "prompt", "must have it"),
     ({"prompt": ""}, "prompt", "at least one token"),
-    ({"prompt": [999_999]}, None, "token id 999999"),
+    ({"prompt": [999_999]}, "prompt", "token id 999999"),
     ({"prompt": [["a"]]}, "prompt[0]", "token ids are whole numbers"),
     ({"prompt": ["x"] * 65}, "prompt", "at most 64"),
     ({"priority": 1.5}, "priority", "whole number"),
@@ -221,6 +228,9 @@ def test_other_models_and_paths_are_not_found(server):
     assert server.ask("/v1/nothing", {})[0] == 404
     assert server.ask("/v1/completions")[0] == 405
     assert server.ask("/v1/completions", b"{}", Content_Type="text/plain")[0] == 415
+    assert server.ask("/v1/completions", b"{}", Content_Encoding="gzip")[0] == 415
+    status, _, found = server.ask("/detokenize", {"tokens": [1, 999_999]})
+    assert (status, found["error"]["param"]) == (400, "tokens")
 
 
 def test_unknown_fields_become_a_warning_where_they_are_to_be_ignored():
@@ -229,6 +239,9 @@ def test_unknown_fields_become_a_warning_where_they_are_to_be_ignored():
     ) as server:
         status, headers, _ = server.ask("/v1/completions", {"prompt": "x", "max_tokens": 1, "top_a": 1})
         assert status == 200 and headers["warning"] == '199 - "top_a was ignored"'
+        fields = {"b\r\nX-Evil: 1": 1, 'n\u00e4h\u4e00"': 2} | {f"x{i}": i for i in range(30)}
+        status, headers, _ = server.ask("/v1/completions", {"prompt": "x", "max_tokens": 1, **fields})
+        assert status == 200 and "x-evil" not in headers and "12 more" in headers["warning"]
         headers = server.ask("/v1/models", Origin="https://a.example")[1]
         assert headers["access-control-allow-origin"] == "https://a.example"
         assert "access-control-allow-origin" not in server.ask("/v1/models", Origin="https://b.example")[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import random
 import socket
@@ -151,6 +153,26 @@ def test_bodies_that_are_too_slow_or_never_end_are_given_up(server):
     with server.connect() as connection:
         connection.sendall(chunked + b"1000\r\n" + b" " * 4096 + b"\r\n" + b"18000\r\n" + b" " * 0x18000)
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/nothing", {}, 404),
+        ("/v1/models", {}, 405),
+        ("/v1/completions", {"Content-Type": "text/plain"}, 415),
+        ("/v1/completions", {}, 413),
+    ],
+)
+def test_who_sends_a_large_body_reads_why_it_is_refused(path, headers, status):
+    """An answer on a connection that is closed or reset while its client still writes would be lost."""
+    with running(ServerSettings(names=("small",), max_body_bytes=100_000)) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        with contextlib.closing(connection):
+            for _ in range(2):  # and the connection goes on
+                connection.request("POST", path, b"x" * 5_000_000, {"Content-Type": "application/json", **headers})
+                answer = connection.getresponse()
+                assert answer.status == status and json.loads(answer.read())["error"]["message"]
 
 
 def test_headers_that_never_end_are_given_up(monkeypatch):

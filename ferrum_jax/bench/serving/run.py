@@ -82,7 +82,7 @@ def summary_of(answers: Sequence[Answered], limits: Mapping[str, float]) -> dict
         "total_token_throughput": (num_in + num_out) / seconds,
         "max_output_tokens_per_s": _most_in_a_second([at for each in good for at in each.event_times]),
         "max_concurrent_requests": _most_at_once(answers),
-        "p99_late_ms": 1000 * _quantile([each.late_s for each in answers], 0.99),
+        "p99_late_ms": 1000 * quantile([each.late_s for each in answers], 0.99),
     }
     for name, values in zip(_TIMES, _times_of(good), strict=True):
         found |= _spread(name, values)
@@ -98,11 +98,12 @@ def _times_of(good: Sequence[Answered]) -> tuple[list[float], ...]:
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     ms = [1000 * value for value in values] or [0.0]
     parts = {"mean": statistics.fmean(ms), "median": statistics.median(ms), "std": statistics.pstdev(ms)}
-    parts |= {f"p{percent}": _quantile(ms, percent / 100) for percent in (90, 99)}
+    parts |= {f"p{percent}": quantile(ms, percent / 100) for percent in (90, 99)}
     return {f"{part}_{name}_ms": value for part, value in parts.items()}
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies, between two of them where none is there. values: at least one."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)

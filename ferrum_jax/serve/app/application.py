@@ -18,7 +18,7 @@ from starlette.routing import Route
 from ferrum_jax.serve.app import adapter_routes, model_routes, page_routes, response_routes, text_routes, vector_routes
 from ferrum_jax.serve.bodies.http_body import param_of
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
-from ferrum_jax.serve.http.exchange import ClientLeft, id_of
+from ferrum_jax.serve.http.exchange import CLOSE, ClientLeft, id_of, rest_of_body
 from ferrum_jax.serve.http.http_errors import HttpError, http_error
 from ferrum_jax.serve.http.service import Service, counted
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -87,7 +87,9 @@ def _guarded(handler: Handler, who: str) -> Handler:
                 known = HttpError(500, "the server failed; its log says how", code="internal_error")
             if known.status == 400 and known.param is None:
                 known.param = param_of(known.message, request.scope["state"].get("fields", ()))
-            response = JSONResponse(known.body, known.status, headers=known.headers)
+            is_whole = known.status == 408 or await rest_of_body(request, service.settings.body_s)
+            headers = known.headers if is_whole else {**known.headers, **CLOSE}
+            response = JSONResponse(known.body, known.status, headers=headers)
         response.headers["X-Request-Id"] = request_id
         service.metrics.answered(request.scope["route"].path, response.status_code)
         return response
@@ -115,7 +117,10 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     message = f"there is no {what}" if error.status_code == 404 else f"{what}: {error.detail}"
-    return JSONResponse(HttpError(error.status_code, message).body, error.status_code, headers=error.headers)
+    headers = dict(error.headers or {})
+    if not await rest_of_body(request, request.app.state.service.settings.body_s):
+        headers.update(CLOSE)
+    return JSONResponse(HttpError(error.status_code, message).body, error.status_code, headers=headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

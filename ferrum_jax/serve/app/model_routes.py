@@ -119,6 +119,10 @@ async def detokenize(request: Request) -> Response:
         ids = token_ids_of("tokens", body.get("tokens"))
     except ValueError as error:
         raise FieldError(str(error), "tokens") from error
+    vocab_size = exchange.service.client.facts["vocab_size"]
+    if unknown_ids := [token_id for token_id in ids if token_id >= vocab_size]:
+        message = f"tokens holds {unknown_ids[0]}; the model's ids are 0 to {vocab_size - 1}"
+        raise FieldError(message, "tokens")
     return exchange.json({"prompt": _tokenizer(exchange.service).decode(ids, skip_special_tokens=False)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
+
+_MOST_WARNINGS, _MOST_WARNING = 20, 100  # in a header, and characters of each
 
 
 async def completions(request: Request) -> Response:
@@ -46,8 +49,13 @@ async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
 
 
 def warning_headers(warnings: Sequence[str]) -> Mapping[str, str]:
-    """What was ignored, as RFC 7234's header has it."""
-    return {"Warning": ", ".join(f'199 - "{each}"' for each in warnings)} if warnings else {}
+    """What was ignored, as RFC 7234's header has it: names come from who asks, so nothing of them ends a header."""
+    if not warnings:
+        return {}
+    named = [re.sub(r'[^ -~]|["\\]', "?", each)[:_MOST_WARNING] for each in warnings[:_MOST_WARNINGS]]
+    if len(warnings) > _MOST_WARNINGS:
+        named.append(f"{len(warnings) - _MOST_WARNINGS} more were ignored")
+    return {"Warning": ", ".join(f'199 - "{each}"' for each in named)}
 
 
 async def _whole(service: Service, form: AnswerForm, requests: Sequence[TextRequest]) -> dict[str, Any]:

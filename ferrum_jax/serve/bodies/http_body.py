@@ -217,7 +217,11 @@ def _stream_options(body: Mapping[str, Any], *, streams: bool) -> Mapping[str, b
     if unknown:
         known = ", ".join(sorted(_STREAM_OPTIONS))
         raise FieldError(f"stream_options has {unknown}; known are {known}", f"stream_options.{unknown[0]}")
-    return {name: flag(options, name) is True for name in options}
+    for name, value in options.items():
+        if value is not None and not isinstance(value, bool):
+            place = f"stream_options.{name}"
+            raise FieldError(f"{place} is {value!r}; it must be true or false", place)
+    return {name: value is True for name, value in options.items()}
 
 
 def urgency(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +259,25 @@ def naming_fields(body: Mapping[str, Any]) -> Iterator[None]:
 
 
 def param_of(message: str, fields: Container[str]) -> str | None:
-    """The field that a message begins with, if it is one of these; parts such as messages[0].content stay."""
+    """The field that a message is about, if it is one of these: it begins with it, or with other words for it.
+
+    Parts such as messages[0].content stay.
+    """
     found = re.match(r"[A-Za-z_]\w*(?:\[[^\]]*\]|\.\w+)*", message)
     name = "" if found is None else found[0]
-    return name if re.split(r"[.\[]", name)[0] in fields else None
+    if re.split(r"[.\[]", name)[0] in fields:
+        return name
+    meant = next((names for words, names in _MEANT.items() if message.startswith(words)), ())
+    return next((each for each in meant if each in fields), None)
+
+
+_PROMPT, _SCHEMA = ("prompt", "messages", "input"), ("response_format", "text", "structured_outputs")
+_MEANT: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "the prompt": _PROMPT,
+        "this model's maximum context length": _PROMPT,
+        "the JSON schema": _SCHEMA,
+        "structured_outputs.json": _SCHEMA,
+        "the chat template reads": ("chat_template_kwargs",),
+    }
+)

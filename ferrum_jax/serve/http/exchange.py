@@ -21,7 +21,9 @@ from ferrum_jax.serve.http.service import Service
 
 Result = TypeVar("Result")
 _ID = re.compile(r"[\w.:-]{1,128}")
+_SILENCE_S = 1.0  # after which no more of a body is expected
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})
 _dumps = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -37,6 +39,26 @@ def id_of(scope: Mapping[str, Any]) -> str:
         text = given.decode("latin-1")
         state["request_id"] = text if _ID.fullmatch(text) else uuid.uuid4().hex
     return state["request_id"]
+
+
+async def rest_of_body(request: Request, within_s: float) -> bool:
+    """Drops what is still to come of a body that nobody reads; whether all of it came.
+
+    A connection that is closed, or answered, while its client still writes is reset, and the client never sees why it
+    was refused. Who waits to be asked for the body, or sends nothing for a moment, gets the answer at once.
+    """
+    if request.scope.get("state", {}).get("has_body"):
+        return True
+    if request.headers.get("expect") is not None:
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await request.receive()
+                if not message.get("more_body"):
+                    return True
+    return False
 
 
 class Exchange:
@@ -57,7 +79,7 @@ class Exchange:
                 found = read_body(await self._content(settings.max_body_bytes))
         except TimeoutError as error:
             message = f"the body did not come within {settings.body_s:g} s"
-            raise HttpError(408, message, code="body_timeout", headers=_CLOSE) from error
+            raise HttpError(408, message, code="body_timeout", headers=CLOSE) from error
         except ClientDisconnect as error:
             raise ClientLeft from error
         self.request.scope["state"]["fields"] = frozenset(found)  # which errors may name
@@ -67,7 +89,10 @@ class Exchange:
         announced = self.request.headers.get("content-length", "")
         kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise HttpError(415, f"Content-Type is {kind!r}; it must be application/json", headers=_CLOSE)
+            raise HttpError(415, f"Content-Type is {kind!r}; it must be application/json")
+        coding = self.request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise HttpError(415, f"Content-Encoding is {coding!r}; send the body as it is, and leave the header out")
         found, length = [], 0
         if announced.isdecimal() and len(announced) < 19 and int(announced) > most:
             length = int(announced)
@@ -77,9 +102,11 @@ class Exchange:
                 length += len(part)
                 if length > most:
                     break
+            else:
+                self.request.scope["state"]["has_body"] = True
         if length > most:
             message = f"the body has more than {most:,} bytes, the most that this server takes"
-            raise HttpError(413, message, code="body_too_large", headers=_CLOSE)
+            raise HttpError(413, message, code="body_too_large")
         return b"".join(found)
 
     def model(self, name: str | None, *, generates: bool = False) -> str:
@@ -87,9 +114,10 @@ class Exchange:
 
         generates: the name may be an adapter's, and then the answer carries that.
         """
-        names, adapters = self.service.settings.names, self.service.adapters if generates else ()
+        settings = self.service.settings
+        names, adapters = settings.names, self.service.adapters if generates else ()
         if name is not None and name not in (*names, *adapters):
-            message = f"model is {name!r}, and this server has {', '.join(map(repr, (*names, *adapters)))}"
+            message = f"model is {name!r}, and this server has {', '.join(map(repr, (*settings.listed, *adapters)))}"
             raise HttpError(404, message, param="model", code="model_not_found")
         return names[0] if name is None or name not in adapters else name
 
@@ -124,6 +152,3 @@ class Exchange:
         except UnicodeEncodeError:  # half of a surrogate pair
             content = json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
         return Response(content, media_type="application/json", headers=dict(headers))
-
-
-_CLOSE = {"Connection": "close"}
