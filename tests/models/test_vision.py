@@ -171,7 +171,8 @@ def test_a_model_that_is_served_for_text_alone_leaves_the_tower_out(name):
     parameters = open_checkpoint(VISION / name).load(
         rules=family.weight_rules(text), harmless=family.harmless(text), targets=registry.abstract_parts(text)[1]
     )
-    assert all(np.array_equal(x, load(name)[1][name]) for name, x in parameters.items())
+    whole = load(name)[1]
+    assert all(np.array_equal(x, whole[parameter]) for parameter, x in parameters.items())
 
 
 @pytest.mark.parametrize(
