@@ -241,6 +241,16 @@ def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
     return Leaf(read, (shape[0], width), np.uint8 if bits == 4 else np.int8)
 
 
+def _in_range(zeros: np.ndarray, bits: int, name: str) -> np.ndarray:
+    """Raises ValueError for a zero point that is no code."""
+    limit = 1 << (bits - 1)
+    wrong = np.argwhere((zeros < -limit) | (zeros >= limit))
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        raise ValueError(f"{name} is {zeros[place]} at {list(place)}; with {bits} bits it is {-limit} to {limit - 1}")
+    return zeros
+
+
 def _zeros(module: Module, base: str, shape: tuple[int, int]) -> Leaf:
     """[out, groups] zero points, unsigned as the codes of four bits are."""
     form, stored = module.form, _of(module, _ZERO)
@@ -251,9 +261,13 @@ def _zeros(module: Module, base: str, shape: tuple[int, int]) -> Leaf:
     if tuple(stored.shape) != wanted:
         raise ValueError(f"{base}{_ZERO} is {list(stored.shape)}; zero points of {list(shape)} are {list(wanted)} here")
 
+    middle = 8 if bits == 4 else 0  # what codes on the device are more
+    if not packed and stored.dtype not in (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int64)):
+        raise ValueError(f"{base}{_ZERO} is {stored.dtype}; zero points are whole numbers: copy the checkpoint again")
+
     def zeros() -> np.ndarray:
-        if not packed:  # signed, beside codes that are
-            return np.asarray(stored).astype(dtype)
+        if not packed:  # signed, as codes are before they are packed
+            return _in_range(np.asarray(stored), bits, base + _ZERO).astype(dtype) + dtype(middle)
         found = unpacked(np.asarray(stored).T, bits).T[: shape[0]].astype(dtype)
         return found if bits == 4 else found - 128
 

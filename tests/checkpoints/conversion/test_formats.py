@@ -85,6 +85,24 @@ def test_compressed_tensors_packs_inputs_lowest_first_each_plus_eight():
     assert np.asarray(weight.leaf("codes")).tolist() == [[0x10, 0x32, 0x54, 0x76]]
 
 
+def test_zero_points_that_are_not_packed_are_signed_as_codes_are_before_they_are_packed():
+    """As compressed-tensors wrote them at first, beside codes that it packed."""
+    asymmetric = ct(W4 | {"symmetric": False})
+    given = {
+        "weight_packed": np.array([[word(*range(8))]], np.int32),
+        "weight_shape": np.array([1, 8]),
+        "weight_scale": halves(2)[:, None],
+    }
+    weight = joined(asymmetric, **given, weight_zero_point=np.array([[-3]], np.int8))
+    np.testing.assert_array_equal(np.asarray(weight), [[2 * (i - 8 + 3) for i in range(8)]])
+    for wrong, message in (
+        (np.array([[9]], np.int8), r"weight_zero_point is 9 at \[0, 0\]; with 4 bits it is -8 to 7"),
+        (np.array([[1.5]], np.float32), "weight_zero_point is float32; zero points are whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            np.asarray(joined(asymmetric, **given, weight_zero_point=wrong))
+
+
 def test_a_scale_of_a_block_is_that_of_each_of_its_outputs():
     codes, scales = np.ones((3, 8), jnp.float8_e4m3fn), np.array([[1, 2], [3, 4]], np.float32)
     weight = joined(FP8, weight=codes, weight_scale_inv=scales)
