@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet
@@ -216,6 +217,27 @@ def test_a_model_that_generates_embeds_by_its_last_token_with_reuse_and_beside_o
     with pytest.raises(ValueError, match=r"one of \('last',\): of a model that generates the last token's state alone"):
         llm.embed(texts, pooling="mean")
     assert np.allclose(np.linalg.norm(llm.embed(texts, normalize=True)[1].embedding), 1)
+
+
+@pytest.mark.slow
+def test_a_folder_of_qwen3_embedding_gives_the_last_tokens_unit_vector_under_its_prompts(tmp_path):
+    shutil.copytree(GOLDENS / "qwen3", tmp_path / "model")
+    folder, kinds = tmp_path / "model", ("Transformer", "Pooling", "Normalize")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    steps = [{"path": "1_Pooling" * (k == "Pooling"), "type": f"sentence_transformers.models.{k}"} for k in kinds]
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    prompts = {"prompts": {"query": "Instruct: find\nQuery:", "document": ""}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    llm, arrays = LLM(str(folder), small_llm("qwen3").config), golden("qwen3")
+    texts = [arrays[f"prompt_{i}"].tolist() for i in (2, 3)]
+    wanted = np.stack([arrays[f"norm_{i}"][-1] for i in (2, 3)])
+    unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(llm.embed(texts)), unit, rtol=1e-5, atol=1e-5)
+    asked = llm.embed(WORDS, prompt_name="query")[0]
+    assert asked.prompt_token_ids == tuple(llm.get_tokenizer().encode("Instruct: find\nQuery:" + WORDS))
 
 
 @pytest.mark.slow
