@@ -15,7 +15,7 @@ from ferrum_jax.ints import pool_blocks
 _IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ON_RECOMPILE = ("warn", "error")
-_ADAPTER_TARGETS = ("attention", "mlp", "experts")
+_ADAPTER_TARGETS = ("attention", "mlp", "experts", "head")
 _PRODUCT_IMPLEMENTATIONS = ("auto", "xla", "mosaic_tpu")
 _CHECK = ("auto", "off")
 _READY = ("first", "all")
@@ -144,7 +144,8 @@ class EngineConfig:
     max_image_tokens: tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for
     text alone. max_image_patches: patches of the largest image, and of all that are encoded before a step of others.
     max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
-    the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp" and "experts".
+    the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp", "experts" and
+    "head".
 
     Raises ValueError with the field, its value and what is allowed.
     """

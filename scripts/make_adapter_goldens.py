@@ -65,6 +65,9 @@ ADAPTERS = {
             "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         },
     ),
+    "llama_head": Adapter(  # of a head that is the embedding
+        seed=5, base="llama", lora={"r": 3, "lora_alpha": 6, "target_modules": ["v_proj", "lm_head"]}
+    ),
     "qwen3_moe_head": Adapter(
         seed=4, base="qwen3_moe", lora={"r": 5, "lora_alpha": 5, "target_modules": ["o_proj", "lm_head"]}
     ),

@@ -25,6 +25,7 @@ from checkpoints.rules import HEAD, Rule, Shape, TensorSlice, expand
 WEIGHTS = "adapter_model.safetensors"
 HEAD_PART = "head.weight"  # also of a model whose head is its embedding
 _PREFIX = "base_model.model."
+_COPY_OF_HEAD = "lm_head.base_layer.weight"  # the base's own, which PEFT saves beside the A and B of a head
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 
 
@@ -109,8 +110,9 @@ class _AdapterReader:
                 halves[found["module"]][found["half"]] = self._finite(name, tensor)
             elif name.removeprefix(_PREFIX) == HEAD and self._config.saves_head:
                 head = self._finite(name, tensor)
-                if head.shape != self._weights[HEAD_PART]:
-                    self._problems.append(f"{name} is {list(head.shape)}, {list(self._weights[HEAD_PART])} is wanted")
+                self._check_head(name, head)
+            elif name.removeprefix(_PREFIX) == _COPY_OF_HEAD:
+                self._check_head(name, tensor)
             else:
                 self._problems.append(f"tensor {name} {list(tensor.shape)} is not the A or B of a LoRA")
         found = defaultdict[str, dict[int | None, LowRank]](dict)
@@ -130,6 +132,10 @@ class _AdapterReader:
             )
         parts = {target: self._stacked(target, own) for target, own in sorted(found.items())}
         return Adapter(parts=parts, head=head, digest=_digest(parts, head))
+
+    def _check_head(self, name: str, tensor: Any) -> None:
+        if tuple(tensor.shape) != tuple(self._weights[HEAD_PART]):
+            self._problems.append(f"{name} is {list(tensor.shape)}, {list(self._weights[HEAD_PART])} is wanted")
 
     def _finite(self, name: str, tensor: Any) -> np.ndarray:
         array = np.asarray(tensor)

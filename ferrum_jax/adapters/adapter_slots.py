@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoints.adapters.lora import Adapter, LowRank
+from checkpoints.adapters.lora import HEAD_PART, Adapter, LowRank
 from checkpoints.placement import place, whole_targets
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.forms import weight_of
@@ -29,7 +29,9 @@ _GROUPS = {
     "experts": ("layers.*.mlp.experts.gate", "layers.*.mlp.experts.up", "layers.*.mlp.experts.down"),
     "attention": ("layers.*.attention.*.weight",),
     "mlp": ("layers.*.mlp.*.weight",),
+    "head": (HEAD_PART,),
 }
+EMBEDDING = "embed.weight"
 Pool = LowRankSlots | ExpertSlots
 
 
@@ -74,15 +76,31 @@ class AdapterSlots:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             found.append(f"it adapts {missing[0]}{others}, and adapter_targets does not name {groups}")
         if adapter.head is not None:
-            found.append("it has a head of its own; merge it with `ferrum-jax convert --adapter`")
+            found.append("its whole head was trained (modules_to_save); merge it with `ferrum-jax convert --adapter`")
         return found
+
+    @property
+    def head(self) -> LowRankSlots | None:
+        """The slots of the head, which `sample` and `score` read; None without any."""
+        found = self.pools.get(HEAD_PART)
+        assert not isinstance(found, ExpertSlots), "a head is one weight"
+        return found
+
+    def of_layers(self, arrays: tuple[jax.Array, ...]) -> dict[str, Pool]:
+        """The arrays of all slots, by weight, but for those of the head."""
+        pools = jax.tree.unflatten(jax.tree.structure(self.pools), arrays)
+        return {name: pool for name, pool in pools.items() if name != HEAD_PART}
+
+    def of_head(self, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Those of the head's slots, of the arrays of all; none without any."""
+        return tuple(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.pools), arrays).get(HEAD_PART)))
 
     def stage(self, adapter: Adapter) -> dict[str, Staged]:
         """The adapter on the devices, ready to be written to a slot; zeros where it adds nothing."""
         return {name: self._stage(name, adapter.parts.get(name)) for name in self.pools}
 
     def _stage(self, name: str, part: LowRank | None) -> Staged:
-        like, expansion = self.staged[name], self.model.expansions.get(name)
+        like, expansion = self.staged[name], self.model.expansions.get(_source_of(name, self.model))
         stored = like.b.shape if expansion is None else expansion.stored_shape(like.b.shape)
         a, b = np.zeros(like.a.shape, like.a.dtype), np.zeros(stored, like.b.dtype)
         if part is not None:
@@ -102,18 +120,26 @@ def group_of(name: str) -> str | None:
 
 
 def adapter_slots(config: EngineConfig, model: ShardedModel, dtype: jnp.dtype, mesh: Mesh) -> AdapterSlots | None:
-    """The slots that a config asks for; None where it asks for none. Raises ValueError for targets the model lacks."""
+    """The slots that a config asks for; None for none. Raises ValueError for targets that cannot have any."""
     if not config.max_adapters:
         return None
     asked = [part.strip() for part in config.adapter_targets.split(",")]
+    if "head" in asked and mesh.size > 1:
+        raise ValueError(
+            f"adapter_targets is {config.adapter_targets!r}, and the mesh has {mesh.size} devices: slots of the head "
+            "are for one device as yet; leave head out, and merge such adapters with `ferrum-jax convert --adapter`"
+        )
     per_tile = 1 if config.invariant else max(1, RANK_TILE // config.max_adapter_rank)
     num_slots = round_up(config.max_adapters, per_tile)
     pools: dict[str, Pool] = {}
     staged: dict[str, Staged] = {}
-    for name, weight in whole_targets(model.targets).items():
+    weights = whole_targets(model.targets)
+    weights.setdefault(HEAD_PART, weights[EMBEDDING])
+    for name, weight in weights.items():
         if len(weight.shape) < 2 or group_of(name) not in asked:
             continue
-        leaf = next(target for own, target in model.targets.items() if weight_of(own) == name)
+        source = _source_of(name, model)
+        leaf = next(target for own, target in model.targets.items() if weight_of(own) == source)
         axes = _axes(leaf)
         staged[name] = _staged_shapes(weight.shape, axes, config.max_adapter_rank, dtype, mesh)
         pools[name] = _pool_shapes(weight.shape, axes, config.max_adapter_rank, num_slots, per_tile, dtype, mesh)
@@ -131,6 +157,12 @@ def adapter_slots(config: EngineConfig, model: ShardedModel, dtype: jnp.dtype, m
         staged=staged,
         model=model,
     )
+
+
+def _source_of(name: str, model: ShardedModel) -> str:
+    """The weight that a part adds to: its own, or the embedding where that is the head."""
+    is_there = any(weight_of(own) == name for own in model.targets)
+    return name if is_there else EMBEDDING
 
 
 def _axes(target: jax.ShapeDtypeStruct) -> tuple[Any, ...]:

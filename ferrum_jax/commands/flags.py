@@ -49,7 +49,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_image_patches": (int, "patches of the largest image, and of all that a step encodes while others run"),
     "max_adapters": (int, "LoRA adapters that rows can use at once; 0 has no slots for them"),
     "max_adapter_rank": (int, "largest rank of an adapter"),
-    "adapter_targets": (str, "weights that adapters may add to: of attention, mlp and experts"),
+    "adapter_targets": (str, "weights that adapters may add to: of attention, mlp, experts and head"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
     "product_implementation": (
         str,

@@ -301,6 +301,7 @@ class Intake:
             token_ids=request.token_ids,
             max_model_len=self._max_model_len,
             processed=scores is not None and scores.processed,
+            adapter_id=request.adapter_id,
         )
 
 

@@ -89,7 +89,7 @@ class Layout(ModelLayout):
     @functools.cached_property
     def head(self) -> Head:
         """What makes logits."""
-        return Head.of(self.graph, self.decoder_targets, self.pools.hidden, self.options)
+        return Head.of(self.graph, self.decoder_targets, self.pools.hidden, self.options, self.adapters)
 
     @functools.cached_property
     def decoder_targets(self) -> dict[str, jax.ShapeDtypeStruct]:

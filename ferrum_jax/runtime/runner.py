@@ -98,6 +98,9 @@ class Runner:
         weights have these names."""
         self._image_slots, self._names = images, tuple(names)
         self._whole_head = head
+        self._adapters: tuple[jax.Array, ...] = ()
+        if "fresh_adapters" in executables.others:
+            self._adapters = executables.fresh_adapters()
         self.take_weights(weights)
         self._caches = pools.flat_caches()
         self._caches_tree = jax.tree.structure(pools.caches)
@@ -108,9 +111,6 @@ class Runner:
         self._prompts = pools.prompts
         self._masks = pools.masks
         self._hidden = pools.hidden
-        self._adapters: tuple[jax.Array, ...] = ()
-        if "fresh_adapters" in executables.others:
-            self._adapters = executables.fresh_adapters()
         self._images: tuple[jax.Array, ...] = () if images is None else (executables.fresh_images(),)
         self.num_encoder_calls = 0
         self._executables = executables
@@ -132,7 +132,7 @@ class Runner:
             self._weights = tuple(
                 array for name, array in zip(self._names, weights, strict=True) if name not in self._image_slots.weights
             )
-        self._head = self._whole_head.pick(self._weights)
+        self._head = self._whole_head.pick(self._weights, self._adapters)
 
     def take_parts(self) -> bool:
         """Lets steps use the executables that have been added; whether there were any since the last call."""
@@ -237,6 +237,7 @@ class Runner:
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:
         """Puts an adapter into a slot, for the steps that are dispatched from now on."""
         self._adapters = self._executables.write_adapter(self._adapters, np.int32(slot), staged)
+        self._head = self._whole_head.pick(self._weights, self._adapters)
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
         sample = self._executables.samples[bucket]

@@ -21,12 +21,16 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import sampling
+from ferrum_jax.adapters.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
+from ferrum_jax.forms import weight_of
+from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
 from ferrum_jax.runtime.step import StepOptions, compiler_options
 from ferrum_jax.sharding import DATA, crosses_processes, on_mesh, partition, partitions
+from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
 SCORE_TILE = 64  # prompt tokens whose logits exist at once
@@ -45,10 +49,21 @@ class Head:
     weights: Shapes  # all of the model
     names: tuple[str, ...]
     options: StepOptions
+    adapters: AdapterSlots | None = None  # those with slots of the head
 
     @classmethod
-    def of(cls, graph: nnx.GraphDef, weights: Shapes, hidden: jax.ShapeDtypeStruct, options: StepOptions) -> Head:
-        """The head of a model, which is the weights that its logits read. hidden: the shape of `Pools.hidden`."""
+    def of(
+        cls,
+        graph: nnx.GraphDef,
+        weights: Shapes,
+        hidden: jax.ShapeDtypeStruct,
+        options: StepOptions,
+        adapters: AdapterSlots | None = None,
+    ) -> Head:
+        """The head of a model, which is the weights that its logits read, and slots of adapters beside it.
+
+        hidden: the shape of `Pools.hidden`.
+        """
 
         def logits(values: tuple[jax.Array, ...], states: jax.Array) -> jax.Array:
             return bind(graph, dict(zip(weights, values, strict=True))).logits(states)
@@ -58,33 +73,48 @@ class Head:
         traced = jax.make_jaxpr(logits)(whole, one).jaxpr
         read = {id(variable) for equation in traced.eqns for variable in equation.invars}
         names = tuple(name for name, variable in zip(weights, traced.invars, strict=False) if id(variable) in read)
-        return cls(graph=graph, weights=weights, names=names, options=options)
+        own = None if adapters is None or adapters.head is None else adapters
+        return cls(graph=graph, weights=weights, names=names, options=options, adapters=own)
 
     @property
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(self.weights[name] for name in self.names)
+        of_adapters = () if self.adapters is None else jax.tree.leaves(self.adapters.head)
+        return *(self.weights[name] for name in self.names), *of_adapters
 
-    def pick(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Those of the model's arrays, in the order of its weights, that the head reads."""
+    def pick(self, arrays: Sequence[jax.Array], adapters: tuple[jax.Array, ...] = ()) -> tuple[jax.Array, ...]:
+        """What the head reads: of the model's arrays, in the order of its weights, and of those of adapters."""
         named = dict(zip(self.weights, arrays, strict=True))
-        return tuple(named[name] for name in self.names)
+        of_adapters = () if self.adapters is None else self.adapters.of_head(adapters)
+        return *(named[name] for name in self.names), *of_adapters
 
-    def by_row(self, head: tuple[jax.Array, ...]) -> sampling.ByRow:
+    def by_row(self, head: tuple[jax.Array, ...], slots: jax.Array) -> sampling.ByRow:
         """Logits, which come in stretches of the vocabulary, are exchanged so that each device has some rows whole.
 
         So a device samples its rows as if it were alone, and the logits cross the wire once, each to one device.
+        slots: the records of rows, which say whose adapter adds to the logits.
         """
         shapes: dict[str, Any] = dict(self.weights)  # what is read is replaced
-        model = bind(self.graph, shapes | dict(zip(self.names, head, strict=True)))
+        own, of_adapters = head[: len(self.names)], head[len(self.names) :]
         shards, vocabulary = self.options.shards, self.options.spec.vocab_size
 
         def by_row(hidden: jax.Array, compute: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
             n = hidden.shape[0]
             padded = [_pad_rows(a, -n % shards.size) for a in (hidden, *rows)]
+            model = bind(self.graph, shapes | dict(zip(self.names, own, strict=True)))
+            if self.adapters is not None:
+                self._put_adapters(model, of_adapters, sampling.read_adapters(slots, padded[1]))
             some = shards.exchange(model.logits(padded[0]))[:, :vocabulary]  # [n / tp, V]
             return shards.gather(compute(some, *map(shards.own, padded[1:])))[:n]
 
         return by_row
+
+    def _put_adapters(self, model: nnx.Module, arrays: tuple[jax.Array, ...], ids: jax.Array) -> None:
+        """Has the logits of rows with these adapters add what those say."""
+        assert self.adapters is not None and self.adapters.head is not None, "there are slots of the head"
+        pool = jax.tree.unflatten(jax.tree.structure(self.adapters.head), arrays)
+        counts = {"num_tiles": self.adapters.num_tiles, "slots_per_tile": self.adapters.slots_per_tile}
+        (weight,) = [name for name in self.names if weight_of(name) in (HEAD_PART, EMBEDDING)][:1]
+        put_adapters(model, {weight_of(weight): pool}, pairs_of(ids, **counts))
 
 
 def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
@@ -100,7 +130,7 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
     ) -> SampleResult:
         inputs = unpack_sample(blob, num_rows)
         last = _last_states(hidden, prompts, inputs)
-        rows = _sample_rows(head.by_row(weights), last, slots, masks, inputs, options)
+        rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options)
         tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
         slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
         return slots, _keep_states(prompts, last, rows, inputs), rows, last
@@ -117,15 +147,15 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
     def score(weights: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array) -> tuple[jax.Array]:
         inputs = unpack_score(blob, SCORE_TILE)
 
-        def result(logits: jax.Array, following: jax.Array, *rows: jax.Array) -> jax.Array:
+        def result(logits: jax.Array, row_slots: jax.Array, positions: jax.Array, following: jax.Array) -> jax.Array:
             marked = sampling.finite_or_marked(logits, following)
             if every:
                 return sampling.all_results(logits, marked)
-            of = sampling.reported(logits, slots, *rows)
+            of = sampling.reported(logits, slots, row_slots, positions)
             return sampling.row_results(lambda: of, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
 
-        rows = inputs.following, inputs.slots, inputs.positions
-        return (head.by_row(weights)(hidden[inputs.places], result, *rows),)
+        rows = inputs.slots, inputs.positions, inputs.following
+        return (head.by_row(weights, slots)(hidden[inputs.places], result, *rows),)
 
     return score
 

@@ -127,12 +127,11 @@ def make_adapted_forward(
     slots_of: AdapterSlots,
 ) -> Callable[..., ForwardResult]:
     """As `make_forward`, of a bucket whose rows may name adapters: their arrays come before the packed input."""
-    tree = jax.tree.structure(slots_of.pools)
 
     def put(model: nnx.Module, arrays: tuple[jax.Array, ...], slots: jax.Array) -> None:
         tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
         counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
-        put_adapters(model, jax.tree.unflatten(tree, arrays), pairs_of(slots, **counts, **tile))
+        put_adapters(model, slots_of.of_layers(arrays), pairs_of(slots, **counts, **tile))
 
     forward = make_forward(graph, names, bucket, pools, options, put)
 

@@ -20,7 +20,7 @@ from ferrum_jax.sampling.logprobs import (
 )
 from ferrum_jax.sampling.masks import ALL, write_masks
 from ferrum_jax.sampling.record_words import RECORD_WORDS, STOP_ROOM, slot_record
-from ferrum_jax.sampling.slots import append_tokens, read_tokens, write_slot
+from ferrum_jax.sampling.slots import append_tokens, read_adapters, read_tokens, write_slot
 
 __all__ = [
     "ALL",
@@ -33,6 +33,7 @@ __all__ = [
     "all_results",
     "append_tokens",
     "finite_or_marked",
+    "read_adapters",
     "read_tokens",
     "reported",
     "row_results",

@@ -31,7 +31,7 @@ class ByRow(Protocol):
         self,
         hidden: jax.Array,  # [n, D]
         compute: Callable[..., jax.Array],
-        *rows: jax.Array,  # [n] each
+        *rows: jax.Array,  # [n] each, the first their slots
     ) -> jax.Array: ...  # [n, words]
 
 

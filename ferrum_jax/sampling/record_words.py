@@ -15,7 +15,7 @@ from ferrum_jax.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 # words
 FLAGS, CHOICE, SEED_HIGH, SEED_LOW, NUM_PROMPT_TOKENS, MIN_TOTAL_TOKENS, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(10)
-REPETITION, PRESENCE, FREQUENCY, NUM_BIAS, NUM_STOP_IDS = range(10, 15)
+REPETITION, PRESENCE, FREQUENCY, NUM_BIAS, NUM_STOP_IDS, ADAPTER = range(10, 16)
 NUM_PARAMETERS = 16
 STOP_ROOM = 2 * MAX_STOP_IDS  # the user's and the model's end tokens
 BIAS_IDS = NUM_PARAMETERS
@@ -51,12 +51,13 @@ def slot_record(
     token_ids: Sequence[int],
     max_model_len: int,
     processed: bool = False,
+    adapter_id: int = 0,
 ) -> np.ndarray:
     """The record of one choice of a request: [RECORD_WORDS + max_model_len] int32.
 
     seed: any 64-bit integer, signed or not. stop_ids: what min_tokens forbids, end tokens and
     stop_token_ids together. token_ids: all tokens known so far, prompt first; fewer than num_prompt_tokens
-    is never right. processed: see `RequestOptions.scores`.
+    is never right. processed: see `RequestOptions.scores`. adapter_id: its slot, 0 for none.
 
     Raises ValueError if the tokens or the stop ids do not fit.
     """
@@ -77,6 +78,7 @@ def slot_record(
     record[TOP_K] = min(max(sampling.top_k, 0), _INT32_MAX)
     _write_floats(record.view(np.float32), sampling)
     record[NUM_STOP_IDS] = len(stops)
+    record[ADAPTER] = adapter_id
     record[STOP_IDS : STOP_IDS + len(stops)] = stops
     record[RECORD_WORDS : RECORD_WORDS + len(token_ids)] = token_ids
     return record

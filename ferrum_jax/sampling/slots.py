@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.sampling.record_words import NUM_PARAMETERS, RECORD_WORDS
+from ferrum_jax.sampling.record_words import ADAPTER, NUM_PARAMETERS, RECORD_WORDS
 
 
 def write_slot(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
@@ -43,6 +43,11 @@ def read_parameters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
 def read_words(slots: jax.Array, row_slots: jax.Array, start: int, count: int) -> jax.Array:
     """Words [start, start + count) of each row's record: [R, count] int32."""
     return slots.at[row_slots, start : start + count].get(mode="clip")
+
+
+def read_adapters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
+    """The adapter's slot of each row: [R] int32, 0 for none."""
+    return read_words(slots, row_slots, ADAPTER, 1)[:, 0]
 
 
 def as_float(words: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
-from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish
+from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, small_llm
 
 ADAPTERS = GOLDENS / "adapters"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -199,6 +199,32 @@ def test_experts_equal_peft():
     check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "name"), [("qwen3_moe", "qwen3_moe_head"), ("llama", "llama_head")])
+def test_heads_equal_peft_beside_rows_of_the_base_alone(base, name):
+    config = dataclasses.replace(INVARIANT, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,head")
+    prompts, tokens, best = golden(name)
+    llm, plain = open_llm(base, config, one=name), small_llm(base, INVARIANT)
+    asked = [p.tolist() for p in prompts]
+    outputs = llm.generate(asked * 2, GREEDY, adapter=["one"] * 3 + [None] * 3)
+    check_equal(outputs[:3], tokens, best)
+    assert [o.token_ids for o in outputs[3:]] == [o.token_ids for o in plain.generate(asked, GREEDY)]
+    with np.load(ADAPTERS / name / "golden.npz") as kept:
+        last = kept["last_logits"].astype(np.float64)
+    first = int(tokens[0][0])
+    (scores,) = llm.compute_logprobs([{"prompt_token_ids": asked[0], "adapter": "one"}], [[first]], progress=False)
+    assert scores.logprobs[0] == pytest.approx(last[0][first] - np.logaddexp.reduce(last[0]), abs=1e-4)
+    llm.load_adapter("two", ADAPTERS / name)
+    llm.unload_adapter("one")
+    check_equal(llm.generate(asked, GREEDY, adapter="two"), tokens, best)
+    assert llm.stats()["compiles_after_ready"] == 0
+
+
+def test_a_head_s_adapter_needs_slots_of_the_head(llm):
+    with pytest.raises(ValueError, match=r"it adapts head.weight, and adapter_targets does not name head"):
+        llm.load_adapter("head", ADAPTERS / "llama_head")
+
+
 def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, list[list[int]]]:
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     program = [sys.executable, "-m", "tests.engine.adapter_program", base, adapter, targets, *meshes]
@@ -209,7 +235,10 @@ def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "adapter", "targets"),
-    [("llama", "llama_patterns", "attention,mlp"), ("qwen3_moe", "qwen3_moe_experts", "attention,mlp,experts")],
+    [
+        ("llama", "llama_patterns", "attention,mlp"),
+        ("qwen3_moe", "qwen3_moe_experts", "attention,mlp,experts"),
+    ],
 )
 def test_meshes_say_what_peft_says(base, adapter, targets):
     _, tokens, best = golden(adapter)
