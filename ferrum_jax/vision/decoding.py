@@ -10,10 +10,13 @@ animation gives its first frame.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
 import struct
+import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +27,13 @@ if TYPE_CHECKING:
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _READERS = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff")  # modules, which Pillow imports when it needs them
-MAX_PIXELS = 1 << 26  # 67 million; decoding takes up to 12 bytes for each
+MAX_PIXELS = 1 << 26  # 67 million; decoding takes up to 16 bytes for each
+_LARGE_PIXELS = 1 << 23  # an image with more is decoded alone, so that many at once do not take memory for all
+_BAND_ROWS = 256
 _MOST_SCANS = 100  # of a progressive JPEG, each of which visits every pixel; encoders write about ten
 _ORIENTATION = 0x0112
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
+_LARGE = threading.RLock()
 
 
 @functools.cache
@@ -47,11 +53,14 @@ def decoded_image(content: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray
     image_module = pillow()
     if not content:
         raise ValueError("the image is empty: it has no bytes")
-    _check_before_opening(content, max_pixels)
+    _check_scans(content)
     try:
         # Pillow's readers raise more than OSError for damaged files: struct.error, KeyError, TypeError and others
-        with image_module.open(io.BytesIO(content), formats=KINDS) as image:
-            _check_size(image.width, image.height, max_pixels)
+        with contextlib.ExitStack() as stack:
+            # WebP's decoder takes memory for all pixels when it is opened, others when they are loaded
+            stack.enter_context(_room_for(_webp_size(content) or (1, 1), max_pixels))
+            image = stack.enter_context(image_module.open(io.BytesIO(content), formats=KINDS))
+            stack.enter_context(_room_for(image.size, max_pixels))
             _check_tiles(image, max_pixels)
             image.load()
             return _rgb(_upright(image))
@@ -94,23 +103,31 @@ class ImageRefused(ValueError):
     """What is said of an image whose file may be sound, in words that need nothing around them."""
 
 
-def _check_before_opening(content: bytes, max_pixels: int) -> None:
-    """Raises for a file whose mere opening, or whose scans, would cost what its size in pixels does not show."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        size = _webp_size(content)
-        if size is not None:
-            _check_size(*size, max_pixels)  # its decoder takes memory for all pixels when it is opened
+@contextlib.contextmanager
+def _room_for(size: tuple[int, int], max_pixels: int) -> Iterator[None]:
+    """Memory for an image of this width and height, which a large one has alone. Raises for one that is too large."""
+    width, height = size
+    _check_size(width, height, max_pixels)
+    if width * height <= _LARGE_PIXELS:
+        yield
+    else:
+        with _LARGE:
+            yield
+
+
+def _check_scans(content: bytes) -> None:
+    """Raises for a JPEG whose scans would cost what its size in pixels does not show."""
     if content[:2] == b"\xff\xd8" and (scans := content.count(b"\xff\xda")) > _MOST_SCANS:
         raise ImageRefused(f"the image is a JPEG of {scans} scans; at most {_MOST_SCANS} are decoded: save it anew")
 
 
 def _webp_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height by the first chunk of a WebP; None where it has none that says so.
+    """Width and height by the first chunk of a WebP; None of another file, and where it does not say so.
 
     Source: RFC 9649, sections 2.5 to 2.7 and 3.4.
     """
     kind, chunk = content[12:16], content[20:30]
-    if len(chunk) < 10:
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(chunk) < 10:
         return None
     if kind == b"VP8X":
         return 1 + int.from_bytes(chunk[4:7], "little"), 1 + int.from_bytes(chunk[7:10], "little")
@@ -165,6 +182,14 @@ def _upright(image: Image) -> Image:
 
 def _rgb(image: Image) -> np.ndarray:
     """uint8 [H, W, 3]: transparent pixels on white, 16 bits cut to the upper 8."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, _BAND_ROWS):  # each step below copies what it is given
+        bottom = min(image.height, top + _BAND_ROWS)
+        pixels[top:bottom] = _rgb_of_band(image.crop((0, top, image.width, bottom)))
+    return pixels
+
+
+def _rgb_of_band(image: Image) -> np.ndarray:
     if image.mode.startswith("I"):
         image = _of_16_bits(image)
     if image.mode == "F":
@@ -173,7 +198,7 @@ def _rgb(image: Image) -> np.ndarray:
         image = image.convert("RGBA")
         white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
         image = pillow().alpha_composite(white, image)
-    return np.array(image.convert("RGB"))
+    return np.asarray(image.convert("RGB"))
 
 
 def _of_16_bits(image: Image) -> Image:

@@ -106,31 +106,6 @@ def parts_of(image: ProcessedImage) -> tuple[ProcessedImage, ...]:
     )
 
 
-def mrope_positions(
-    num_tokens: int, spans: Sequence[tuple[int, int]], grids: Sequence[tuple[int, int, int]], *, merge_size: int = 2
-) -> np.ndarray:
-    """int32 [3, num_tokens]: of each token its position in time, height and width.
-
-    Tokens of text count on alike in all three. An image's tokens stand at the next position plus their place in the
-    merged grid, and text after it goes on beyond the longer side of that. What is drawn later stands at its index plus
-    positions[:, -1].max() + 1 - num_tokens.
-    spans: (start, length) of each image's tokens, in order. grids: (t, h, w) of each in patches.
-    Source: Wang et al. 2024 (Qwen2-VL, arXiv 2409.12191), section 2.1.
-    """
-    positions = np.empty((3, num_tokens), np.int32)
-    done = following = 0  # tokens that have a position, and the next position
-    for (start, length), (t, h, w) in zip(spans, grids, strict=True):
-        h, w = h // merge_size, w // merge_size
-        assert done <= start and t * h * w == length, f"a grid of {t} x {h} x {w} does not fill {length} tokens"
-        positions[:, done:start] = np.arange(following, following + start - done, dtype=np.int32)
-        following += start - done
-        positions[:, start : start + length] = np.indices((t, h, w), np.int32).reshape(3, -1) + following
-        following += max(h, w)
-        done = start + length
-    positions[:, done:] = np.arange(following, following + num_tokens - done, dtype=np.int32)
-    return positions
-
-
 def _text_of(image: ProcessedImage, form: Placeholders) -> str:
     runs = image.grid[0] if form.with_crops else 1
     run = form.before + form.token * (image.num_tokens // runs) + form.after

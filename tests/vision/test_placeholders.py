@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.image import ProcessedImage
-from ferrum_jax.vision.placeholders import GEMMA3, QWEN, expand_ids, expand_text, mrope_positions, parts_of
+from ferrum_jax.vision.placeholders import GEMMA3, QWEN, expand_ids, expand_text, parts_of
 from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens.pictures import picture
 from scripts.make_image_goldens import GEMMA_PROMPTS, QWEN_PROMPTS, SCANNED, SMALL
@@ -47,17 +48,19 @@ def test_positions_are_those_of_the_reference(index):
     sizes, text = QWEN_PROMPTS[index]
     images = images_of(SMALL, sizes)
     expanded = expand_text(text, images, QWEN, encode)
-    positions = mrope_positions(
-        len(expanded.token_ids),
-        [(span.start, span.length) for span in expanded.spans],
-        [part.grid for part in expanded.parts],
-    )
-    assert positions.dtype == np.int32
+    placed = [
+        PlacedImage(
+            start=span.start, length=span.length, digest=span.digest, grid=part.grid, rope_grid=merged(part.grid)
+        )
+        for span, part in zip(expanded.spans, expanded.parts, strict=True)
+    ]
+    positions = rope_positions(placed, 0, len(expanded.token_ids))
     np.testing.assert_array_equal(positions, golden()[f"positions_{index}"])
+    assert positions[:, -1].max() + 1 == len(expanded.token_ids) + rope_shift(placed, len(expanded.token_ids))
 
 
-def test_positions_of_text_alone_are_its_indices():
-    np.testing.assert_array_equal(mrope_positions(4, [], []), [[0, 1, 2, 3]] * 3)
+def merged(grid):
+    return grid[0], grid[1] // 2, grid[2] // 2
 
 
 def test_token_ids_are_expanded_as_their_text_is():

@@ -1,0 +1,200 @@
+"""The bytes of an http(s) URL, from hosts that are allowed, at addresses that the whole world can reach.
+
+A URL of a stranger must not reach what only this machine can. So a name is resolved once, every address that it has
+must be public, and the connection goes to an address that was checked: a name that resolves to something else a moment
+later changes nothing. Each redirect is checked as the first URL was. One deadline holds for all of it; when it passes
+the connection is shut, so that a server that sends a byte now and then gains nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import ipaddress
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_LONGEST_URL = 8192
+_PORTS = {"http": 80, "https": 443}
+# Networks whose addresses hold one of IPv4, and where in them it begins (bits from the end).
+_HOLDS_IPV4 = (
+    (ipaddress.ip_network("64:ff9b::/96"), 0),  # NAT64
+    (ipaddress.ip_network("64:ff9b:1::/48"), 0),
+    (ipaddress.ip_network("::/96"), 0),  # IPv4-compatible
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FetchLimits:
+    """hosts: that may be asked, "*" for all. max_bytes: of the answer. timeout_s: of all redirects together."""
+
+    hosts: tuple[str, ...]
+    max_bytes: int
+    timeout_s: float
+    max_redirects: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _HttpTarget:
+    """Where one request goes, checked against the hosts. target: path and query."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def name(self) -> str:
+        return self.host if self.port == _PORTS[self.scheme] else f"{self.host}:{self.port}"
+
+
+def fetched(url: str, limits: FetchLimits) -> bytes:
+    """The body of the answer. Raises ValueError saying why there is none; what the server says is not repeated."""
+    deadline = time.monotonic() + limits.timeout_s
+    for _ in range(limits.max_redirects + 1):
+        place = _target_of(url, limits.hosts)
+        try:
+            body, elsewhere = _asked(place, deadline, limits)
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() >= deadline:
+                raise ValueError(f"the image of {place.name} took more than {limits.timeout_s:g} s") from error
+            why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            raise ValueError(f"the image of {place.name} cannot be fetched: {why}") from error
+        if elsewhere is None:
+            return body
+        url = urllib.parse.urljoin(url, elsewhere)
+    raise ValueError(f"the image's URL leads to more than {limits.max_redirects} others; give the last one")
+
+
+def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
+    """Raises ValueError for a URL that is malformed, or whose host is not allowed."""
+    wrong = None
+    try:
+        parsed = urllib.parse.urlsplit(url)
+        host, port = (parsed.hostname or "").rstrip("."), parsed.port
+    except ValueError as error:
+        raise ValueError(f"the image's URL is malformed: {error}") from error
+    if len(url) > _LONGEST_URL or not url.isascii() or any(c.isspace() or ord(c) < 33 or c == "\\" for c in url):
+        wrong = f"it must be at most {_LONGEST_URL} printable ASCII characters; write others as %XX"
+    elif parsed.scheme not in _PORTS:
+        wrong = f"its scheme is {parsed.scheme!r}; http and https are fetched"
+    elif not host or "@" in parsed.netloc:
+        wrong = "it must name a host, and no user or password"
+    if wrong is not None:
+        raise ValueError(f"the image's URL is malformed: {wrong}")
+    place = _HttpTarget(
+        scheme=parsed.scheme,
+        host=host,
+        port=port or _PORTS[parsed.scheme],
+        target=urllib.parse.urlunsplit(("", "", parsed.path or "/", parsed.query, "")),
+    )
+    if "*" not in hosts and place.name not in {name.lower().rstrip(".") for name in hosts}:
+        said = f"allowed are {', '.join(hosts)}" if hosts else "none is allowed: give a data: URL"
+        raise ValueError(f"the image's URL is of {place.name}; {said}, or name the host in image_hosts")
+    return place
+
+
+def _asked(place: _HttpTarget, deadline: float, limits: FetchLimits) -> tuple[bytes, str | None]:
+    """The body, or where the server sends us instead."""
+    address = _address_of(place, deadline)
+    headers = {"Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close", "User-Agent": "ferrum-jax"}
+    with _connected(place, address, deadline) as connection:
+        connection.request("GET", place.target, headers=headers)
+        answer = connection.getresponse()
+        if answer.status in _REDIRECTS:
+            elsewhere = answer.getheader("Location")
+            if not elsewhere:
+                raise ValueError(f"the image of {place.name} is elsewhere, and the server does not say where")
+            return b"", elsewhere
+        if answer.status != 200:
+            raise ValueError(f"the image of {place.name} cannot be fetched: the server answers {answer.status}")
+        if (answer.getheader("Content-Encoding") or "identity").lower() != "identity":
+            raise ValueError(f"the image of {place.name} is sent compressed, though it was not asked for so")
+        body = answer.read(limits.max_bytes + 1)
+        if len(body) > limits.max_bytes or (answer.length or 0) > 0:
+            short = len(body) <= limits.max_bytes
+            what = "ends before its time" if short else f"has more than {limits.max_bytes:,} bytes"
+            raise ValueError(f"the image of {place.name} {what}")
+    if time.monotonic() >= deadline:  # shut from this side: what came may be no more than a part
+        raise ValueError(f"the image of {place.name} took more than {limits.timeout_s:g} s")
+    return body, None
+
+
+def _address_of(place: _HttpTarget, deadline: float) -> str:
+    """A public address of the host. Raises ValueError if any that it has is not, OSError if it has none in time."""
+    found: queue.SimpleQueue[list | OSError] = queue.SimpleQueue()
+
+    def resolve() -> None:
+        try:
+            found.put(socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.put(error if isinstance(error, OSError) else OSError(f"no such name: {error}"))
+
+    threading.Thread(target=resolve, daemon=True, name="image-host").start()  # the resolver knows no timeout
+    try:
+        answers = found.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise TimeoutError("its name is not resolved") from None
+    if isinstance(answers, OSError):
+        raise answers
+    addresses = [answer[4][0] for answer in answers]
+    if not all(is_public(address) for address in addresses):
+        raise ValueError(
+            f"the image's host {place.host} has a private address; images are fetched from public ones only"
+        )
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address of IPv4 or IPv6 is one that the whole world can reach, as is one of IPv4 that it holds."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        held = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
+        held += [ipaddress.IPv4Address(int(found) >> bits & 0xFFFFFFFF) for net, bits in _HOLDS_IPV4 if found in net]
+        inner = [each for each in held if each is not None]
+        if inner:
+            return all(is_public(str(each)) for each in inner)
+        if found.is_site_local:
+            return False
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+@contextlib.contextmanager
+def _connected(place: _HttpTarget, address: str, deadline: float) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the address that was checked, which is shut at the deadline whatever is going on."""
+    rest = deadline - time.monotonic()
+    if rest <= 0:
+        raise TimeoutError("no time is left")
+    connection = http.client.HTTPConnection(place.host, place.port, timeout=rest)  # which the Host header follows
+    plain = socket.create_connection((address, place.port), timeout=rest)
+    # of the same connection, and still there when TLS has taken over the first one
+    shutter = socket.socket(fileno=os.dup(plain.fileno()))
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), _shut, (shutter,))
+    timer.daemon = True
+    timer.start()
+    try:
+        if place.scheme == "https":
+            plain = ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
+            connection.default_port = _PORTS["https"]  # else the Host header would name the port
+        connection.sock = plain
+        yield connection
+    finally:
+        timer.cancel()
+        plain.close()
+        shutter.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
