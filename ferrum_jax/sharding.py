@@ -65,8 +65,15 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.ba.weight", ("heads", None)),
     ("layers.*.attention.*_heads.weight", ("heads", None)),
     ("layers.*.attention.conv", (None, None, None)),
-    ("layers.*.attention.a_log", ("heads",)),
-    ("layers.*.attention.dt_bias", ("heads",)),
+    ("layers.*.a_log", ("heads",)),
+    ("layers.*.dt_bias", ("heads",)),
+    ("layers.*.skip", ("heads",)),
+    ("layers.*.conv_heads", ("heads", None, None)),
+    ("layers.*.conv_heads_bias", ("heads",)),
+    ("layers.*.conv_whole", (None, None, None)),
+    ("layers.*.conv_whole_bias", (None,)),
+    ("layers.*.attention.*_whole.weight", (None, None)),
+    ("layers.*.heads_norm.weight", ("heads",)),
     ("layers.*.mlp.shared_gate.weight", (None, None)),
     ("layers.*.mlp.shared.down.weight", (None, "hidden")),
     ("layers.*.attention.sinks", ("heads",)),
@@ -457,7 +464,8 @@ def _num_inputs(spec: ModelSpec, name: str) -> int:
         shared = spec.experts.shared_intermediate_size if spec.experts is not None else 0
         return shared if ".shared." in name else spec.mlp.intermediate_size
     layer = _layer_in(name)
-    if spec.recurrence is not None and layer in spec.state_layers:
+    attends = layer in spec.attention_layers
+    if spec.recurrence is not None and layer in spec.state_layers and (".recurrence." in name or not attends):
         return spec.recurrence.output_size
     own = spec.attention_of(layer)
     return own.num_attention_heads * own.value_dim

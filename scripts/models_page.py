@@ -44,7 +44,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | what | why |
 |---|---|
 | DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
-| Mamba2 and short convolutions (Nemotron-H, Falcon-H1, Granite 4, LFM2) | recurrent layers are Gated DeltaNets alone |
+| Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
 | Gemma 4 | embeddings of each layer, and keys that are values, are not served yet |
 | Llama 4 | attention in chunks is not served yet |
 | `clip_qkv` of OLMoE | no released OLMoE clips |

@@ -148,7 +148,7 @@ class Attention(nnx.Module):
         borrows = self.lender != layer
         self.head_dim, self.value_dim = H, V
         self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
-        self.has_gate = own.gate
+        self.has_gate, self.output_multiplier = own.gate, own.output_multiplier
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
         self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
         self.v = None if borrows else Linear(D, K * V, bias=own.bias, dtype=dtype, rngs=rngs)
@@ -187,6 +187,8 @@ class Attention(nnx.Module):
             sinks=None if self.sinks is None else self.sinks[...],
         )
         attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
+        if self.output_multiplier != 1:
+            attended = attended * jnp.asarray(self.output_multiplier, attended.dtype)
         return self.o(attended.reshape(T, -1), context.shards)
 
     def _keys_and_values(

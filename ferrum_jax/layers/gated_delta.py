@@ -42,7 +42,7 @@ def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
 
 
 def _sizes(spec: ModelSpec) -> GatedDeltaSpec:
-    assert spec.recurrence is not None, f"{spec.architecture} has Gated DeltaNets and no sizes of them"
+    assert isinstance(spec.recurrence, GatedDeltaSpec), f"{spec.architecture} has no Gated DeltaNets"
     return spec.recurrence
 
 

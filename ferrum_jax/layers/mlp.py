@@ -73,10 +73,17 @@ class MLP(nnx.Module):
         self.down = Linear(F, D, bias=bias, dtype=dtype, rngs=rngs)
         self.gating = gating_of(spec)
         self.act = activation_of(spec.hidden_act)
+        self.gate_multiplier, self.output_multiplier = spec.gate_multiplier, spec.output_multiplier
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        return self.down(self.hidden(x), context.shards)
+        return _times(self.down(self.hidden(x), context.shards), self.output_multiplier)
 
     def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]
         """What `down` is given."""
-        return self.act(self.up(x)) if self.gate is None else self.gating(self.gate(x), self.up(x))
+        if self.gate is None:
+            return self.act(self.up(x))
+        return self.gating(_times(self.gate(x), self.gate_multiplier), self.up(x))
+
+
+def _times(x: jax.Array, multiplier: float) -> jax.Array:
+    return x if multiplier == 1 else x * jnp.asarray(multiplier, x.dtype)

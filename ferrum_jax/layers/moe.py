@@ -18,7 +18,7 @@ from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
-from ferrum_jax.layers.mlp import MLP, gating_of
+from ferrum_jax.layers.mlp import MLP, activation_of, gating_of
 from ferrum_jax.spec import ExpertsSpec, MlpSpec
 from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp
 
@@ -26,12 +26,12 @@ from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_ml
 class Experts(nnx.Module):
     """The experts' weights, stacked, dense or in a form: gate, up [E, F, D]; down [E, D, F].
 
-    Biases are [E, F], [E, F], [E, D], or None.
+    Biases are [E, F], [E, F], [E, D], or None. gate is None of experts without one.
     """
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         E, F, D = spec.num_experts, spec.intermediate_size, hidden_size
-        self.gate: nnx.Param | FormedWeight = random_weight((E, F, D), dtype, rngs)
+        self.gate: nnx.Param | FormedWeight | None = random_weight((E, F, D), dtype, rngs) if spec.has_gates else None
         self.up: nnx.Param | FormedWeight = random_weight((E, F, D), dtype, rngs)
         self.down: nnx.Param | FormedWeight = random_weight((E, D, F), dtype, rngs)
         self.gate_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.bias else None
@@ -48,16 +48,16 @@ class Experts(nnx.Module):
     @property
     def row_slots(self) -> jax.Array | None:
         """[T]: the adapter slot of each token, where adapters may add to the experts."""
-        gate: Any = self.gate[...]
-        return gate.pairs.slots if isinstance(gate, Adapted) else None
+        up: Any = self.up[...]
+        return up.pairs.slots if isinstance(up, Adapted) else None
 
     def stack(self, device: jax.Array, num_experts: int, row_slots: jax.Array | None = None) -> ExpertStack:
         """As the kernel takes them. device: which of those that the num_experts are spread over this is. row_slots: the
         adapter slot of each token that they are given, where adapters may add to them."""
-        parts: list[Any] = [weight[...] for weight in (self.gate, self.up, self.down)]
+        parts: list[Any] = [None if weight is None else weight[...] for weight in (self.gate, self.up, self.down)]
         adapters = None
         if row_slots is not None:
-            of_gate, of_up, of_down = (part.slots for part in parts)
+            of_gate, of_up, of_down = (None if part is None else part.slots for part in parts)
             adapters = ExpertAdapters(gate=of_gate, up=of_up, down=of_down, slots=row_slots)
         gate, up, down = (part.base if isinstance(part, Adapted) else part for part in parts)
         return ExpertStack(
@@ -66,7 +66,7 @@ class Experts(nnx.Module):
             down=down,
             biases=self.biases,
             adapters=adapters,
-            first_expert=device * gate.shape[0],
+            first_expert=device * up.shape[0],
             num_experts=num_experts,
         )
 
@@ -94,7 +94,7 @@ class MoE(nnx.Module):
         self.shared = None if shared is None else MLP(hidden_size, shared, dtype=dtype, rngs=rngs)
         has_gate = shared is not None and spec.shared_gate
         self.shared_gate = Linear(hidden_size, 1, dtype=dtype, rngs=rngs) if has_gate else None
-        self.gating = gating_of(mlp)
+        self.gating = gating_of(mlp) if spec.has_gates else activation_of(mlp.hidden_act)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[T, D] -> (expert ids [T, X] int32, weights [T, X] float32), best first, lower id first on a tie."""

@@ -33,6 +33,22 @@ class RMSNorm(nnx.Module):
         return weight * (wide * scale).astype(x.dtype)
 
 
+class GroupedNorm(nnx.Module):
+    """y = weight * (x / sqrt(mean(x²) + eps)), the mean over each of some groups of the last axis; the quotient is
+    rounded to `dtype` first. On a mesh a device has some of the groups, or a part of the only one."""
+
+    def __init__(self, size: int, num_groups: int, *, eps: float, dtype: jnp.dtype) -> None:
+        self.weight = nnx.Param(jnp.ones((size,), dtype))
+        self.num_groups, self.eps = num_groups, eps
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype, parts: Shards) -> jax.Array:  # [T, size] float32 -> the same
+        grouped = x.reshape(len(x), max(self.num_groups // parts.size, 1), -1)
+        mean = jnp.mean(grouped * grouped, axis=-1, keepdims=True)
+        mean = parts.sum(mean) / parts.size if self.num_groups == 1 else mean
+        quotient = (grouped * jax.lax.rsqrt(mean + self.eps)).reshape(x.shape).astype(dtype)
+        return self.weight[...][None] * quotient
+
+
 def unit_rms(x: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x²) + eps) over the last axis, in float32, rounded to x's dtype: an RMSNorm without a weight."""
     wide = x.astype(jnp.float32)

@@ -20,13 +20,13 @@ from flax import nnx
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding
-from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
+from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ExpertsSpec, ModelSpec
 
 _MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -39,13 +39,14 @@ class DecoderLayer(nnx.Module):
         def norm(is_there: bool) -> Callable[[jax.Array], jax.Array]:
             return norm_of(spec.norm, spec.hidden_size, dtype=dtype) if is_there else _as_it_is
 
-        self.attention_norm = norm(spec.norm.before)
-        self.attention: Callable[..., jax.Array] = _mixer_of(spec, layer, dtype, rngs)
-        self.attention_out_norm = norm(spec.norm.after)
+        mixes, has_mlp = layer in spec.mixing_layers, layer not in spec.without_mlp
+        self.attention_norm = norm(spec.norm.before and mixes)
+        self.attention: Mixer | None = _mixer_of(spec, layer, dtype, rngs)
+        self.attention_out_norm = norm(spec.norm.after and mixes)
         self.is_parallel = spec.parallel
-        self.mlp_norm = norm(spec.norm.before and not spec.parallel)
-        self.mlp = _mlp_of(spec, layer, dtype, rngs)
-        self.mlp_out_norm = norm(spec.norm.after)
+        self.mlp_norm = norm(spec.norm.before and has_mlp and not spec.parallel)
+        self.mlp = _mlp_of(spec, layer, dtype, rngs) if has_mlp else None
+        self.mlp_out_norm = norm(spec.norm.after and has_mlp)
         self.residual_multiplier = spec.residual_multiplier
 
     def __call__(
@@ -55,22 +56,38 @@ class DecoderLayer(nnx.Module):
         context: ForwardContext,
     ) -> jax.Array:  # [T, D]
         normed = self.attention_norm(x)
-        attended = self._scaled(self.attention_out_norm(self.attention(normed, rotation, context)))
-        if self.is_parallel:
-            return x + attended + self._scaled(self.mlp_out_norm(self.mlp(normed, context)))
-        x = x + attended
-        return x + self._scaled(self.mlp_out_norm(self.mlp(self.mlp_norm(x), context)))
+        if self.attention is not None:
+            x = x + self._scaled(self.attention_out_norm(self.attention(normed, rotation, context)))
+        if self.mlp is None:
+            return x
+        given = normed if self.is_parallel else self.mlp_norm(x)
+        return x + self._scaled(self.mlp_out_norm(self.mlp(given, context)))
 
     def _scaled(self, x: jax.Array) -> jax.Array:
         return x if self.residual_multiplier == 1 else x * jnp.asarray(self.residual_multiplier, x.dtype)
 
 
-def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Callable[..., jax.Array]:
-    """What joins a token with those before it: attention, or what has a recurrent state."""
-    if spec.recurrence is not None and layer in spec.state_layers:
-        return GatedDeltaNet(spec, layer, dtype=dtype, rngs=rngs)
-    kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
-    return kind(spec, layer, dtype=dtype, rngs=rngs)
+class SideBySide(nnx.Module):
+    """Attention and a recurrence, given the same tokens; what they give is added."""
+
+    def __init__(self, attention: Mixer, recurrence: Mixer) -> None:
+        self.attention, self.recurrence = attention, recurrence
+
+    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        return self.attention(x, rotation, context) + self.recurrence(x, rotation, context)
+
+
+def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Mixer | None:
+    """What joins a token with those before it: attention, what has a recurrent state, both, or nothing."""
+    attention = recurrence = None
+    if layer in spec.attention_layers:
+        kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
+        attention = kind(spec, layer, dtype=dtype, rngs=rngs)
+    if layer in spec.state_layers and spec.recurrence is not None:
+        recurrence = recurrent_layer(spec, layer, dtype=dtype, rngs=rngs)
+    if attention is not None and recurrence is not None:
+        return SideBySide(attention, recurrence)
+    return recurrence if attention is None else attention
 
 
 def _mlp_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> MoE | MLP:
@@ -159,7 +176,9 @@ def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tupl
     )
 
 
-def attention_rules(spec: ModelSpec, q_norm: str = "q_norm", k_norm: str = "k_norm") -> tuple[Rule, ...]:
+def attention_rules(
+    spec: ModelSpec, q_norm: str = "q_norm", k_norm: str = "k_norm", output: str = "o_proj"
+) -> tuple[Rule, ...]:
     """Projections of attention, each a tensor of its own, and the norms of its heads, by their names."""
     layers, own = spec.attention_layers, spec.attention
     keep = tuple(layer for layer in layers if spec.lender_of(layer) == layer)
@@ -168,7 +187,7 @@ def attention_rules(spec: ModelSpec, q_norm: str = "q_norm", k_norm: str = "k_no
     having = {"q": layers, "k": keep, "v": keep}.items()
     return (
         *(rule for x, has in having for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", has, own.bias)),
-        *linear("self_attn.o_proj", "attention.o", layers, own.output_bias),
+        *linear(f"self_attn.{output}", "attention.o", layers, own.output_bias),
         *per_layer(f"self_attn.{q_norm}.weight", f"attention.q_{suffix}.weight", layers if has_norms else ()),
         *per_layer(f"self_attn.{k_norm}.weight", f"attention.k_{suffix}.weight", keep if has_norms else ()),
     )
@@ -225,7 +244,8 @@ def shared_expert_rules(experts: ExpertsSpec, name: str, bias: bool = False) -> 
     """The expert of all tokens, and its gate where it has one."""
     if not experts.shared_intermediate_size:
         return ()
-    parts = (linear(f"{name}.{theirs}", f"mlp.shared.{ours}", experts.layers, bias) for ours, theirs in _MLP.items())
+    names = (pair for pair in _MLP.items() if experts.has_gates or pair[0] != "gate")
+    parts = (linear(f"{name}.{theirs}", f"mlp.shared.{ours}", experts.layers, bias) for ours, theirs in names)
     gate = per_layer(f"{name}_gate.weight", "mlp.shared_gate.weight", experts.layers if experts.shared_gate else ())
     return (*(rule for rules in parts for rule in rules), *gate)
 

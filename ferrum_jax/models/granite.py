@@ -16,12 +16,13 @@ from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
 from ferrum_jax.spec import ExpertsSpec, ModelSpec
 
 _MAX_POSITIONS = 2048
+_OF_CONFIG = object()
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Granite config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader(config)
-    return _spec(reader, "GraniteForCausalLM", mlp=mlp_from(reader, bias=bool(reader.get("mlp_bias", False))))
+    return granite_spec(reader, "GraniteForCausalLM", mlp=mlp_from(reader, bias=bool(reader.get("mlp_bias", False))))
 
 
 def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -34,11 +35,11 @@ def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         intermediate_size=reader.require("intermediate_size"),
         norm_topk_prob=True,
     )
-    return _spec(reader, "GraniteMoeForCausalLM", experts=experts)
+    return granite_spec(reader, "GraniteMoeForCausalLM", experts=experts)
 
 
-def _spec(reader: ConfigReader, architecture: str, **family: Any) -> ModelSpec:
-    """What the families read alike."""
+def granite_spec(reader: ConfigReader, architecture: str, *, rope: Any = _OF_CONFIG, **family: Any) -> ModelSpec:
+    """What the families read alike. rope: the config's where it is not given."""
     bias = bool(reader.get("attention_bias", False))
     attention = attention_from(
         reader,
@@ -46,6 +47,7 @@ def _spec(reader: ConfigReader, architecture: str, **family: Any) -> ModelSpec:
         bias=bias,
         output_bias=bias,
         query_pre_attn_scalar=reader.get("attention_multiplier", 1.0) ** -2,
+        **({} if rope is _OF_CONFIG else {"rope": rope}),
     )
     return spec_from(
         reader,
@@ -61,11 +63,15 @@ def _spec(reader: ConfigReader, architecture: str, **family: Any) -> ModelSpec:
 
 def moe_weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of a Granite MoE, and the Hugging Face tensor it comes from: experts are stacked, gate by up."""
-    assert spec.experts is not None
+    return (*decoder.frame_rules(spec), *decoder.attention_rules(spec), *stacked_expert_rules(spec))
+
+
+def stacked_expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Routers and experts, none of a model without them."""
+    if spec.experts is None:
+        return ()
     layers, width, moe = spec.experts.layers, spec.experts.intermediate_size, "block_sparse_moe"
     return (
-        *decoder.frame_rules(spec),
-        *decoder.attention_rules(spec),
         *decoder.per_layer(f"{moe}.router.layer.weight", "mlp.router.weight", layers),
         *decoder.per_layer(f"{moe}.input_linear.weight", "mlp.experts.gate", layers, TensorSlice(axis=1, stop=width)),
         *decoder.per_layer(f"{moe}.input_linear.weight", "mlp.experts.up", layers, TensorSlice(axis=1, start=width)),

@@ -14,7 +14,6 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.forms import WeightForm
-from ferrum_jax.layers import gated_delta
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.models import (
     bert,
@@ -24,11 +23,14 @@ from ferrum_jax.models import (
     embedding_gemma,
     ernie,
     exaone4,
+    falcon_h1,
     gemma,
     glm4,
     gpt_oss,
     granite,
+    granite_hybrid,
     hunyuan,
+    lfm2,
     llama,
     minimax_m2,
     ministral3,
@@ -36,12 +38,14 @@ from ferrum_jax.models import (
     mixtral,
     modernbert,
     nemotron,
+    nemotron_h,
     olmo,
     phi,
     qwen,
     qwen3_5,
     qwen3_next,
     qwen3_vl,
+    recurrent,
     seed_oss,
     smollm3,
     starcoder2,
@@ -67,7 +71,7 @@ class Family:
     model: type[decoder.Decoder] = decoder.Decoder
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
-    state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = gated_delta.state_arrays
+    state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = recurrent.state_arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,7 @@ FAMILIES: dict[str, Family] = {
         spec_from_config=ernie.moe_spec_from_config, weight_rules=ernie.moe_weight_rules, harmless=ernie.moe_harmless
     ),
     "Exaone4ForCausalLM": Family(spec_from_config=exaone4.spec_from_config),
+    "FalconH1ForCausalLM": Family(spec_from_config=falcon_h1.spec_from_config, weight_rules=falcon_h1.weight_rules),
     "Gemma2ForCausalLM": Family(spec_from_config=gemma.gemma2_spec_from_config),
     "Gemma3ForCausalLM": Family(spec_from_config=gemma.gemma3_spec_from_config),
     "Gemma3ForConditionalGeneration": Family(
@@ -120,6 +125,9 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeForCausalLM": Family(
         spec_from_config=granite.moe_spec_from_config, weight_rules=granite.moe_weight_rules
     ),
+    "GraniteMoeHybridForCausalLM": Family(
+        spec_from_config=granite_hybrid.spec_from_config, weight_rules=granite_hybrid.weight_rules
+    ),
     "HunYuanDenseV1ForCausalLM": Family(spec_from_config=hunyuan.spec_from_config, weight_rules=hunyuan.weight_rules),
     "HunYuanMoEV1ForCausalLM": Family(spec_from_config=hunyuan.moe_spec_from_config, weight_rules=hunyuan.weight_rules),
     "KimiK25ForConditionalGeneration": Family(
@@ -127,6 +135,7 @@ FAMILIES: dict[str, Family] = {
         weight_rules=deepseek.kimi_weight_rules,
         harmless=deepseek.kimi_harmless,
     ),
+    "Lfm2ForCausalLM": Family(spec_from_config=lfm2.spec_from_config, weight_rules=lfm2.weight_rules),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
     "MiniMaxM2ForCausalLM": Family(
         spec_from_config=minimax_m2.spec_from_config,
@@ -143,6 +152,11 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(spec_from_config=llama.mistral_spec_from_config),
     "MixtralForCausalLM": Family(spec_from_config=mixtral.spec_from_config, weight_rules=mixtral.weight_rules),
     "NemotronForCausalLM": Family(spec_from_config=nemotron.spec_from_config),
+    "NemotronHForCausalLM": Family(
+        spec_from_config=nemotron_h.spec_from_config,
+        weight_rules=nemotron_h.weight_rules,
+        harmless=nemotron_h.harmless_tensors,
+    ),
     "Olmo2ForCausalLM": Family(spec_from_config=olmo.olmo2_spec_from_config),
     "Olmo3ForCausalLM": Family(spec_from_config=olmo.olmo3_spec_from_config),
     "OlmoeForCausalLM": Family(spec_from_config=olmo.olmoe_spec_from_config),

@@ -8,7 +8,7 @@ from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.model_spec import CacheGroup, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
-from ferrum_jax.spec.recurrence import GatedDeltaSpec
+from ferrum_jax.spec.recurrence import GatedDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ferrum_jax.spec.vision import VisionSpec
 
 __all__ = [
@@ -18,11 +18,14 @@ __all__ = [
     "GatedDeltaSpec",
     "Kept",
     "LatentSpec",
+    "Mamba2Spec",
     "MlpSpec",
     "ModelSpec",
     "NormSpec",
     "QkNorm",
+    "RecurrenceSpec",
     "RopeSpec",
+    "ShortConvSpec",
     "Temperature",
     "VisionSpec",
 ]

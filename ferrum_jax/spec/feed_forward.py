@@ -13,7 +13,8 @@ SCORINGS = ("softmax", "sigmoid")
 class MlpSpec:
     """MLPs, and how experts join gate and up.
 
-    gated: down is given hidden_act(gate) * up, else hidden_act(up); experts are always gated. swiglu_limit: gated by
+    gated: down is given hidden_act(gate) * up, else hidden_act(up). gate_multiplier, output_multiplier: gate, and what
+    down gives, are multiplied by it. swiglu_limit: gated by
     clamped SwiGLU with swiglu_alpha; None is hidden_act(gate) * up.
     """
 
@@ -21,6 +22,8 @@ class MlpSpec:
     hidden_act: str = "silu"
     bias: bool = False
     gated: bool = True
+    gate_multiplier: float = 1.0
+    output_multiplier: float = 1.0
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
 
@@ -38,7 +41,7 @@ class ExpertsSpec:
     highest are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
     routed_scaling_factor. weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
     shared_intermediate_size: of one more expert that all tokens go to, 0 for none; shared_gate: behind a gate.
-    bias: of routers and experts.
+    bias: of routers and experts. has_gates: down is given hidden_act(gate) * up, else hidden_act(up).
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -58,6 +61,7 @@ class ExpertsSpec:
     shared_intermediate_size: int = 0
     shared_gate: bool = True
     bias: bool = False
+    has_gates: bool = True
 
     def __post_init__(self) -> None:
         assert self.layers, "a model whose layers are all dense has no ExpertsSpec"

@@ -62,7 +62,8 @@ class AttentionSpec:
     the sigmoid of a projection that q brings along. sinks: each head has a logit that takes weight and has no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
     query_pre_attn_scalar: logits are q k over its root; None is head_dim. attn_logit_softcapping: logits become
-    cap * tanh(logits / cap). rope: None is no positions.
+    cap * tanh(logits / cap). rope: None is no positions. output_multiplier: of what attention
+    gives.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -81,6 +82,7 @@ class AttentionSpec:
     rope: RopeSpec | None = dataclasses.field(default_factory=RopeSpec)
     temperature: Temperature | None = None
     latent: LatentSpec | None = None
+    output_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
         check_positive(self, "num_attention_heads", "num_key_value_heads", "head_dim")

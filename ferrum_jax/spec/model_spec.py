@@ -16,7 +16,7 @@ from ferrum_jax.forms import WeightForm
 from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec
-from ferrum_jax.spec.recurrence import GatedDeltaSpec
+from ferrum_jax.spec.recurrence import RecurrenceSpec
 from ferrum_jax.spec.vision import VisionSpec
 
 NORM_KINDS = ("rms", "layer")
@@ -64,7 +64,8 @@ class ModelSpec:
     """One decoder model.
 
     attention: of all layers but those of other_attention, which are pairs (layers, their attention).
-    experts: None where every layer has an MLP. recurrence: None where no layer has a Gated DeltaNet.
+    experts: None where every layer has an MLP. recurrence: of the layers of the group "state".
+    without_mlp: layers that have neither MLP nor experts.
     vision: the tower of a model that sees images; None of one that reads text alone.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     parallel: attention and MLP are given the same norm's output. embedding_scale, residual_multiplier, logit_scale:
@@ -86,7 +87,8 @@ class ModelSpec:
     other_attention: tuple[tuple[tuple[int, ...], AttentionSpec], ...] = ()
     mlp: MlpSpec
     experts: ExpertsSpec | None = None
-    recurrence: GatedDeltaSpec | None = None
+    without_mlp: tuple[int, ...] = ()
+    recurrence: RecurrenceSpec | None = None
     vision: VisionSpec | None = None
     norm: NormSpec = NormSpec()
     parallel: bool = False
@@ -169,7 +171,13 @@ class ModelSpec:
     @property
     def dense_layers(self) -> tuple[int, ...]:
         """The layers with an MLP."""
-        return tuple(layer for layer in range(self.num_hidden_layers) if layer not in self.moe_layers)
+        others = {*self.moe_layers, *self.without_mlp}
+        return tuple(layer for layer in range(self.num_hidden_layers) if layer not in others)
+
+    @property
+    def mixing_layers(self) -> tuple[int, ...]:
+        """The layers that join a token with those before it."""
+        return tuple(sorted({*self.attention_layers, *self.state_layers}))
 
     def window_of(self, layer: int) -> int | None:
         """How many positions a token of this layer attends to; None is all."""
@@ -197,6 +205,10 @@ _ABSENT: Mapping[str, Any] = {
     "grouped": True,
     "vision": None,
     "sections": (),
+    "without_mlp": (),
+    "gate_multiplier": 1.0,
+    "output_multiplier": 1.0,
+    "has_gates": True,
 }
 
 

@@ -27,11 +27,12 @@ def expert_mlp(
     experts: ExpertStack,
     *,
     tile: int | None = None,
-    activation: Callable[[jax.Array, jax.Array], jax.Array] = swiglu,
+    activation: Callable[..., jax.Array] = swiglu,
     implementation: str | None = None,
 ) -> jax.Array:  # [T, D], the dtype of x
     """sum over choices c of weights[t, c] * down[e] activation(gate[e] x[t], up[e] x[t]), e = expert_ids[t, c].
 
+    Without gates activation is given up[e] x[t] alone.
     x: [T, D]. expert_ids: [T, X] int32 below experts.num_experts. expert_weights: [T, X] float32. Choices of experts
     that are not in the stack add nothing. tile: tokens of one expert that share a read of its weights, None takes
     choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products and biases are
@@ -44,7 +45,7 @@ def expert_mlp(
         ("T D", x),
         ("T X", expert_ids),
         ("T X", expert_weights),
-        ("E F D", experts.gate),
+        *(() if experts.gate is None else (("E F D", experts.gate),)),
         ("E F D", experts.up),
         ("E D F", experts.down),
         *(() if experts.biases is None else zip(("E F", "E F", "E D"), experts.biases, strict=True)),

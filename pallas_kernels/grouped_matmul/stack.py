@@ -15,14 +15,14 @@ from pallas_kernels.quantized_matmul import QuantizedWeight
 class ExpertAdapters:
     """What adapters add to each matrix. slots: that the tokens name, 0 for none."""
 
-    gate: ExpertSlots
+    gate: ExpertSlots | None
     up: ExpertSlots
     down: ExpertSlots
     slots: jax.Array  # [T] int32
 
     @property
     def num_slots(self) -> int:
-        return self.gate.a.shape[0]
+        return self.up.a.shape[0]
 
 
 @jax.tree_util.register_dataclass
@@ -30,11 +30,11 @@ class ExpertAdapters:
 class ExpertStack:
     """Experts first_expert to first_expert + E - 1 of num_experts (None: E), in the layout of checkpoints.
 
-    Matrices are arrays, or codes with scales. biases: added to what gate, up and down give. adapters: likewise, by
-    token.
+    Matrices are arrays, or codes with scales; gate is None of experts without one. biases: added to what gate, up and
+    down give. adapters: likewise, by token.
     """
 
-    gate: jax.Array | QuantizedWeight  # [E, F, D]
+    gate: jax.Array | QuantizedWeight | None  # [E, F, D]
     up: jax.Array | QuantizedWeight  # [E, F, D]
     down: jax.Array | QuantizedWeight  # [E, D, F]
     biases: tuple[jax.Array, jax.Array, jax.Array] | None = None  # [E, F], [E, F], [E, D]

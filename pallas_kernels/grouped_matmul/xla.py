@@ -31,7 +31,7 @@ def expert_mlp(
     experts: ExpertStack,
     *,
     tile: int,
-    activation: Callable[[jax.Array, jax.Array], jax.Array],
+    activation: Callable[..., jax.Array],
 ) -> jax.Array:  # [T, D]
     """See the package's expert_mlp."""
     (T, X), gate, up, down = expert_ids.shape, experts.gate, experts.up, experts.down
@@ -43,7 +43,7 @@ def expert_mlp(
         flat = flat * kinds + jnp.repeat(adapters.slots, X)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)  # [T * X] pairs, by expert
     # no expert stands last and is not counted
-    counts = jnp.bincount(flat, length=gate.shape[0] * kinds).astype(jnp.int32)
+    counts = jnp.bincount(flat, length=up.shape[0] * kinds).astype(jnp.int32)
     tiles = cut(counts, jnp.cumsum(counts) - counts, tile=tile, num_items=T * X)
 
     def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
@@ -54,7 +54,8 @@ def expert_mlp(
             out = _project(rows, weights, biases, expert)
             return out if adapters is None else _add_low_rank(out, rows, getattr(adapters, which), expert, slot)
 
-        hidden = activation(product(rows, gate, gate_bias, "gate"), product(rows, up, up_bias, "up"))
+        gates = () if gate is None else (product(rows, gate, gate_bias, "gate"),)
+        hidden = activation(*gates, product(rows, up, up_bias, "up"))
         given = product(hidden.astype(x.dtype), down, down_bias, "down")
         return tiles.store(out, given.astype(x.dtype), i)
 

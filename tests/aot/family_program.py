@@ -23,7 +23,7 @@ from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.models.registry import encoder_spec_of, spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
-from ferrum_jax.spec import AttentionSpec, ModelSpec
+from ferrum_jax.spec import AttentionSpec, GatedDeltaSpec, Mamba2Spec, ModelSpec
 from tests.support import GOLDENS
 
 _ENCODER_WIDTH = 64  # XLA finds no tiles for a GPU's product of width 48 (jax 0.10.2)
@@ -79,9 +79,11 @@ def _widened(attention: AttentionSpec) -> AttentionSpec:
 
 def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
     wide = spec.with_attention(_widened)
-    if spec.recurrence is None:
-        return wide
-    recurrence = dataclasses.replace(spec.recurrence, key_head_dim=_HEAD_DIM, value_head_dim=_HEAD_DIM)
+    recurrence = spec.recurrence
+    if isinstance(recurrence, GatedDeltaSpec):
+        recurrence = dataclasses.replace(recurrence, key_head_dim=_HEAD_DIM, value_head_dim=_HEAD_DIM)
+    if isinstance(recurrence, Mamba2Spec):
+        recurrence = dataclasses.replace(recurrence, head_dim=_HEAD_DIM // 2, state_dim=_HEAD_DIM)
     return dataclasses.replace(wide, recurrence=recurrence)
 
 

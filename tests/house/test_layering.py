@@ -104,6 +104,7 @@ MAY_IMPORT = {
         "pallas_kernels.grouped_matmul",
         "pallas_kernels.low_rank",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.state_space",
     ),
     "pallas_kernels.paged_attention.tpu": (
         "pallas_kernels",

@@ -20,7 +20,7 @@ from tests.support import INVARIANT, SMALL, finish, run, small_llm
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 # One of a kind runs beside the other slow tests, all others by hand.
-OF_A_KIND: tuple[str, ...] = ()
+OF_A_KIND = ("falcon_h1", "lfm2")
 LONG = pytest.mark.long
 TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
 
@@ -64,6 +64,7 @@ def test_tokens_are_the_references_with_and_without_a_cache_where_blocks_and_sna
     """Every prompt, then again, then with some of its tokens; what nobody wrote holds NaN."""
     prompts, tokens, best = golden_prompts(golden)
     llm = small_llm(golden, base)
+    # five snapshots are of the prompts that came last
     plenty, few = {"num_blocks": 80, "max_state_snapshots": 5}, {"num_blocks": 18, "max_num_batched_tokens": 23}
     for sizes in (plenty, few, {"enable_prefix_caching": False}):
         config = dataclasses.replace(llm.config, **sizes)
@@ -74,14 +75,12 @@ def test_tokens_are_the_references_with_and_without_a_cache_where_blocks_and_sna
             outputs = finish(engine)
             check_equal([outputs[i] for i in ids], [t[used:] for t in tokens], [b[used:] for b in best])
         metrics = engine.scheduler.metrics()
-        assert bool(metrics.hits and metrics.evictions) == (sizes is plenty), (
-            "of snapshots, for blocks there are enough"
-        )
+        assert bool(metrics.hits) == (sizes is plenty)
         assert bool(metrics.preemptions) == (sizes is few)
         assert bool(metrics.snapshots) == config.enable_prefix_caching
 
 
-@pytest.mark.parametrize("golden", ["qwen3_next"])
+@pytest.mark.parametrize("golden", ["qwen3_next", pytest.param("granitemoehybrid", marks=LONG)])
 def test_cuts_hits_and_preemption_do_not_change_a_bit(golden):
     """Token by token on the CPU, for the sequential form knows no tiles."""
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)

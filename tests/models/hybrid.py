@@ -10,7 +10,7 @@ state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from safetensors.numpy import save_file
 from checkpoints.rules import Rule
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
-from ferrum_jax.layers.rope import Rotation
-from ferrum_jax.models.decoder import Decoder
+from ferrum_jax.models.decoder import Decoder, SideBySide
 from ferrum_jax.models.registry import Family, abstract_model, unbind
 from ferrum_jax.sharding import StateArray
 from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
@@ -61,23 +60,6 @@ class Recurrence(nnx.Module):
         return self.o(context.recur(self.layer, state, compute, len(x)), context.shards)
 
 
-class Both(nnx.Module):
-    """Attention and a recurrence of the same tokens."""
-
-    def __init__(self, attention: Callable[..., jax.Array], recurrence: Recurrence) -> None:
-        self.attention, self.recurrence = attention, recurrence
-
-    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        return self.attention(x, rotation, context) + self.recurrence(x, rotation, context)
-
-
-class Nothing(nnx.Module):
-    """Stands where a layer has neither."""
-
-    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        return jnp.zeros_like(x)
-
-
 class Hybrid(Decoder):
     """The decoder with recurrences in the layers of the spec's group "state"."""
 
@@ -85,10 +67,8 @@ class Hybrid(Decoder):
         super().__init__(spec, dtype=dtype, rngs=rngs)
         for layer in spec.state_layers:
             recurrence = Recurrence(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
-            both = layer in spec.attention_layers
-            self.layers[layer].attention = Both(self.layers[layer].attention, recurrence) if both else recurrence
-        for layer in set(range(spec.num_hidden_layers)) - {*spec.state_layers, *spec.attention_layers}:
-            self.layers[layer].attention = Nothing()
+            attention = self.layers[layer].attention
+            self.layers[layer].attention = recurrence if attention is None else SideBySide(attention, recurrence)
 
 
 def _spec(config: Mapping[str, Any]) -> ModelSpec:

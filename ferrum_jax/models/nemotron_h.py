@@ -1,0 +1,129 @@
+"""NemotronHForCausalLM: Nemotron-H and Nemotron Nano, whose layers are Mamba2, attention, an MLP or experts, one each.
+
+There are no positions, and MLPs and experts have no gate.
+Source: NVIDIA 2025 (Nemotron-H); keys as in Hugging Face's NemotronHConfig and in the configs of its first models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder
+from ferrum_jax.models.bounds import shown
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.mamba2_reader import hybrid_groups, mamba2_rules, step_limit
+from ferrum_jax.models.plain import attention_from, layers_where, spec_from
+from ferrum_jax.spec import ExpertsSpec, Mamba2Spec, MlpSpec, ModelSpec, NormSpec
+
+_MAX_POSITIONS = 4096
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_WITHOUT_CACHE = ("mlp", "moe")
+# How training began, how kernels work, layers that predict several tokens, and keys that nothing reads.
+_LEFT = (
+    *("use_mamba_kernels", "rescale_prenorm_residual", "chunk_size", "expand", "time_step_min", "time_step_max"),
+    *("time_step_floor", "time_step_rank", "mamba_ssm_cache_dtype", "num_logits_to_keep", "hidden_dropout"),
+    *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+    *("rope_theta", "partial_rotary_factor", "rope_parameters", "norm_eps", "rms_norm_eps"),
+)
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Nemotron-H config.json. Raises ValueError naming what is missing or not understood."""
+    kinds = _kinds(ConfigReader(config))
+    reader = ConfigReader({**config, "num_hidden_layers": len(kinds)})
+    for key in ("hybrid_override_pattern", "layers_block_type", *_LEFT):
+        reader.get(key, None)
+    reader.only(
+        use_bias=False,
+        mlp_bias=False,
+        attention_bias=False,
+        mamba_proj_bias=False,
+        residual_in_fp32=False,
+        mamba_hidden_act="silu",
+        n_shared_experts=1,
+        moe_latent_size=None,
+        sliding_window=None,
+    )
+    act = reader.get("mlp_hidden_act", "relu2")
+    moe = layers_where(kind == "moe" for kind in kinds)
+    return spec_from(
+        reader,
+        "NemotronHForCausalLM",
+        max_positions=_MAX_POSITIONS,
+        attention=attention_from(reader, max_positions=_MAX_POSITIONS, rope=None),
+        mlp=MlpSpec(intermediate_size=reader.get("intermediate_size", 21504), hidden_act=act, gated=False),
+        experts=_experts(reader, moe),
+        without_mlp=layers_where(kind not in _WITHOUT_CACHE for kind in kinds),
+        norm=NormSpec(eps=reader.get("layer_norm_epsilon", 1e-5)),
+        recurrence=Mamba2Spec(
+            num_heads=reader.get("mamba_num_heads", 128),
+            head_dim=reader.get("mamba_head_dim", 64),
+            state_dim=reader.get("ssm_state_size", 128),
+            num_groups=reader.get("n_groups", 8),
+            conv_kernel_dim=reader.get("conv_kernel", 4),
+            conv_bias=bool(reader.get("use_conv_bias", True)),
+            step_limit=step_limit(reader),
+        ),
+        cache_groups=hybrid_groups(kinds, len(kinds), _WITHOUT_CACHE),
+    )
+
+
+def _kinds(reader: ConfigReader) -> list[str]:
+    """What each layer is, said by name or by letter."""
+    pattern = reader.get("hybrid_override_pattern", "")
+    if any(letter not in _LETTERS for letter in pattern):
+        raise ValueError(f"hybrid_override_pattern is {shown(pattern, repr)}; its letters are {''.join(_LETTERS)}")
+    kinds = reader.get("layers_block_type", [_LETTERS[letter] for letter in pattern])
+    if not kinds:
+        raise ValueError(
+            "config.json has no 'hybrid_override_pattern' and no 'layers_block_type'; one of them is needed"
+        )
+    return list(kinds)
+
+
+def _experts(reader: ConfigReader, layers: tuple[int, ...]) -> ExpertsSpec | None:
+    sizes: dict[str, Any] = {
+        "num_experts": reader.get("n_routed_experts", 8),
+        "num_experts_per_tok": reader.get("num_experts_per_tok", 2),
+        "intermediate_size": reader.get("moe_intermediate_size", 7688),
+        "num_groups": reader.get("n_group", 1),
+        "num_chosen_groups": reader.get("topk_group", 1),
+        "norm_topk_prob": bool(reader.get("norm_topk_prob", True)),
+        "routed_scaling_factor": float(reader.get("routed_scaling_factor", 1.0)),
+        "shared_intermediate_size": reader.get("moe_shared_expert_intermediate_size", 7688),
+    }
+    if not layers:
+        return None
+    return ExpertsSpec(layers=layers, scoring="sigmoid", corrected=True, shared_gate=False, has_gates=False, **sizes)
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of a Nemotron-H, and the tensor of its checkpoint: layers have one norm and one mixer each."""
+    mixing = spec.mixing_layers
+    others = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in mixing)
+    names = {"up": "up_proj", "down": "down_proj"}
+    rules = (
+        Rule(source="model.embeddings.weight", target="embed.weight"),
+        Rule(source="model.norm_f.weight", target="norm.weight"),
+        *decoder.per_layer("norm.weight", "attention_norm.weight", mixing),
+        *decoder.per_layer("norm.weight", "mlp_norm.weight", others),
+        *decoder.attention_rules(spec),
+        *mamba2_rules(spec, "mixer"),
+        *decoder.mlp_rules(spec),
+        *decoder.expert_rules(spec, names=names, shared="shared_experts"),
+    )
+    head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
+    return (*(rule.renamed(_as_mixer) for rule in rules), *head)
+
+
+def _as_mixer(name: str) -> str:
+    for block in (".self_attn.", ".mlp."):
+        name = name.replace(block, ".mixer.")
+    return name.replace("model.", "backbone.", 1)
+
+
+def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """The decoder's, and the layers that predict several tokens at once, which are not served."""
+    return (*decoder.harmless_tensors(spec), "mtp.*")
