@@ -23,12 +23,14 @@ from tests.support import ROOT
 
 PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
 OF_THE_REFERENCE = {
+    "bench_encoder_reference",
     "bench_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
     "make_encoder_goldens",
     "make_goldens",
     "make_quantised_goldens",
+    "make_scorer_goldens",
 }
 COMMAND = re.compile(r"(?:ferrum-jax|python3? (?:-m scripts\.|scripts/)(?P<script>\w+)(?:\.py)?) (?P<words>.*)")
 PROSE = re.compile(r" +#.*| {3,}(?![ -]).*")  # what stands beside a command, in its line

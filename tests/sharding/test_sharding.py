@@ -41,8 +41,8 @@ def test_every_parameter_of_an_encoder_has_an_axis_for_each_dimension():
 
 
 def test_an_unknown_parameter_is_an_error_that_names_the_table():
-    with pytest.raises(ValueError, match=r"layers\.0\.gate\.weight has no logical axes; add a line to PARAMETERS"):
-        axes_of("layers.0.gate.weight")
+    with pytest.raises(ValueError, match=r"layers\.0\.lever\.weight has no logical axes; add a line to PARAMETERS"):
+        axes_of("layers.0.lever.weight")
 
 
 def test_projections_are_split_by_columns_and_those_after_them_by_rows():
