@@ -3,7 +3,7 @@
     python -m scripts.make_image_goldens [--out tests/goldens/images]
 
 Needs torch, transformers and Pillow (made with transformers 5.23, Pillow 13); the tests need Pillow alone.
-`cases.json` has for each case the processor's file, the picture's size and the grid; `golden.npz` has its values:
+`cases.json` has for each case the processor's file, the picture's size and the grid; `pixels.npz` has its values:
 
     patches_NAME float32, those that `sampled` takes of [t * h * w, values]; of Gemma of [crops, 3, H, W]
     ids_FAMILY_I int32, a prompt's ids by its processor    positions_I int32 [3, T], by get_rope_index of Qwen3-VL
@@ -184,7 +184,7 @@ def main() -> None:
         cases[name] = {"settings": settings, "size": size, "grid": grid}
         arrays[f"patches_{name}"] = sampled(values)
     (folder / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
-    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **arrays)
+    np.savez_compressed(folder / "pixels.npz", allow_pickle=False, **arrays)
 
 
 if __name__ == "__main__":

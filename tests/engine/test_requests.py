@@ -20,6 +20,7 @@ from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.text.prompts import EncodedPrompt
 from tests.support import GOLDENS, SMALL, finish, run, small_llm
 
 VOCABULARY = 310
@@ -100,9 +101,9 @@ class Clocked:
     def __init__(self):
         self.told: list = []
 
-    def token_ids(self, content, now=None):
+    def encoded(self, prompt, now=None):
         self.told.append(now)
-        return PROMPT
+        return EncodedPrompt(token_ids=PROMPT)
 
 
 def test_all_chats_of_a_call_see_one_time_of_day_and_those_of_a_job_its_own(llm, monkeypatch):
