@@ -239,17 +239,21 @@ def _text(field: str, value: object) -> str:
     return value
 
 
-def _images_in(content: object) -> tuple[Any, ...]:
-    """The images of chat messages, in the order in which they stand there."""
+def image_parts(content: object) -> tuple[Mapping[str, Any], ...]:
+    """The parts of chat messages that are images or places of some, in the order in which they stand there."""
     if not is_messages(content):
         return ()
-    parts = [
+    return tuple(
         part
         for message in content  # type: ignore[attr-defined]
         if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
         for part in message["content"]
-    ]
-    return tuple(_image_of(part) for part in parts if is_image_part(part) and len(part) > 1)
+        if is_image_part(part)
+    )
+
+
+def _images_in(content: object) -> tuple[Any, ...]:
+    return tuple(_image_of(part) for part in image_parts(content) if len(part) > 1)
 
 
 def is_image_part(part: object) -> bool:

@@ -16,6 +16,7 @@ from ferrum_jax.prompt import (
     Message,
     Prompt,
     PromptParts,
+    image_parts,
     take_apart,
 )
 from ferrum_jax.text.chat import ChatTemplate
@@ -54,6 +55,12 @@ class PromptEncoder:
             raise ValueError(
                 f"the prompt has {len(parts.images)} images, and this model takes none: it sees no images, is served "
                 "with max_image_tokens=0, or its folder has no preprocessor_config.json"
+            )
+        places = len(image_parts(parts.content))
+        if places and places != len(parts.images):
+            raise ValueError(
+                f"the messages have {places} parts that are images, and {len(parts.images)} images are given; give one "
+                "for each, in the parts or beside the messages"
             )
         content, adds = self._content(parts, now)
         if not parts.images or self.images is None:

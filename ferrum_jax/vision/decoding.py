@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ferrum_jax.paths import install_command
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -44,7 +46,7 @@ def pillow() -> ModuleType:
         for reader in _READERS:
             importlib.import_module(f"PIL.{reader}ImagePlugin")
     except ImportError as error:
-        raise ValueError("images need Pillow; install ferrum-jax[images]") from error
+        raise ValueError(f"images need Pillow; {install_command('images')}") from error
     return image
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ferrum_jax.layers import text_rows
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.linear import project
@@ -24,7 +25,7 @@ from ferrum_jax.layers.mlp import ACTIVATIONS, Gated
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
 from ferrum_jax.layers.rope import rotate, rotations
-from ferrum_jax.models import bert, registry
+from ferrum_jax.models import registry
 from ferrum_jax.runtime.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
 from ferrum_jax.spec import RopeSpec
 from tests.support import GOLDENS
@@ -160,7 +161,7 @@ def test_texts_of_an_encoder_attend_alike_in_two_rows_and_in_more(length, heads,
     rng, most = np.random.default_rng(0), MOST // length
     heads_of = [jnp.asarray(rng.standard_normal((most, length, heads, size)), jnp.float32) for _ in range(3)]
     given = (*heads_of, jnp.asarray(rng.integers(1, length + 1, most), jnp.int32))
-    attend = jax.jit(bert.attend, compiler_options=COMPILER_OPTIONS)
+    attend = jax.jit(functools.partial(text_rows.attend, scale=size**-0.5), compiler_options=COMPILER_OPTIONS)
     expected = np.asarray(attend(*given))
     for first in range(0, most, 2):
         found = np.asarray(attend(*(x[first : first + 2] for x in given)))

@@ -68,7 +68,8 @@ class Hybrid(Decoder):
         for layer in spec.state_layers:
             recurrence = Recurrence(spec, layer, dtype=jnp.dtype(dtype), rngs=rngs)
             attention = self.layers[layer].attention
-            self.layers[layer].attention = recurrence if attention is None else SideBySide(attention, recurrence)
+            mixer = recurrence if attention is None else SideBySide(attention, recurrence)
+            self.layers[layer].attention = nnx.data(mixer)  # where there was None, which is no data
 
 
 def _spec(config: Mapping[str, Any]) -> ModelSpec:

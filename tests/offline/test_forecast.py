@@ -44,7 +44,7 @@ def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sam
         Bucket(num_tokens=tokens, num_rows=min(tokens, 64), table_width=4, decode_only=tokens <= 64)
         for tokens in (32, 64, 128, 256)
     ]
-    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)))
+    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)), images=None)
 
     def with_sizes(*sizes: int) -> int:
         def executable(size: int) -> Any:

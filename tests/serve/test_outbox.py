@@ -121,7 +121,7 @@ class OwnLink:
 async def served(link: OwnLink) -> tuple[Service, list]:
     """A service over the link, and one request of it that the engine has."""
     service = Service(EngineClient(link), ServerSettings())
-    facts = {"num_rows": 4, "generates": True, "max_model_len": 1000}
+    facts = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": []}
     link.receive([["ready", facts]])
     service.open(service.prompts)
     params = SamplingParams(max_tokens=500, detokenize=False)

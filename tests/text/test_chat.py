@@ -100,8 +100,15 @@ def test_text_parts_become_one_text_and_other_parts_are_refused():
     template = ChatTemplate("{{ messages[0].content }}")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template.render([{"role": "user", "content": parts}]) == "a\nb"
-    with pytest.raises(ValueError, match=r"messages\[0\].content holds .*image_url"):
-        template.render([{"role": "user", "content": [{"type": "image_url"}]}])
+    with pytest.raises(ValueError, match=r"messages\[0\].content holds .*input_audio"):
+        template.render([{"role": "user", "content": [{"type": "input_audio"}]}])
+
+
+@pytest.mark.parametrize("parts", [[{"type": "image"}], [{"type": "text", "text": "a"}, {"type": "image_url"}]])
+def test_a_place_for_an_image_without_one_is_refused(parts):
+    encoder = PromptEncoder(tokenizer=None, chat=ChatTemplate("{{ messages[0].content }}"))
+    with pytest.raises(ValueError, match=r"have 1 parts that are images, and 0 images are given"):
+        encoder.token_ids([{"role": "user", "content": parts}])
 
 
 @pytest.mark.parametrize("messages", [[], [{}], ["hi"], [{"role": "user"}], [{"role": "user", "content": 3}]])
