@@ -75,7 +75,8 @@ def test_tokens_are_the_references_with_and_without_a_cache_where_blocks_and_sna
             outputs = finish(engine)
             check_equal([outputs[i] for i in ids], [t[used:] for t in tokens], [b[used:] for b in best])
         metrics = engine.scheduler.metrics()
-        assert bool(metrics.hits) == (sizes is plenty)
+        assert sizes is not plenty or metrics.hits
+        assert config.enable_prefix_caching or not metrics.hits
         assert bool(metrics.preemptions) == (sizes is few)
         assert bool(metrics.snapshots) == config.enable_prefix_caching
 
