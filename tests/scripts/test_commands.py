@@ -31,6 +31,7 @@ OF_THE_REFERENCE = {
     "make_goldens",
     "make_quantised_goldens",
     "make_scorer_goldens",
+    "make_vision_goldens",
 }
 COMMAND = re.compile(r"(?:ferrum-jax|python3? (?:-m scripts\.|scripts/)(?P<script>\w+)(?:\.py)?) (?P<words>.*)")
 PROSE = re.compile(r" +#.*| {3,}(?![ -]).*")  # what stands beside a command, in its line
