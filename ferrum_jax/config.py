@@ -143,6 +143,8 @@ class EngineConfig:
     seed: a request without a seed gets one from this, its content and its index.
     max_image_tokens: tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for
     text alone. max_image_patches: patches of the largest image, and of all that are encoded before a step of others.
+    allow_image_hosts: names whose http and https URLs images are fetched from, as in "example.com,b.org:8080"; "*" is
+    every host with a public address. image_root: the folder below which `file:` URLs name images; None is none.
     max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
     the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp", "experts" and
     "head".
@@ -178,6 +180,8 @@ class EngineConfig:
     check_writes: bool = False
     max_image_tokens: int = 8192
     max_image_patches: int = 16384
+    allow_image_hosts: str = ""
+    image_root: str | None = None
     max_adapters: int = 0
     max_adapter_rank: int = 32
     adapter_targets: str = "attention,mlp"

@@ -47,6 +47,8 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_state_snapshots": (int, "most snapshots of recurrent states; 0 keeps none"),
     "max_image_tokens": (int, "tokens of images whose embeddings are kept; 0 serves a model that sees images for text"),
     "max_image_patches": (int, "patches of the largest image, and of all that a step encodes while others run"),
+    "allow_image_hosts": (str, "hosts whose URLs of images are fetched, such as example.com,b.org:8080, or * for all"),
+    "image_root": (str, "folder below which file: URLs name images"),
     "max_adapters": (int, "LoRA adapters that rows can use at once; 0 has no slots for them"),
     "max_adapter_rank": (int, "largest rank of an adapter"),
     "adapter_targets": (str, "weights that adapters may add to: of attention, mlp, experts and head"),
@@ -196,7 +198,7 @@ def _add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) ->
             flag = flag if how else "--no-" + flag[2:]
             group.add_argument(flag, dest=name, action="store_const", const=how, default=default, help=text)
             continue
-        shown = "" if defaults[name] is None else f" (default {defaults[name]})"
+        shown = "" if defaults[name] in (None, "") else f" (default {defaults[name]})"
         group.add_argument(flag, type=how, default=default, metavar=how.__name__.upper(), help=text + shown)
 
 

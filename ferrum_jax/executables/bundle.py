@@ -40,7 +40,10 @@ from ferrum_jax.spec import ModelSpec
 FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "parts"
 # Fields of the config that each run chooses for itself.
-_NOT_COMPILED = ("seed", "devices", "request_log", "compilation_cache_dir", "on_recompile", "ready")
+_NOT_COMPILED = (
+    *("seed", "devices", "request_log", "compilation_cache_dir", "on_recompile", "ready"),
+    *("allow_image_hosts", "image_root"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

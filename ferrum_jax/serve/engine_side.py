@@ -28,6 +28,7 @@ from ferrum_jax.serve.link.wire import Delta, Message, delta_of
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
+from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
 _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
@@ -267,11 +268,16 @@ def _cut_vector(state: np.ndarray, *, params: EmbeddingParams, dimensions: int |
     return finish(state[:dimensions], params)
 
 
+def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
+    """The folder of the processor's file, and where images may come from."""
+    return images and {"folder": str(images.folder), "hosts": list(images.sources.hosts), "root": images.sources.root}
+
+
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     return {
         "architecture": llm.spec.architecture,
-        "images": None if llm.is_encoder or llm.prompts.images is None else str(llm.prompts.images.folder),
+        "images": None if llm.is_encoder else _image_facts(llm.prompts.images),
         "max_model_len": llm.max_model_len,
         "num_rows": 0 if llm.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
         "generates": llm.generates,

@@ -60,6 +60,7 @@ from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from ferrum_jax.vision.prompt_images import PromptImages
+from ferrum_jax.vision.sources import ImageSources
 
 Measure = Callable[[PromptIds, int], Reach | None]  # see `LLM`
 
@@ -178,7 +179,7 @@ class Opening:
         folder, spec = self.source.folder, self.source.spec
         if folder is None or not isinstance(spec, ModelSpec) or spec.vision is None or not self.config.max_image_tokens:
             return None
-        return PromptImages.of_folder(folder)
+        return PromptImages.of_folder(folder, ImageSources.of_config(self.config))
 
     def _sentence(self) -> SentenceLayout:
         folder = self.source.folder

@@ -98,7 +98,7 @@ def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
     )
     if "*" not in hosts and place.name not in {name.lower().rstrip(".") for name in hosts}:
         said = f"allowed are {', '.join(hosts)}" if hosts else "none is allowed: give a data: URL"
-        raise ValueError(f"the image's URL is of {place.name}; {said}, or name the host in image_hosts")
+        raise ValueError(f"the image's URL is of {place.name}; {said}, or name the host in allow_image_hosts")
     return place
 
 

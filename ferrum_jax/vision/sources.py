@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.vision.decoding import MAX_PIXELS, decoded_image, pixels_of, pixels_of_array
 from ferrum_jax.vision.fetching import FetchLimits, fetched
 
@@ -53,6 +54,15 @@ class ImageSources:
         for name in ("max_bytes", "max_pixels"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number, 1 or more")
+
+    @classmethod
+    def of_config(cls, config: EngineConfig) -> ImageSources:
+        """What a config allows. Raises ValueError for a host that is no name, and a root that is no folder."""
+        hosts = tuple(name.strip() for name in config.allow_image_hosts.split(",") if name.strip())
+        root = None if config.image_root is None else os.path.abspath(os.path.expanduser(config.image_root))
+        if root is not None and not os.path.isdir(root):
+            raise ValueError(f"image_root is {config.image_root!r}, which is no folder; name the one that holds images")
+        return cls(hosts=hosts, root=root)
 
     def read(self, given: Any) -> np.ndarray:
         """The pixels, uint8 [H, W, 3], of what a Python user gives. Raises ValueError saying what is wrong with it."""
@@ -130,7 +140,10 @@ class ImageSources:
     def _file_below_root(self, url: str) -> bytes:
         """The bytes of the file that a URL names, walked to from the root, so that no link and no `..` leads out."""
         if self.root is None:
-            raise ValueError(f"the image's URL is {_shown(url)}; files are read below image_root, which is not given")
+            raise ValueError(
+                f"the image's URL is {_shown(url)}; files are read below image_root, which is not "
+                "given: give a data: URL"
+            )
         parsed = urllib.parse.urlsplit(url)
         path = urllib.parse.unquote(parsed.path)
         root = os.path.normpath(self.root)

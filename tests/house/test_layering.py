@@ -262,6 +262,7 @@ MAY_IMPORT = {
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
         "ferrum_jax.structured.asked",
+        "ferrum_jax.vision",
         "nouns",
     ),
     "ferrum_jax": (

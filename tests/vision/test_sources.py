@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.vision import fetching
 from ferrum_jax.vision.fetching import is_public
 from ferrum_jax.vision.sources import ImageSources
@@ -165,6 +166,14 @@ def test_a_file_of_another_machine_or_without_a_root_is_refused(folder):
 def test_settings_that_mean_nothing_are_refused(field, said):
     with pytest.raises(ValueError, match=said):
         ImageSources(**field)
+
+
+def test_a_config_says_what_is_allowed(tmp_path):
+    config = EngineConfig(allow_image_hosts="a.test, b.test:8080", image_root=str(tmp_path))
+    assert ImageSources.of_config(config) == ImageSources(hosts=("a.test", "b.test:8080"), root=str(tmp_path))
+    assert ImageSources.of_config(EngineConfig()) == NONE
+    with pytest.raises(ValueError, match="image_root is 'nowhere', which is no folder"):
+        ImageSources.of_config(EngineConfig(image_root="nowhere"))
 
 
 PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "2002:808:808::1", "64:ff9b::808:808")
@@ -429,7 +438,7 @@ def test_a_url_of_another_host_or_of_none_is_refused_before_a_name_is_resolved(u
 
 def test_without_allowed_hosts_none_is_asked(monkeypatch):
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *a, **k: pytest.fail("resolved"))
-    with pytest.raises(ValueError, match="none is allowed: give a data: URL, or name the host in image_hosts"):
+    with pytest.raises(ValueError, match="none is allowed: give a data: URL, or name the host in allow_image_hosts"):
         NONE.read_url("https://example.com/a.png")
 
 

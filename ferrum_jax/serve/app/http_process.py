@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.prompt_images import PromptImages
+from ferrum_jax.vision.sources import ImageSources
 
 _CLOSED_S = 0.2  # between two looks at what still runs
 
@@ -111,9 +112,11 @@ class HttpProcess:
         self._server.should_exit = True
 
 
-def read_texts(folder: str | None, images: str | None = None) -> PromptEncoder:
-    """Tokenizer and chat template of a folder, or of a tokenizer.json. images: the folder of their processor's file."""
-    how = None if images is None else PromptImages.of_folder(images)
+def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> PromptEncoder:
+    """Tokenizer and chat template of a folder, or of a tokenizer.json. images: what the engine's side says of them."""
+    how = None
+    if images is not None:
+        how = PromptImages.of_folder(images["folder"], ImageSources(hosts=tuple(images["hosts"]), root=images["root"]))
     if folder is None:
         return PromptEncoder(tokenizer=None, chat=None, images=how)
     return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
