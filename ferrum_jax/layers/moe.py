@@ -57,8 +57,8 @@ class Experts(nnx.Module):
         parts: list[Any] = [None if weight is None else weight[...] for weight in (self.gate, self.up, self.down)]
         adapters = None
         if row_slots is not None:
-            of_gate, of_up, of_down = (None if part is None else part.slots for part in parts)
-            adapters = ExpertAdapters(gate=of_gate, up=of_up, down=of_down, slots=row_slots)
+            slots: list[Any] = [None if part is None else part.slots for part in parts]
+            adapters = ExpertAdapters(gate=slots[0], up=slots[1], down=slots[2], slots=row_slots)
         gate, up, down = (part.base if isinstance(part, Adapted) else part for part in parts)
         return ExpertStack(
             gate=gate,

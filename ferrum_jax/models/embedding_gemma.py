@@ -61,7 +61,7 @@ class EmbeddingGemma(decoder.Decoder):
         shards: Shards = WHOLE,
     ) -> jax.Array:  # [T, D]
         def attend(
-            layer: int, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, window: int | None, **_: Any
+            layer: int, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, window: int | None = None, **_: Any
         ) -> jax.Array:
             return rows.attend(q, k, v, scale=scale, reach=None if window is None else window // 2)
 

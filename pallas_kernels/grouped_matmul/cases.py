@@ -76,7 +76,7 @@ def make_packed_arguments(
 ) -> tuple[jax.Array, jax.Array, jax.Array, ExpertStack]:
     """As make_arguments, with matrices of codes drawn at random."""
     x, ids, weights, experts = make_arguments(case, seed)
-    E, F, D = experts.gate.shape
+    E, F, D = experts.up.shape
 
     def stack(O: int, I: int, first: int) -> QuantizedWeight:
         one = dataclasses.replace(form, num_outputs=O, num_inputs=I, dtype=case.dtype)
