@@ -190,6 +190,23 @@ def test_images_before_recurrent_layers_are_cut_hit_and_preempted(budget, num_bl
     assert other[0].token_ids == again[0].token_ids
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [FOLDER, HYBRID])
+def test_bits_do_not_depend_on_companions_chunks_preemption_or_an_image_that_was_there(folder):
+    def said(prompts, **sizes):
+        engine = engine_of(INVARIANT, folder=folder, **sizes)
+        params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)
+        requests = [(ids, params, options) for ids, _, options in (asked(p, folder=folder) for p in prompts)]
+        outputs = [*run(engine, *requests), *run(engine, *requests)]
+        return [[next(iter(entry.values())).logprob for entry in o.outputs[0].logprobs] for o in outputs]
+
+    alone, again = said([2])
+    assert alone == again
+    for sizes in ({}, {"max_num_batched_tokens": 7}, {"num_blocks": 9}, {"enable_prefix_caching": False}):
+        together = said([1, 2, 0], **sizes)
+        assert together[1] == together[4] == alone, sizes
+
+
 def test_choices_of_a_prompt_share_its_images():
     engine = engine_of()
     ids, params, options = asked(1)
