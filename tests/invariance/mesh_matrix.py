@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -47,16 +48,20 @@ def digest_plans(engine) -> hashlib.blake2b:
     state, dispatch = hashlib.blake2b(digest_size=16), engine.runner.dispatch
 
     def recorded(plan: StepPlan):
-        fields = [getattr(shard, field.name) for shard in plan.shards for field in dataclasses.fields(shard)]
-        text = [
-            a.tolist() if isinstance(a, np.ndarray) else [getattr(t, "tolist", lambda t=t: t)() for t in a]
-            for a in fields
-        ]
-        state.update(repr((plan.step, plan.admitted, text)).encode())
+        state.update(repr((plan.step, plan.admitted, _listed(plan.shards))).encode())
         return dispatch(plan)
 
     engine.runner.dispatch = recorded
     return state
+
+
+def _listed(value: Any) -> Any:
+    """Its arrays, and those of its fields and items, as lists."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if dataclasses.is_dataclass(value):
+        return [_listed(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def say(family: str, mesh: str) -> dict[str, object]:
