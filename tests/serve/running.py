@@ -81,13 +81,21 @@ def serving_llm():
 class Running:
     """A server and what it stands on."""
 
-    def __init__(self, llm: AsyncLLM, app: Any, port: int) -> None:
-        self.llm, self.app, self.port = llm, app, port
+    def __init__(self, llm: AsyncLLM, app: Any, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.llm, self.app, self.port, self._loop = llm, app, port, loop
         self.url = f"http://127.0.0.1:{port}"
 
     @property
     def service(self):
         return self.app.state.service
+
+    def num_tasks(self) -> int:
+        """Tasks of the server's loop, and that which counts them."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(30)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
@@ -157,13 +165,19 @@ def running(
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server could not start"
             time.sleep(0.01)
-        found = Running(llm, app, listener.getsockname()[1])
+        found = Running(llm, app, listener.getsockname()[1], loops[0])
         yield found
         found.wait_until_idle()
     finally:
