@@ -69,5 +69,5 @@ def interpreter() -> Any:
 
 
 def chosen(cases: Any, op: str, platform: str, full: bool) -> list[Any]:
-    """Of an op's cases those that run on a platform."""
+    """The cases of an op that run on this platform."""
     return [case for case in cases if full or platform != "cpu" or case.name in FEW[op]]
