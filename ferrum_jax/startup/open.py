@@ -318,10 +318,10 @@ class Opening:
             named = recorded_products(self.begun_with[device.device_kind])[1]
         if named == "auto" and self.bundle is not None:
             named = "xla"
-        if named != "auto":
-            return ProductChoice(implementation=named)
-        formed = registry.quantised_spec(spec, self.config.weights)
-        return ProductChoice(**told(dataclasses.asdict(choose_products(formed, self.config, device))))
+        choice = ProductChoice(implementation=named)
+        if named == "auto":
+            choice = choose_products(registry.quantised_spec(spec, self.config.weights), self.config, device)
+        return ProductChoice(**told(dataclasses.asdict(choice)))  # told in every case: only process 0 knows begun_with
 
     def _tiles(self, choice: AttentionChoice) -> str | None:
         """Those of the choice; named ones are not for "xla" where a check chose that."""
