@@ -34,10 +34,13 @@ from pallas_kernels.paged_attention import TpuConfig, run_case
 from pallas_kernels.paged_attention import cases as attention_cases
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.paged_attention.work import Work
+from pallas_kernels.state_space import cases as space_cases
+from pallas_kernels.state_space import oracle as space_oracle
+from pallas_kernels.state_space import state_space
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import tolerance_of
 
-OPS = ("paged_attention", "kv_write", "quantized_matmul", "grouped_matmul", "gated_delta", "causal_conv")
+OPS = ("paged_attention", "kv_write", "quantized_matmul", "grouped_matmul", "gated_delta", "state_space", "causal_conv")
 _EXACT = {"rtol": 0.0, "atol": 0.0}
 _TINY_ON_CHIP = (
     *("decode_gqa", "decode_mqa_padding", "decode_mha_h64", "decode_h96_window_sinks", "decode_h256_scale"),
@@ -54,6 +57,7 @@ def problems(op: str, target: Target | None, platform: str, *, full: bool) -> It
         "quantized_matmul": products,
         "grouped_matmul": lambda *given: itertools.chain(_experts(*given), packed_experts(*given)),
         "gated_delta": _delta,
+        "state_space": _space,
         "causal_conv": _conv,
     }[op]
     yield from make(target, platform, full)
@@ -193,6 +197,20 @@ def _delta(target: Target | None, platform: str, full: bool) -> Iterator[Problem
         run, real = functools.partial(_first_of, gated_delta, tile=case.tile), _real(case)
         shape = f"K={case.num_key_heads} N={case.num_value_heads} A={case.key_dim} B={case.value_dim}"
         yield _plain("gated_delta", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
+
+
+def _space(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    for case in chosen(space_cases.CASES, "state_space", platform, full):
+        arguments = functools.partial(space_cases.make_arguments, case)
+
+        def oracle(arguments: Any = arguments) -> np.ndarray:
+            *given, rows = arguments()
+            arrays: Any = [*map(np.asarray, given), rows]
+            return space_oracle.state_space(*arrays)[0]
+
+        run, real = functools.partial(_first_of, state_space, tile=case.tile), _real(case)
+        shape = f"K={case.num_groups} N={case.num_heads} A={case.state_dim} B={case.head_dim}"
+        yield _plain("state_space", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
 
 
 def _conv(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ FEW = {
     "quantized_matmul": ("w4a16",),
     "grouped_matmul": ("uneven", "bfloat16"),
     "gated_delta": ("mixed",),
+    "state_space": ("mixed",),
     "causal_conv": ("mixed",),
 }
 

@@ -69,6 +69,7 @@ def test_the_whole_check_runs_without_a_chip_and_finds_all_right(tmp_path, capsy
     assert found["is_right"] and {line["op"] for line in found["kernels"]} == set(OPS)
     by = {(line["op"], line["implementation"]) for line in found["kernels"]}
     assert {("paged_attention", "mosaic_tpu"), ("kv_write", "mosaic_tpu"), ("gated_delta", "xla")} <= by
+    assert ("state_space", "xla") in by
     assert all(line["error"] <= 1 for line in found["kernels"])
     assert [rate["what"] for rate in found["rates"]][:4] == [
         "copy",

@@ -233,6 +233,7 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention",
         "pallas_kernels.paged_attention.tpu.decode",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.state_space",
     ),
     "ferrum_jax.serve.link": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "nouns"),
