@@ -170,7 +170,8 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
     ops = ops_of(text)
     num_tokens, num_rows = _sizes(part)
     pools = {math.prod(p.sharding.shard_shape(p.shape)) for p in jax.tree.leaves(layout.pools.caches)}
-    large = {w.sharding.shard_shape(w.shape) for w in layout.targets.values() if w.size >= least_weight}
+    matrices = [w for w in layout.targets.values() if len(w.shape) > 1]  # norms and biases are computed in float32
+    large = {w.sharding.shard_shape(w.shape) for w in matrices if w.size >= least_weight}
     activations = (num_tokens, layout.mesh.shape["dp"] * num_rows)  # of one shard, and gathered
     weights = {shape for shape in large if shape[0] not in activations}
     of_logits = {layout.options.spec.vocab_size, num_tokens} if least_weight < 1 << 20 else set()

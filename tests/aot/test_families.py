@@ -20,7 +20,7 @@ from tests.support import GOLDENS, ROOT
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
 FAMILIES = sorted(folder.name for folder in GOLDENS.iterdir() if (folder / "config.json").is_file())
-ENCODERS = ("bert", "xlm_roberta")
+ENCODERS = ("bert", "xlm_roberta", "modernbert", "embedding_gemma")
 IN_TURN = ("phi3", "gpt_oss", "qwen3_next", "qwen3")  # each for one target; all others are run by hand
 
 
