@@ -145,6 +145,8 @@ class EngineConfig:
     text alone. max_image_patches: patches of the largest image, and of all that are encoded before a step of others.
     allow_image_hosts: names whose http and https URLs images are fetched from, as in "example.com,b.org:8080"; "*" is
     every host with a public address. image_root: the folder below which `file:` URLs name images; None is none.
+    return_routed_experts: outputs of `LLM.generate` and `chat` have the experts of each token, of a model that has
+    some. Their requests then take no hits, because tokens that are not computed go to no expert.
     max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
     the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp", "experts" and
     "head".
@@ -182,6 +184,7 @@ class EngineConfig:
     max_image_patches: int = 16384
     allow_image_hosts: str = ""
     image_root: str | None = None
+    return_routed_experts: bool = False
     max_adapters: int = 0
     max_adapter_rank: int = 32
     adapter_targets: str = "attention,mlp"

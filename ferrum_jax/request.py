@@ -261,6 +261,8 @@ class CompletionOutput:
     stop_reason: int | str | None
     message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended or is streamed
     weights_versions: tuple[int, ...] | None = None  # of each token, where the weights changed while it ran
+    # [n, layers with experts, X] uint8, uint16 of more than 256 experts; best first, n = prompt + generated tokens - 1.
+    routed_experts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -399,7 +401,7 @@ class Request:
     priority: int = 0  # lower runs first
     choice: int = 0
     num_choices: int = 1  # of its prompt, which arrive together
-    takes_hits: bool = True  # False for prompt_logprobs: its tokens must all be computed
+    takes_hits: bool = True  # False where all of its tokens must be computed, as for prompt_logprobs
     most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
     is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     adapter_id: int = 0  # slot of its adapter, held from before it is queued to its end

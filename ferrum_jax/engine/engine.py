@@ -20,7 +20,7 @@ from ferrum_jax import sampling as device_sampling
 from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
 from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
 from ferrum_jax.engine.outputs import choice_delta, logged, request_output
-from ferrum_jax.engine.scoring import Scoring, start_scoring
+from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prompt import MediaSpan
@@ -32,10 +32,10 @@ from ferrum_jax.scheduling.scheduler import Scheduler
 
 
 class _Dispatched(NamedTuple):
-    """A step in flight, and the prompt log-probabilities that are computed of its tokens."""
+    """A step in flight, and what is kept of its tokens beside those that are drawn."""
 
     step: InFlight
-    scoring: Sequence[Scoring]
+    observed: Sequence[Observed]
 
 
 class Engine:
@@ -65,7 +65,7 @@ class Engine:
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
         self._ended: list[Submission] = []  # resumed ones with nothing left to do
-        self._num_scored = 0
+        self._num_observed = 0
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._request_log = request_log
         self._guard = guard or contextlib.nullcontext()
@@ -94,7 +94,7 @@ class Engine:
             self._queue(submission)
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
         self._submissions[submission.id] = submission
-        self._num_scored += submission.scores is not None
+        self._num_observed += submission.is_observed
         self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
         if not submission.num_left:
             self._ended.append(submission)
@@ -321,14 +321,14 @@ class Engine:
         self._write_forced()
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
-            return outputs + self._commit(self._in_flight.advance(_Dispatched(step, self._score(plan))))
+            return outputs + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step))))
 
         def masks_follow() -> None:
             outputs.extend(self._commit(self._in_flight.advance(None)))
             self._write_masks(plan)
 
         step = self.runner.dispatch(plan, masks_follow)
-        self._in_flight.append(_Dispatched(step, self._score(plan)))
+        self._in_flight.append(_Dispatched(step, self._observe(step)))
         return outputs
 
     def _encode(self, plan: StepPlan) -> None:
@@ -374,11 +374,11 @@ class Engine:
     def _schedule(self) -> StepPlan | None:
         return self.scheduler.schedule()
 
-    def _score(self, plan: StepPlan) -> Sequence[Scoring]:
-        """Starts the prompt log-probabilities of a step that was dispatched just now, while slots are its rows'."""
-        if not self._num_scored:
+    def _observe(self, step: InFlight) -> Sequence[Observed]:
+        """Starts what is kept of tokens of a step that was dispatched just now, while slots are its rows'."""
+        if not self._num_observed:
             return ()
-        return start_scoring(self.runner, plan, lambda shard, slot: self._by_slot[shard, slot])
+        return start_scoring(self.runner, step, lambda shard, slot: self._by_slot[shard, slot])
 
     def _commit(self, dispatched: _Dispatched | None) -> list[RequestOutput]:
         if dispatched is None:
@@ -386,7 +386,7 @@ class Engine:
         step = dispatched.step
         rows = step.rows()
         outputs: list[RequestOutput] = []
-        for choice in (damaged for scoring in dispatched.scoring for damaged in scoring.collect()):
+        for choice in (damaged for observed in dispatched.observed for damaged in observed.collect()):
             if choice.request.finish_reason is None:
                 self.scheduler.finish_not_finite(choice.request)
                 self._finish_choice(choice, outputs)
@@ -474,7 +474,7 @@ class Engine:
         """It has ended; the request log gets its line."""
         del self._submissions[submission.id]
         self._release_adapter(submission)
-        self._num_scored -= submission.scores is not None
+        self._num_observed -= submission.is_observed
         if self._request_log is not None:
             self._request_log.write(logged(submission))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
+
 from ferrum_jax.engine.growing_message import message_stream
 from ferrum_jax.engine.submission import Choice, Submission
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput
@@ -81,8 +83,16 @@ def _completion(
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         message=_message(choice, tokenizer, forms),
+        routed_experts=_experts(choice),
         weights_versions=_versions(choice)[after or 0 :] if choice.updates else None,
     )
+
+
+def _experts(choice: Choice) -> np.ndarray | None:
+    """Those of all tokens of a choice that has ended, but the last, which no layer has seen."""
+    if choice.experts is None or choice.request.finish_reason is None:
+        return None
+    return choice.experts.of_first(len(choice.request.token_ids) - 1)
 
 
 def _versions(choice: Choice) -> tuple[int, ...]:
@@ -159,6 +169,7 @@ def logged(submission: Submission) -> LoggedRequest:
         choices=[_logged_choice(request) for request in requests],
         priority=first.priority,
         prompt_logprobs=sampling.prompt_logprobs is not None,
+        takes_hits=submission.choices[0].experts is None,
         adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),
         media=first.media,

@@ -1,18 +1,29 @@
-"""Log-probabilities of prompts: which tokens of a step are asked for, and where what comes of them is kept."""
+"""Scoring: which tokens of a step something is kept of, and where it is kept: log-probabilities of prompts, experts."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum_jax.engine.prompt_scores import PromptScores
+from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
+from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.request import NOT_FINITE
-from ferrum_jax.runtime.runner import Runner, Scores
+from ferrum_jax.runtime.runner import InFlight, Runner, Scores
+
+_ChoiceAt = Callable[[int, int], Choice]  # who has the slot of a shard
+
+
+class Observed(Protocol):
+    """What is kept of tokens of one step, on its way."""
+
+    def collect(self) -> list[Choice]:
+        """Stores it. Waits for the device. Returns the choices of which some logits are not finite."""
+        ...
 
 
 class _Followed(NamedTuple):
@@ -51,13 +62,42 @@ class Scoring:
         return damaged
 
 
-def start_scoring(runner: Runner, plan: StepPlan, choice_at: Callable[[int, int], Choice]) -> list[Scoring]:
-    """Starts what the rows of a step ask for, which was dispatched just now.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """The experts of the tokens of one step. stretches: book, position of the first token, place in the step, count."""
 
-    choice_at: who has the slot of a shard.
-    """
+    step: InFlight
+    stretches: Sequence[tuple[RoutedExperts, int, int, int]]
+
+    def collect(self) -> list[Choice]:
+        """Stores them. Waits for the device."""
+        experts = self.step.experts()
+        for kept, start, place, count in self.stretches:
+            kept.put(start, experts[place : place + count])
+        return []
+
+
+def start_scoring(runner: Runner, step: InFlight, choice_at: _ChoiceAt) -> list[Observed]:
+    """Starts what the rows of a step ask for, which was dispatched just now."""
+    observed: list[Observed] = [*_start_scores(runner, step.plan, choice_at)]
+    if step.gives_experts:
+        observed.append(Routing(step=step, stretches=list(_routed(step.plan, choice_at))))
+    return observed
+
+
+def _routed(plan: StepPlan, choice_at: _ChoiceAt) -> Iterator[tuple[RoutedExperts, int, int, int]]:
+    place = 0
+    for index, shard in enumerate(plan.shards):
+        rows = zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True)
+        for slot, start, count in rows:
+            kept = choice_at(index, slot).experts
+            if kept is not None:
+                yield kept, start, place, count
+            place += count
+
+
+def _start_scores(runner: Runner, plan: StepPlan, choice_at: _ChoiceAt) -> Iterator[Scoring]:
     by_shard = [list(_stretches(shard, index, choice_at)) for index, shard in enumerate(plan.shards)]
-    started = []
     for whole in (False, True):
         asked = [[part for part in found if _asked(part.choice).takes_all == whole] for found in by_shard]
         stretches = [part for found in asked for part in found]
@@ -65,11 +105,10 @@ def start_scoring(runner: Runner, plan: StepPlan, choice_at: Callable[[int, int]
             tops = any(_asked(part.choice).num_tops for part in stretches)
             tokens = [_tokens(found) for found in asked]
             scores = runner.score_all(tokens) if whole else runner.score(tokens, tops=tops)
-            started.append(Scoring(stretches=stretches, scores=scores))
-    return started
+            yield Scoring(stretches=stretches, scores=scores)
 
 
-def _stretches(shard: ShardPlan, index: int, choice_at: Callable[[int, int], Choice]) -> Iterator[_Followed]:
+def _stretches(shard: ShardPlan, index: int, choice_at: _ChoiceAt) -> Iterator[_Followed]:
     place = 0
     for slot, start, count in zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True):
         choice = choice_at(index, slot)

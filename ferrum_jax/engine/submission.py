@@ -16,7 +16,8 @@ from ferrum_jax import sampling as device_sampling
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
-from ferrum_jax.engine.prompt_scores import PromptScores
+from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
+from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
@@ -41,6 +42,7 @@ class Choice:
     )  # its tokens before each, the version after
     num_given: int = 0  # of its tokens, where only what is new is given
     message: GrowingMessage | None = None  # of a chat that is streamed
+    experts: RoutedExperts | None = None  # of its tokens, where they are asked for
 
     def push(self, token_id: int) -> str | None:
         """Feeds its texts, which there must be; the stop string that has ended them, if one has."""
@@ -81,6 +83,11 @@ class Submission:
         return self.grammar is not None or self.adapter is not None
 
     @property
+    def is_observed(self) -> bool:
+        """Whether something is kept of tokens that steps compute, beside what is drawn."""
+        return self.scores is not None or self.choices[0].experts is not None
+
+    @property
     def open_choices(self) -> list[Choice]:
         return [choice for choice in self.choices if choice.request.finish_reason is None]
 
@@ -101,11 +108,12 @@ class Intake:
         forms: MessageForms = NO_FORMS,
         adapter: Callable[[str], LoadedAdapter],
         images: ImageLimits = NO_IMAGES,
+        num_routed_layers: int = 0,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
         forms: in which the model writes tool calls and reasoning. adapter: by its name.
-        images: what there is room for.
+        images: what there is room for. num_routed_layers: those whose experts steps give, 0 where none does.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -117,6 +125,7 @@ class Intake:
         self._forms = forms
         self._adapter = adapter
         self._images = images
+        self._num_routed_layers = num_routed_layers
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -169,6 +178,7 @@ class Intake:
         seed: int,
     ) -> Choice:
         sampling, options = submission.sampling, submission.options
+        routed = self._num_routed_layers > 0 and options.scores is None and not options.embeds
         room = self._max_model_len - len(token_ids)
         request = Request(
             id=next(self._ids),
@@ -182,8 +192,8 @@ class Intake:
             priority=options.priority,
             choice=choice,
             num_choices=sampling.n,
-            # every choice but the first may hit: the prompt's logprobs come from the first one
-            takes_hits=sampling.prompt_logprobs is None or choice > 0 or options.scores is not None,
+            # every choice but the first may hit: the prompt's logprobs come from the first one, experts from each
+            takes_hits=not routed and (sampling.prompt_logprobs is None or choice > 0 or options.scores is not None),
             most_hit_tokens=None if options.scores is None else options.scores.start - 1,
             adapter="" if submission.adapter is None else submission.adapter.digest,
             cache_salt=options.cache_salt.encode(),
@@ -198,6 +208,7 @@ class Intake:
             text=self._text_stream(submission) if needs_text and self.tokenizer else None,
             logprobs=None if sampling.logprobs is None else [],
             message=growing_message(options, sampling, submission.prompt_token_ids, self.tokenizer, self._forms),
+            experts=RoutedExperts(self._num_routed_layers) if routed else None,
         )
 
     def _echoed(

@@ -108,6 +108,7 @@ class ForwardContext:
     shards whose tokens go to the experts together. is_token: [T], False for padding, which goes to no expert; None
     where there is none. images: what tokens of images have in place of embeddings; None where no token is of one.
     lent: by layer the keys and values that it lends to later ones, which a forward pass fills.
+    routed: gets what each layer with experts has chosen, [T, X] int32, in their order; None where nobody asks.
     observe: called with the name and value of the embedding, of every layer's output and of the
     final norm, for tests that compare them.
     """
@@ -121,6 +122,7 @@ class ForwardContext:
     is_token: jax.Array | None = None
     images: ImageTokens | None = None
     lent: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
+    routed: list[jax.Array] | None = None
     observe: Callable[[str, jax.Array], None] | None = None
 
     def show(self, name: str, value: jax.Array) -> None:

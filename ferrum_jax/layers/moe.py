@@ -129,6 +129,8 @@ class MoE(nnx.Module):
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
         expert_ids, expert_weights = self.route(x)
+        if context.routed is not None:
+            context.routed.append(expert_ids)
         if context.is_token is not None:
             expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.spec.num_experts)
         given = x

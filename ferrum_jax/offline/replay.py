@@ -138,7 +138,7 @@ class _Replay:
             priority=logged.priority,
             choice=index,
             num_choices=len(logged.choices),
-            takes_hits=index > 0 or not logged.prompt_logprobs,
+            takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,

@@ -175,6 +175,7 @@ def _shard(resolved: Resolved) -> _Sharded:
         implementation=resolved.implementation,
         invariant=resolved.config.invariant,
         tiles=resolved.config.attention_tiles,
+        gives_experts=resolved.config.return_routed_experts,
         products="mosaic_tpu" if resolved.config.product_implementation == "mosaic_tpu" else "xla",
     )
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)

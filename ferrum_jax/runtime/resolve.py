@@ -129,6 +129,8 @@ def _refusals(resolved: Resolved) -> list[str]:
             f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
             "max_image_tokens=0 to serve it for text alone"
         )
+    if config.return_routed_experts and spec.experts is None:
+        kernels.append("return_routed_experts is True, and this model has no experts; leave it False")
     shared = shared_refusals(
         config, target.platform, resolved.dtype, resolved.max_model_len, spec.max_position_embeddings
     )

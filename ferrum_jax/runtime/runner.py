@@ -42,6 +42,7 @@ class InFlight:
     bucket: Bucket
     _rows: jax.Array
     _last: jax.Array
+    _experts: Sequence[jax.Array] = ()  # one, where they are asked for
 
     def rows(self) -> np.ndarray:
         """[rows, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
@@ -52,6 +53,15 @@ class InFlight:
         """Whether the device has finished it."""
         rows: Any = self._rows
         return rows.is_ready()
+
+    @property
+    def gives_experts(self) -> bool:
+        """Whether it has the experts of its tokens."""
+        return bool(self._experts)
+
+    def experts(self) -> np.ndarray:
+        """[tokens, layers with experts * X] of `step.expert_dtype`, of all shards in order. Waits for the device."""
+        return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
 
     def last_states(self) -> np.ndarray:
         """[rows, D] float32, the final hidden state of each row's last token. Waits for the device."""
@@ -222,10 +232,13 @@ class Runner:
                 blob = np.zeros(self._num_shards * sample_words(part.num_rows), np.int32)
                 jax.block_until_ready(self._sample(part, blob))
 
-    def _forward(self, bucket: Bucket, blob: np.ndarray) -> None:
+    def _forward(self, bucket: Bucket, blob: np.ndarray) -> Sequence[jax.Array]:
+        """Starts one; what it gives beside the pools."""
         forward = self._executables.forwards[bucket]
         more = (self._adapters,) if bucket.adapted else self._images if bucket.imaged else ()
-        self._caches, self._hidden = forward(self._weights, self._caches, self._slots, self._hidden, *more, blob)
+        arguments = (self._weights, self._caches, self._slots, self._hidden, *more, blob)
+        self._caches, self._hidden, *results = forward(*arguments)
+        return results
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
         """Starts the tower over images, each into its runs, for the steps that are dispatched from now on."""
@@ -276,17 +289,18 @@ class Runner:
             if shard.spills or shard.loads:
                 self.move(index, shard.spills, shard.loads)
         self._copy([shard.copies_before for shard in shards])
-        self._forward(bucket, pack_forward(shards, bucket))
+        experts = self._forward(bucket, pack_forward(shards, bucket))
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
         self._copy([shard.copies_after for shard in shards])
-        rows.copy_to_host_async()
+        for result in (*experts, rows):
+            result.copy_to_host_async()
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += bucket.num_tokens * len(shards)
         num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
         self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last)
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts)
 
     def _want(self, plan: StepPlan, bucket: Bucket, row_bucket: RowBucket) -> None:
         """Counts the padding that missing executables would have saved, and steps that were cut to the largest one."""

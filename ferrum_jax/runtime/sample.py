@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
@@ -28,8 +28,8 @@ from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
-from ferrum_jax.runtime.step import StepOptions, compiler_options
-from ferrum_jax.sharding import DATA, crosses_processes, on_mesh, partition, partitions
+from ferrum_jax.runtime.step import StepOptions, compiler_options, results_on
+from ferrum_jax.sharding import on_mesh, partitions
 from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
@@ -166,7 +166,7 @@ def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, 
     blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
     if mesh.size > 1:
-        sample, found = _results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
+        sample, found = results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
         specs = partitions(arguments)
         sample = jax.shard_map(sample, mesh=mesh, in_specs=specs, out_specs=(*specs[1:3], *found), check_vma=False)
     jitted = jax.jit(sample, donate_argnums=(1, 2), compiler_options=compiler_options(options))
@@ -184,7 +184,7 @@ def trace_score(
     blob = on_mesh(mesh, (score_words(SCORE_TILE),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.hidden, blob)
     if mesh.size > 1:
-        score, found = _results_on(mesh, score, num_pools=0, axes=("tokens",))
+        score, found = results_on(mesh, score, num_pools=0, axes=("tokens",))
         score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)
     return jax.jit(score, compiler_options=compiler_options(options)).trace(*arguments)
 
@@ -198,24 +198,6 @@ def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
         specs = partitions(arguments)
         write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
     return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
-
-
-def _results_on(
-    mesh: Mesh, half: Callable[..., tuple[jax.Array, ...]], *, num_pools: int, axes: tuple[str, ...]
-) -> tuple[Callable[..., tuple[jax.Array, ...]], tuple[PartitionSpec, ...]]:
-    """The half of a step, and how its results behind the pools lie, whose first axes are named.
-
-    Where data shards are of several processes every device has all results: a process reads those of its own alone.
-    """
-    if not crosses_processes(mesh):
-        return half, tuple(partition(axis, None) for axis in axes)
-
-    def gathered(*arguments: Any) -> tuple[jax.Array, ...]:
-        results = half(*arguments)
-        found = (jax.lax.all_gather(x, DATA, axis=0, tiled=True) for x in results[num_pools:])
-        return *results[:num_pools], *found
-
-    return gathered, (PartitionSpec(),) * len(axes)
 
 
 def _pad_rows(a: jax.Array, count: int) -> jax.Array:

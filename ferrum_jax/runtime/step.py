@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
@@ -28,7 +28,7 @@ from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
-from ferrum_jax.sharding import Shards, formats, on_mesh, partition, partitions
+from ferrum_jax.sharding import DATA, Shards, crosses_processes, formats, on_mesh, partition, partitions
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import pairs_of
@@ -54,7 +54,7 @@ _TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fu
 # the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
 _TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
 
-ForwardResult = tuple[tuple[jax.Array, ...], jax.Array]
+ForwardResult = tuple[Any, ...]  # kv, hidden and, where they are asked for, the experts of each token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,7 @@ class StepOptions:
     invariant: bool
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
     products: str = "xla"  # of products with quantised weights
+    gives_experts: bool = False  # the forward gives those of its tokens
 
 
 def make_forward(
@@ -88,8 +89,9 @@ def make_forward(
 ) -> Callable[..., ForwardResult]:
     """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
 
-    kv: the arrays of `pools.caches`, whose tree alone is read here. put: gives a model the adapters of its tokens, by
-    slot.
+    kv: the arrays of `pools.caches`, whose tree alone is read here. With `options.gives_experts` the result has one
+    more array, [T, layers with experts * X] of `expert_dtype`; padding has experts too. put: gives a model the adapters
+    of its tokens, by slot.
     """
     tree = jax.tree.structure(pools.caches)
 
@@ -111,9 +113,13 @@ def make_forward(
         context = _forward_context(layers, recurrent, inputs, tokens, bucket, options)
         if images is not None:
             context = dataclasses.replace(context, images=_image_tokens(images, inputs, tokens))
+        routed: list[jax.Array] = []
+        if options.gives_experts:
+            context = dataclasses.replace(context, routed=routed)
         states = model(token_ids, _rope_positions(inputs, tokens, options), context)  # [T, D]
         hidden = jax.lax.dynamic_update_slice_in_dim(hidden, states, 0, 0)
-        return tuple(jax.tree.leaves((layers, recurrent))), hidden
+        experts = (_experts_of(routed, options.spec),) if options.gives_experts else ()
+        return tuple(jax.tree.leaves((layers, recurrent))), hidden, *experts
 
     return forward
 
@@ -164,6 +170,17 @@ def make_imaged_forward(forward: Callable[..., ForwardResult]) -> Callable[..., 
     return imaged
 
 
+def _experts_of(routed: list[jax.Array], spec: ModelSpec) -> jax.Array:
+    """[T, layers with experts * X]: no axis is so short that a TPU would pad it."""
+    assert spec.experts is not None and len(routed) == len(spec.experts.layers), "each layer with experts told them"
+    return jnp.concatenate(routed, axis=1).astype(expert_dtype(spec.experts.num_experts))
+
+
+def expert_dtype(num_experts: int) -> jnp.dtype:
+    """The smallest that holds their ids."""
+    return jnp.dtype(jnp.uint8 if num_experts <= 256 else jnp.uint16)
+
+
 def _image_tokens(pool: jax.Array, inputs: ForwardInputs, tokens: _TokenLayout) -> ImageTokens:
     assert inputs.image_slots is not None, "the bucket is for tokens of images"
     ids = jnp.where(tokens.are_real, inputs.image_slots, 0)
@@ -207,10 +224,30 @@ def trace_forward(
         forward, arguments = make_imaged_forward(forward), (*arguments[:-1], images, words)
     if mesh.size > 1:
         specs = partitions(arguments)
-        forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[3]), check_vma=False)
-    placed = (formats(kv), None)  # pools come back as they went in
+        forward, found = results_on(mesh, forward, num_pools=2, axes=("tokens",) if options.gives_experts else ())
+        outs = (specs[1], specs[3], *found)
+        forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=outs, check_vma=False)
+    placed = (formats(kv), None, *(None,) * options.gives_experts)  # pools come back as they went in
     chosen = compiler_options(options)
     return jax.jit(forward, donate_argnums=(1, 3), out_shardings=placed, compiler_options=chosen).trace(*arguments)
+
+
+def results_on(
+    mesh: Mesh, half: Callable[..., tuple[Any, ...]], *, num_pools: int, axes: tuple[str, ...]
+) -> tuple[Callable[..., tuple[Any, ...]], tuple[PartitionSpec, ...]]:
+    """A half of a step, and how its results behind the pools lie, whose first axes are named.
+
+    Where data shards are of several processes every device has all results: a process reads those of its own alone.
+    """
+    if not crosses_processes(mesh):
+        return half, tuple(partition(axis, None) for axis in axes)
+
+    def gathered(*arguments: Any) -> tuple[Any, ...]:
+        results = half(*arguments)
+        found = (jax.lax.all_gather(x, DATA, axis=0, tiled=True) for x in results[num_pools:])
+        return *results[:num_pools], *found
+
+    return gathered, (PartitionSpec(),) * len(axes)
 
 
 def compiler_options(options: StepOptions) -> dict[str, str] | None:

@@ -44,7 +44,8 @@ class LoggedRequest:
     max_tokens: int
     choices: list[LoggedChoice]
     priority: int = 0
-    prompt_logprobs: bool = False
+    prompt_logprobs: bool = False  # its first choice takes no hits
+    takes_hits: bool = True  # of its choices
     adapter: str = ""  # its digest
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()

@@ -90,6 +90,7 @@ def build_engine(
             forms=forms,
             adapter=adapters.get,
             images=_image_limits(layout),
+            num_routed_layers=_num_routed_layers(layout),
         ),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
@@ -110,6 +111,11 @@ def _image_limits(layout: Layout) -> ImageLimits:
         merge=images.vision.merge,
         counts_places=rope is not None and bool(rope.sections),
     )
+
+
+def _num_routed_layers(layout: Layout) -> int:
+    experts = layout.options.spec.experts
+    return len(experts.layers) if experts is not None and layout.options.gives_experts else 0
 
 
 def no_adapter(path: str) -> NoReturn:

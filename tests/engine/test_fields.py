@@ -22,6 +22,7 @@ def test_fields_of_the_config_are_taken_as_they_are():
     [
         ({"tensor_parallel_size": 4}, {"mesh": "tp=4"}),
         ({"tensor_parallel_size": 4, "data_parallel_size": 2}, {"mesh": "dp=2,tp=4"}),
+        ({"enable_return_routed_experts": True}, {"return_routed_experts": True}),
         ({"data_parallel_size": 2}, {"mesh": "dp=2,tp=1"}),
         ({"kv_cache_dtype": "fp8"}, {"kv_dtype": "fp8_e4m3"}),
         ({"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": None}, {"num_blocks": 9, "kv_memory_bytes": None}),

@@ -82,6 +82,7 @@ MAY_IMPORT = {
         "pallas_kernels.low_rank",
     ),
     "ferrum_jax.pools": ("ferrum_jax.sharding", "nouns", "pallas_kernels"),
+    "ferrum_jax.engine.of_tokens": ("ferrum_jax.sampling", "nouns"),
     "ferrum_jax.scheduling": ("ferrum_jax.prefix_cache", "nouns"),
     "pallas_kernels.gated_delta": ("pallas_kernels", "pallas_kernels.causal_conv"),
     "pallas_kernels.state_space": ("pallas_kernels", "pallas_kernels.causal_conv"),
@@ -157,6 +158,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.engine.calls": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "ferrum_jax.engine": (
+        "ferrum_jax.engine.of_tokens",
         "checkpoints",
         "ferrum_jax.adapters",
         "ferrum_jax.pools",

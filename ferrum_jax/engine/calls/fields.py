@@ -22,6 +22,7 @@ _RENAMED = {
     "num_gpu_blocks_override": "num_blocks",
     "max_loras": "max_adapters",
     "max_lora_rank": "max_adapter_rank",
+    "enable_return_routed_experts": "return_routed_experts",
 }
 
 
