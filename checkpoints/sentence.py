@@ -3,6 +3,7 @@
     modules.json                        the steps: a transformer, a pooling, perhaps linear layers and a normalisation
     1_Pooling/config.json               which tokens the vector is made of
     2_Dense/                            a linear layer of the pooled vector: config.json, model.safetensors
+    1_LogitScore/config.json            in place of these, of a model that scores pairs: the tokens whose logits it is
     sentence_bert_config.json           the longest text in tokens; whether text is put in lower case
     config_sentence_transformers.json   texts that are put before others, by name ("query", "document")
 
@@ -15,7 +16,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -26,6 +27,7 @@ _VECTOR = "sentence_embedding"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 _OTHER_MODES = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # as newer files spell the mode
+ACTIVATIONS = ("sigmoid", "identity")  # of a score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,11 +54,25 @@ class DenseStep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LogitScore:
+    """A score of a pair, made of logits after its last token.
+
+    true_id: whose logit it is; false_id: whose is taken off that. activation: "sigmoid" or "identity". template: what
+    the chat template is given beside the pair.
+    """
+
+    true_id: int
+    false_id: int | None = None
+    activation: str = "sigmoid"
+    template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceLayout:
     """How a checkpoint's vectors are made; the defaults are those of a folder that does not say.
 
     pooling: "mean", "cls" or "last". prompts: texts that are put before others, by name; default_prompt: one of the
-    names. pools_prompt: a mean is over the prompt's tokens too.
+    names. pools_prompt: a mean is over the prompt's tokens too. logit_score: of a model that scores pairs.
     """
 
     pooling: str | None = None
@@ -67,6 +83,7 @@ class SentenceLayout:
     default_prompt: str | None = None
     pools_prompt: bool = True
     dense: tuple[DenseStep, ...] = ()
+    logit_score: LogitScore | None = None
 
 
 def read_sentence_layout(folder: Path) -> SentenceLayout:
@@ -75,6 +92,8 @@ def read_sentence_layout(folder: Path) -> SentenceLayout:
     if not steps:
         return SentenceLayout()
     kinds = [kind for kind, _ in steps]
+    if kinds == ["Transformer", "LogitScore"] and steps[0][1] == PurePosixPath():
+        return _scoring_layout(folder, steps[1][1])
     behind = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or set(behind) - {"Dense"} or steps[0][1] != PurePosixPath():
         raise ValueError(
@@ -83,26 +102,63 @@ def read_sentence_layout(folder: Path) -> SentenceLayout:
         )
     file = folder / steps[1][1] / "config.json"
     pooling = read_json(file)
-    lengths, prompts = read_optional_json(folder / LENGTHS), read_optional_json(folder / PROMPTS)
-    longest, texts, default = lengths.get("max_seq_length"), prompts.get("prompts"), prompts.get("default_prompt_name")
+    lengths, (texts, default) = read_optional_json(folder / LENGTHS), _prompts(folder)
+    longest = lengths.get("max_seq_length")
     if longest is not None and (type(longest) is not int or not 1 <= longest < 2**31):
         raise ValueError(
             f"{folder / LENGTHS} has a max_seq_length that is not a number of tokens: {str(longest)[:100]}"
         )
-    if not isinstance(texts or {}, dict) or not all(isinstance(text, str) for text in (texts or {}).values()):
-        raise ValueError(f"{folder / PROMPTS} has prompts that are no object of texts by name")
-    if default is not None and not isinstance(default, str):
-        raise ValueError(f"{folder / PROMPTS} has a default_prompt_name that is not text")
     return SentenceLayout(
         pooling=_pooling(pooling, file),
         normalize="Normalize" in kinds,
         max_seq_length=longest,
         lower_case=bool(lengths.get("do_lower_case", False)),
-        prompts=dict(texts or {}),
+        prompts=texts,
         default_prompt=default,
         pools_prompt=bool(pooling.get("include_prompt", True)),
         dense=tuple(_dense(folder, place) for kind, place in steps if kind == "Dense"),
     )
+
+
+def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, and the name of the one that is put where nobody names one."""
+    found = read_optional_json(folder / PROMPTS)
+    texts, default = found.get("prompts") or {}, found.get("default_prompt_name")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError(f"{folder / PROMPTS} has prompts that are no object of texts by name")
+    if default is not None and not isinstance(default, str):
+        raise ValueError(f"{folder / PROMPTS} has a default_prompt_name that is not text")
+    return dict(texts), default
+
+
+def _scoring_layout(folder: Path, place: PurePosixPath) -> SentenceLayout:
+    """Of a model that generates and scores pairs by its logits."""
+    file, own = folder / place / "config.json", read_optional_json(folder / LENGTHS)
+    config, (texts, default) = read_json(file), _prompts(folder)
+    true_id, false_id = config.get("true_token_id"), config.get("false_token_id")
+    if not _is_token(true_id) or not (false_id is None or _is_token(false_id)):
+        raise ValueError(
+            f"{file} names the tokens {true_id} and {false_id}; true_token_id must be a token id, "
+            "false_token_id one or null"
+        )
+    named = str(read_optional_json(folder / PROMPTS).get("activation_fn") or "Sigmoid")
+    activation = named.rpartition(".")[2].lower()
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{folder / PROMPTS} has the activation_fn {named[:100]!r}; supported are Sigmoid and Identity"
+        )
+    processing = own.get("processing_kwargs") or {}
+    template = processing.get("chat_template") or {} if isinstance(processing, dict) else None
+    if not isinstance(template, dict) or (isinstance(processing, dict) and set(processing) - {"chat_template"}):
+        raise ValueError(
+            f"{folder / LENGTHS} has the processing_kwargs {str(processing)[:200]}; supported is chat_template alone"
+        )
+    score = LogitScore(true_id=true_id, false_id=false_id, activation=activation, template=template)
+    return SentenceLayout(prompts=texts, default_prompt=default, logit_score=score)
+
+
+def _is_token(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
 
 
 def _dense(folder: Path, place: PurePosixPath) -> DenseStep:

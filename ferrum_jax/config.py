@@ -151,6 +151,9 @@ class EngineConfig:
     the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp", "experts" and
     "head".
 
+    score_tokens: a model that generates scores pairs by its logits of these tokens, such as "yes,no" for
+    Qwen3-Reranker; with one token, by its logit alone. None scores where the folder's modules.json has a LogitScore.
+
     Raises ValueError with the field, its value and what is allowed.
     """
 
@@ -188,6 +191,7 @@ class EngineConfig:
     max_adapters: int = 0
     max_adapter_rank: int = 32
     adapter_targets: str = "attention,mlp"
+    score_tokens: str | None = None
     compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
 
     def __post_init__(self) -> None:
@@ -240,6 +244,9 @@ class EngineConfig:
                 f"adapter_targets is {self.adapter_targets!r}; it must name some of "
                 f"{', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
             )
+        texts = [] if self.score_tokens is None else self.score_tokens.split(",")
+        if len(texts) > 2 or not all(text.strip() for text in texts):
+            raise ValueError(f"score_tokens is {self.score_tokens!r}; it must be one token or two, such as 'yes,no'")
         if self.min_cached_prompt_tokens < 1:
             raise ValueError(f"min_cached_prompt_tokens is {self.min_cached_prompt_tokens}; it must be at least 1")
         for field in ("max_num_seqs", "max_model_len", "kv_memory_bytes", "num_blocks"):

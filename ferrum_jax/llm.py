@@ -203,7 +203,7 @@ class LLM:
             if self._calls is not None:
                 self._calls.drop()
             raise
-        self._opened = dataclasses.replace(self._opened, model=model)
+        self._opened = self._opened.with_new_weights(model)
         if self._calls is not None and isinstance(model, Loaded):
             self._calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
             self._calls.wake_up({"weights"})
@@ -595,29 +595,35 @@ class LLM:
 
     @checked
     def score(
-        self, pairs: Sequence[Pair], *, truncate: bool = False, progress: bool | None = None
+        self,
+        pairs: Sequence[Pair],
+        *,
+        truncate: bool = False,
+        instruction: str | None = None,
+        progress: bool | None = None,
     ) -> list[ScoreOutput]:
         """How well the two texts of each pair fit, in their order, by a model that reads both together.
 
-        pairs: of texts, a query and a document. A cross-encoder with a sigmoid gives scores in [0, 1]. truncate: cut
-        pairs that are too long. progress: as in `generate`. Raises ValueError naming the pair that cannot be served,
-        and for a model of vectors, whose texts are compared by the cosine of `embed`'s.
+        pairs: of texts, a query and a document. A score with a sigmoid is in [0, 1]. truncate: cut pairs that are too
+        long. instruction: what makes a document fit, for models that are told, such as Qwen3-Reranker. progress: as in
+        `generate`. Raises ValueError naming the pair that cannot be served, and for a model of vectors, whose texts are
+        compared by the cosine of `embed`'s.
         """
-        outputs = self.score_as_completed(enumerate(pairs), truncate=truncate)
+        outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
         with texts_bar(len(pairs), shown=progress) as advance:
             return in_order(outputs, len(pairs), advance)
 
     def score_as_completed(
-        self, requests: Iterable[tuple[Key, Pair]], *, truncate: bool = False
+        self, requests: Iterable[tuple[Key, Pair]], *, truncate: bool = False, instruction: str | None = None
     ) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
         scorer = self.scorer
         if scorer is None:
             raise ValueError(
                 f"{self.spec.architecture} does not read two texts together; compare vectors of LLM.embed, or name a "
-                "cross-encoder"
+                "cross-encoder, or score_tokens='yes,no' for a reranker that generates"
             )
-        text_of = functools.partial(scorer.text, truncate=truncate)
+        text_of = functools.partial(scorer.text, truncate=truncate, instruction=instruction)
         return run_all(requests, text_of, functools.partial(score_of, scorer), self._run_texts, "cls")
 
     @property

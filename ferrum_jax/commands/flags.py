@@ -52,6 +52,7 @@ _ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
     "max_adapters": (int, "LoRA adapters that rows can use at once; 0 has no slots for them"),
     "max_adapter_rank": (int, "largest rank of an adapter"),
     "adapter_targets": (str, "weights that adapters may add to: of attention, mlp, experts and head"),
+    "score_tokens": (str, "score pairs by the logits of these tokens, such as yes,no for Qwen3-Reranker"),
     "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
     "product_implementation": (
         str,

@@ -1,7 +1,8 @@
 """Scores of pairs: how well a document answers a query, as one number, from one reading of both.
 
 A `Scorer` makes of a pair the token ids that the model reads, and of what the model gives for them the score. A
-cross-encoder (`CrossEncoderScorer`) reads both texts through its tokenizer's own form for pairs and gives a logit.
+cross-encoder (`CrossEncoderScorer`) reads both texts through its tokenizer's own form for pairs and gives a logit; a
+model that generates (`logit_scorer.py`) reads them in a prompt, and its logits of two tokens are compared.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ Pair = Sequence[str]  # two texts, a query and a document
 class Scorer(Protocol):
     """How pairs become scores of one model."""
 
-    def text(self, key: Key, pair: Pair, *, truncate: bool) -> Text[Key]:
-        """A pair as the model will see it. Raises ValueError for one that it cannot."""
+    def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
+        """A pair as the model will see it. Raises ValueError for one that it cannot.
+
+        instruction: what makes a document fit a query, for models that are told; None is the model's own.
+        """
         ...
 
     def score(self, state: np.ndarray) -> float:
@@ -37,7 +41,9 @@ class CrossEncoderScorer:
     def __init__(self, tokenizer: Tokenizer | None, *, activation: str, max_tokens: int) -> None:
         self._tokenizer, self._activation, self._max_tokens = tokenizer, activation, max_tokens
 
-    def text(self, key: Key, pair: Pair, *, truncate: bool) -> Text[Key]:
+    def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
+        if instruction is not None:
+            raise ValueError(f"instruction is {instruction!r}; a cross-encoder is told nothing beside the pair")
         query, document = both_of(pair)
         tokenizer = require_tokenizer(self._tokenizer, "the model")
         ids, second = tokenizer.encode_pair(query, document, max_tokens=self._max_tokens if truncate else None)

@@ -191,6 +191,8 @@ class EngineSide:
         embedder = self._llm.embedder
         how = {name: options.get(name) for name in ("pooling", "normalize", "prompt_name")}
         params = embedder.params(**how, truncate=bool(options.get("truncate")))  # type: ignore[arg-type]
+        if options.get("instruction") is not None:
+            raise ValueError("instruction is for models that score pairs; this one compares vectors of single texts")
         salt = options.get("cache_salt")
         content: Any = prompt if not salt else {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": salt}
         made_of = functools.partial(_cut_vector, params=params, dimensions=options.get("dimensions"))
@@ -199,7 +201,8 @@ class EngineSide:
     def _to_score(self, request_id: int, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
         scorer = self._llm.scorer
         assert scorer is not None, "only models that score are asked for scores"
-        text = scorer.text(request_id, pair, truncate=bool(options.get("truncate")))
+        truncate, instruction = bool(options.get("truncate")), options.get("instruction")
+        text = scorer.text(request_id, pair, truncate=truncate, instruction=instruction)
         text = dataclasses.replace(text, cache_salt=options.get("cache_salt") or "")
         return _AskedVector(text, "cls", lambda state: np.asarray([scorer.score(state)], np.float32))
 

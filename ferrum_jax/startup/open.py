@@ -25,6 +25,7 @@ from ferrum_jax.config import MANY_ROWS, EngineConfig, Reach
 from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
 from ferrum_jax.embeddings.encoder import Encoder, load_encoder
 from ferrum_jax.embeddings.encoder_runtime import POOLINGS, EncoderLayout
+from ferrum_jax.embeddings.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.embeddings.scorer import CrossEncoderScorer, Scorer
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
@@ -87,6 +88,13 @@ class Opened:
     counter: CompileCounter
     num_compiles: int
     startup_s: float
+
+    def with_new_weights(self, model: Loaded | Encoder) -> Opened:
+        """The same over other weights of the model."""
+        scorer = self.scorer
+        if isinstance(scorer, LogitScorer) and isinstance(model, Loaded):
+            scorer = scorer.with_logits(_token_logits(model, scorer.token_ids))
+        return dataclasses.replace(self, model=model, scorer=scorer)
 
 
 def forms_of(prompts: PromptEncoder) -> MessageForms:
@@ -155,7 +163,7 @@ class Opening:
             headless=source.headless,
             prompts=prompts,
             embedder=self._embedder(prompts, sentence, model.layout.max_model_len),
-            scorer=self._scorer(prompts, model.layout.max_model_len),
+            scorer=self._scorer(prompts, sentence, model),
             bundled=bundled,
             attention=choice,
             products=products,
@@ -200,11 +208,20 @@ class Opening:
             max_tokens=max_model_len if encodes else max_model_len - 1,
         )
 
-    def _scorer(self, prompts: PromptEncoder, max_model_len: int) -> Scorer | None:
-        spec = self.source.spec
-        if isinstance(spec, EncoderSpec) and spec.scorer:
-            return CrossEncoderScorer(prompts.tokenizer, activation=spec.scorer, max_tokens=max_model_len)
-        return None
+    def _scorer(self, prompts: PromptEncoder, sentence: SentenceLayout, model: Loaded | Encoder) -> Scorer | None:
+        spec, tokens, longest = self.source.spec, self.config.score_tokens, model.layout.max_model_len
+        if isinstance(spec, EncoderSpec):
+            scores = bool(spec.scorer)
+            return CrossEncoderScorer(prompts.tokenizer, activation=spec.scorer, max_tokens=longest) if scores else None
+        asked = sentence.logit_score if tokens is None else score_of_tokens(tokens, prompts.tokenizer)
+        if asked is None or not isinstance(model, Loaded):
+            return None
+        if self.source.headless or max(ids_of(asked)) >= spec.vocab_size:
+            raise ValueError(
+                f"pairs are scored by logits of the tokens {ids_of(asked)}, which this model does not have"
+            )
+        logits = _token_logits(model, ids_of(asked))
+        return LogitScorer.of(asked, sentence, prompts.tokenizer, prompts.chat, logits, longest - 1)
 
     def _identity(
         self,
@@ -365,6 +382,11 @@ class Opening:
             required=self.require_bundle,
             on_problem=self.on_problem,
         )
+
+
+def _token_logits(model: Loaded, token_ids: Sequence[int]) -> TokenLogits:
+    weights = dict(zip(model.layout.targets, model.weights, strict=True))
+    return TokenLogits.of(model.layout.spec, weights, token_ids)
 
 
 def config_of(

@@ -17,7 +17,7 @@ from ferrum_jax.serve.bodies.http_body import (
     urgency,
 )
 
-_SHARED = LABELS | WITHOUT_EFFECT | {"cache_salt", "priority", "timeout", "truncate"}
+_SHARED = LABELS | WITHOUT_EFFECT | {"cache_salt", "instruction", "priority", "timeout", "truncate"}
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "truncate_prompt_tokens": ((), "set truncate to true, which cuts texts to the longest that the model takes"),
     "encoding_format": (("float",), "scores are numbers; leave it out"),
@@ -101,9 +101,14 @@ def _texts(name: str, given: object, limits: BodyLimits) -> tuple[str, ...]:
 
 
 def _vectors(body: Mapping[str, Any], texts: tuple[str, ...], warnings: tuple[str, ...]) -> AskedVectors:
+    options = {"truncate": flag(body, "truncate") is True, **salt_of(body)}
+    if (instruction := body.get("instruction")) is not None:
+        if not isinstance(instruction, str):
+            raise FieldError(f"instruction is {instruction!r}; it must be a text", "instruction")
+        options["instruction"] = instruction
     return AskedVectors(
         prompts=texts,
-        options={"truncate": flag(body, "truncate") is True, **salt_of(body)},
+        options=options,
         as_base64=False,
         model=model_of(body),
         warnings=warnings,
