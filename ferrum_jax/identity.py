@@ -21,7 +21,8 @@ class ModelIdentity:
 
     tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
     vectors: how states become vectors, as text. adapter: names and digests of those that are loaded, "" is none, None
-    before they are known. environment: what may change, by name.
+    before they are known. images: a digest of how they are processed, None where prompts take none.
+    environment: what may change, by name.
     """
 
     weights: str | None
@@ -34,6 +35,7 @@ class ModelIdentity:
     max_model_len: int
     invariant: bool
     adapter: str | None = ""
+    images: str | None = None
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def values(self) -> dict[str, Any]:
@@ -43,6 +45,8 @@ class ModelIdentity:
         for name in KNOWN_LATER:
             if found[name] is None:
                 del found[name]
+        if self.images is None:
+            del found["images"]
         return {**found, "end_tokens": list(self.end_tokens)}
 
 

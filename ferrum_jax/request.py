@@ -249,7 +249,10 @@ class Logprob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
-    """One choice of one request. `logprobs[i]` maps token id to Logprob for the i-th generated token."""
+    """One choice of one request. `logprobs[i]` maps token id to Logprob for the i-th generated token.
+
+    image_digests: of its prompt's images, in hexadecimal; a choice is continued only where they are the same.
+    """
 
     index: int
     text: str
@@ -261,6 +264,7 @@ class CompletionOutput:
     stop_reason: int | str | None
     message: AssistantMessage | None = None  # the text taken apart, of a chat's answer that has ended or is streamed
     weights_versions: tuple[int, ...] | None = None  # of each token, where the weights changed while it ran
+    image_digests: tuple[str, ...] = ()
     # [n, layers with experts, X] uint8, uint16 of more than 256 experts; best first, n = prompt + generated tokens - 1.
     routed_experts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
@@ -288,7 +292,7 @@ class RequestOptions:
     spans count tokens of the prompt as it is given. images: those of the media spans of kind "image", in their order.
     embeds: the output has the prompt's embedding.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
-    if they had never stopped. With prompt_logprobs they begin anew.
+    if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
     is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
     tools: that the template was given; None leaves calls in the text.

@@ -27,6 +27,7 @@ class Answers:
         self._ended: dict[int, Answer] = {}
         self._partials: dict[int, RequestOutput] = {}
         self._running: set[int] = set()
+        self._heard: set[int] = set()  # those with a partial or an answer
         self._told: set[int] = set()  # those of them that reported progress since the row was last journaled
 
     @property
@@ -48,6 +49,17 @@ class Answers:
         n = self._row.asked.n
         found = self._before[place * n : (place + 1) * n]
         return found if any(choice.token_ids for choice in found) else ()
+
+    def begins_anew(self, place: int, answer: Answer) -> bool:
+        """Whether a prompt that was to go on did not, because its images are others than when it was journaled.
+
+        True once for each prompt.
+        """
+        before = self._choices_before(place)
+        if place in self._heard or not before or not isinstance(answer, RequestOutput):
+            return False
+        self._heard.add(place)
+        return answer.outputs[0].image_digests != before[0].image_digests
 
     def put(self, place: int, answer: Answer) -> None:
         """Notes a prompt's answer, or how far it is."""

@@ -207,6 +207,11 @@ class Worker:
         self._awaited.discard(key)
         place, index = divmod(key, len(self._rows))
         answers = self._answers[index]
+        if answers.begins_anew(place, output):
+            self._display.say(
+                f"{self._running[index][0].custom_id}: an image is not what it was when the row was begun, so the row "
+                "was begun anew; rows that are answered keep their answers, --new-run answers them again"
+            )
         answers.put(place, output)
         if not isinstance(output, RequestOutput) or output.finished:
             self._unanswered.discard(key)

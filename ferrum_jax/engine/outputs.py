@@ -85,6 +85,7 @@ def _completion(
         message=_message(choice, tokenizer, forms),
         routed_experts=_experts(choice),
         weights_versions=_versions(choice)[after or 0 :] if choice.updates else None,
+        image_digests=choice.submission.image_digests,
     )
 
 

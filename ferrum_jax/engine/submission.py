@@ -78,6 +78,11 @@ class Submission:
         return None if self.grammar is None else self.grammar.fault()
 
     @property
+    def image_digests(self) -> tuple[str, ...]:
+        """Of the prompt's images as they were given, in hexadecimal."""
+        return tuple(image.digest.hex() for image in self.options.images)
+
+    @property
     def waits(self) -> bool:
         """Whether something has to be ready before it is queued."""
         return self.grammar is not None or self.adapter is not None
@@ -164,7 +169,8 @@ class Intake:
             submission.choices.append(made)
         if sampling.prompt_logprobs is None:
             for made, before in zip(submission.choices, options.resume, strict=False):
-                _resume(made, before)
+                if before.image_digests == submission.image_digests:
+                    _resume(made, before)
         submission.num_left = len(submission.open_choices)
         return submission
 

@@ -250,6 +250,7 @@ class Opening:
             max_model_len=layout.max_model_len,
             invariant=self.config.invariant,
             adapter=None if self.config.max_adapters else "",
+            images=None if prompts.images is None else prompts.images.digest,
             environment=environment,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.identity import digest_of
 from ferrum_jax.vision.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
 from ferrum_jax.vision.processor_files import read_processor
 from ferrum_jax.vision.processors import ImageProcessor
@@ -28,6 +29,11 @@ class PromptImages:
         """As a checkpoint's folder says; None where it says nothing. Raises ValueError for what is not understood."""
         processor = read_processor(folder)
         return None if processor is None else cls(processor=processor, folder=Path(folder), sources=sources)
+
+    @property
+    def digest(self) -> str:
+        """Of all that makes patches of pixels, in hexadecimal."""
+        return digest_of(self.processor.kind, dataclasses.asdict(self.processor))
 
     def expanded(
         self, content: str | Sequence[int], images: Sequence[Any], encode: Encode, *, adds: bool

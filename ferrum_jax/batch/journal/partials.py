@@ -1,4 +1,7 @@
-"""A row in progress as bytes: its choices' tokens so far and their log-probabilities, to go on from."""
+"""A row in progress as bytes: its choices' tokens so far and their log-probabilities, to go on from.
+
+Of its images there are the digests: their bytes stand in the input, or where its URLs lead.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ def decode_partial(content: bytes) -> tuple[CompletionOutput, ...]:
 def _encode_choice(choice: CompletionOutput) -> list[object]:
     logprobs = choice.logprobs and [[[t, p.logprob, p.rank] for t, p in entry.items()] for entry in choice.logprobs]
     text = choice.text if choice.finish_reason is not None else ""  # of one that goes on it is made again
-    return [list(choice.token_ids), logprobs, text, choice.finish_reason, choice.stop_reason]
+    images = [list(choice.image_digests)] if choice.image_digests else []
+    return [list(choice.token_ids), logprobs, text, choice.finish_reason, choice.stop_reason, *images]
 
 
 def _decode_choice(
@@ -30,6 +34,7 @@ def _decode_choice(
     text: str,
     finish_reason: str | None,
     stop_reason: int | str | None,
+    image_digests: Sequence[str] = (),
 ) -> CompletionOutput:
     entries = None
     if logprobs is not None:
@@ -42,4 +47,5 @@ def _decode_choice(
         logprobs=entries,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        image_digests=tuple(image_digests),
     )

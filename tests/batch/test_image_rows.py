@@ -1,0 +1,146 @@
+"""Jobs whose rows have images: stopped and gone on with, the output is the same; changed images begin a row anew."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from ferrum_jax import LLM
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobSettings, run_batch
+from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
+from ferrum_jax.batch.notice import Notice
+from ferrum_jax.request import CompletionOutput
+from ferrum_jax.runtime.runner import Runner
+from tests.engine.image_folder import picture, write_folder
+from tests.engine.test_images import INVARIANT
+
+
+def test_a_row_in_progress_has_the_digests_of_its_images_and_not_their_bytes():
+    choice = CompletionOutput(
+        index=0,
+        text="",
+        token_ids=(3, 4),
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=None,
+        stop_reason=None,
+        image_digests=("c0ffee",),
+    )
+    assert decode_partial(encode_partial([choice])) == (choice,)
+    assert decode_partial(b'[[[3,4],null,"",null,null]]')[0].image_digests == (), "as rows without images have it"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("qwen3_vl") / "model")
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture(seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_rows(folder: Path) -> None:
+    """Rows with images in data: URLs, and one, `file`, with one in a file of the folder."""
+    urls = ["data:image/png;base64," + base64.b64encode(png(seed)).decode() for seed in (1, 2)]
+    (folder / "photo.png").write_bytes(png(3))
+    urls.append(f"file://{folder}/photo.png")
+    rows = []
+    for name, url in zip(("one", "two", "file"), urls, strict=True):
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f" t{len(rows) + 9} t5"}]
+        content = [*parts, parts[0]] if name == "two" else parts
+        rows.append({"custom_id": name, "messages": [{"role": "user", "content": content}], "temperature": 0.8})
+    (folder / "in.jsonl").write_text("".join(json.dumps({**row, "max_tokens": 30, "n": 2}) + "\n" for row in rows))
+
+
+class Job:
+    """A job in a folder, over one engine that is begun with."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        folder.mkdir()
+        write_rows(folder)
+        self.folder = folder
+        self.said = io.StringIO()
+        self.llm = LLM(str(model), dataclasses.replace(INVARIANT, image_root=str(folder), max_num_seqs=2))
+
+    def run(self, notice: Notice | None = None, output: str = "out.jsonl") -> int:
+        return run_batch(
+            lambda start: self.llm,
+            self.folder / "in.jsonl",
+            self.folder / output,
+            model="tiny",
+            console=Console(file=self.said, width=400),
+            notice=notice,
+            settings=JobSettings(now=lambda: 1000.0),
+        )
+
+    def lines(self, output: str = "out.jsonl") -> dict[str, list[str]]:
+        found = [json.loads(line) for line in (self.folder / output).read_bytes().splitlines()]
+        return {
+            line["custom_id"]: [choice["message"]["content"] for choice in line["response"]["body"]["choices"]]
+            for line in found
+        }
+
+
+@pytest.fixture
+def job(model, tmp_path) -> Job:
+    return Job(model, tmp_path / "job")
+
+
+def stopping(monkeypatch, after: int) -> list[Notice]:
+    """Notices, of which the last is given at every step whose number `after` divides."""
+    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
+
+    def noticed(self, plan):
+        if next(steps) % after == 0:
+            notices[-1].give("the test", EXIT_PREEMPTED)
+        return dispatch(self, plan)
+
+    monkeypatch.setattr(Runner, "dispatch", noticed)
+    return notices
+
+
+@pytest.mark.slow
+def test_a_job_with_images_that_is_stopped_and_goes_on_has_the_bytes_of_one_that_was_not(job, monkeypatch):
+    assert job.run(output="whole.jsonl") == EXIT_OK
+    assert len(set(itertools.chain(*job.lines("whole.jsonl").values()))) == 6
+    notices = stopping(monkeypatch, 7)
+    while job.run(notices[-1]) == EXIT_PREEMPTED:
+        notices.append(Notice())
+        assert len(notices) < 40
+    assert len(notices) > 3
+    assert (job.folder / "out.jsonl").read_bytes() == (job.folder / "whole.jsonl").read_bytes()
+    journaled = b"".join(path.read_bytes() for path in (job.folder / "out.jsonl.journal/segments").iterdir())
+    digests = set(re.findall(rb"\"([0-9a-f]{64})\"", journaled))
+    assert len(digests) == 3 and base64.b64encode(png(1))[:80] not in journaled
+
+
+@pytest.mark.slow
+def test_a_row_whose_image_changed_while_the_job_was_stopped_begins_anew_and_the_others_go_on(job, monkeypatch):
+    assert job.run(output="whole.jsonl") == EXIT_OK
+    (job.folder / "photo.png").write_bytes(png(4))
+    assert job.run(output="changed.jsonl") == EXIT_OK
+    (job.folder / "photo.png").write_bytes(png(3))
+    notices = stopping(monkeypatch, 12)
+    assert job.run(notices[-1]) == EXIT_PREEMPTED
+    journaled = b"".join(path.read_bytes() for path in (job.folder / "out.jsonl.journal/segments").iterdir())
+    assert len(re.findall(rb" partial ", journaled)) >= 1
+    (job.folder / "photo.png").write_bytes(png(4))
+    before = job.said.getvalue()
+    monkeypatch.undo()
+    assert job.run() == EXIT_OK
+    whole, changed, found = job.lines("whole.jsonl"), job.lines("changed.jsonl"), job.lines()
+    assert whole["file"] != changed["file"], "another image has another answer"
+    assert found == {**whole, "file": changed["file"]}
+    said = job.said.getvalue()[len(before) :]
+    assert said.count("an image is not what it was") == 1 and "file: an image" in said
