@@ -11,7 +11,6 @@ import numpy as np
 
 from ferrum_jax.prompt import (
     TEMPLATE_ARGUMENTS,
-    EncodableImage,
     MediaSpan,
     Message,
     Prompt,
@@ -21,6 +20,7 @@ from ferrum_jax.prompt import (
 )
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.image import ProcessedImage
 from ferrum_jax.vision.prompt_images import PromptImages
 
 
@@ -30,7 +30,7 @@ class EncodedPrompt:
 
     token_ids: Sequence[int]
     media: tuple[MediaSpan, ...] = ()
-    images: tuple[EncodableImage, ...] = ()
+    images: tuple[ProcessedImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

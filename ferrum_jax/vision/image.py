@@ -1,32 +1,72 @@
-"""A processed image: the patches that a tower reads, and how many tokens of a prompt stand for it."""
+"""A processed image: the pixels of the patches that a tower reads, and how many tokens of a prompt stand for it.
+
+Pixels stay bytes until the tower's call is packed: between processes and while an image waits, an eighth of what
+their float32 values take.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normalising:
+    """value = (byte * scale - mean) / std for each channel of RGB."""
+
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def table(self) -> np.ndarray:
+        """float32 [3, 256]: the value of each byte in each channel."""
+        scaled = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
+        mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
+        return (scaled - mean) / std
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ProcessedImage:
     """One image as a model's tower takes it.
 
-    patches: float32 [t * h * w, values of a patch], normalised; a patch's values are the input of the tower's first
-      product, in the order of its weight's flattened inputs, so the convolution over patches is one matrix product.
-      Qwen: 3 * temporal_patch * patch * patch values (channel, time, y, x); patches in groups of merge * merge that
-      one token stands for, groups row by row.
-      Gemma 3: 3 * patch * patch values (channel, y, x); patches row by row, crop after crop.
+    pixels: uint8 [t * h * w, 3, patch, patch], of patches: channel, y, x.
+      Qwen: patches in groups of merge * merge that one token stands for, groups row by row.
+      Gemma 3: patches row by row, crop after crop.
+    normalising: of their values. temporal: how often a patch has each channel's values, as frames of a video.
     grid: (t, h, w) in patches. Gemma 3: (crops, 64, 64), the whole image first, then what pan-and-scan cut from it.
     num_tokens: placeholder tokens of the prompt that stand for it: t * h * w / merge^2, or 256 a crop.
     digest: blake2b of the decoded pixels, the grid and the processor's settings: equal images have equal digests.
     """
 
-    patches: np.ndarray
+    pixels: np.ndarray
+    normalising: Normalising
+    temporal: int = 1
     grid: tuple[int, int, int]
     num_tokens: int
     digest: bytes
 
     def __post_init__(self) -> None:
         t, h, w = self.grid
-        assert self.patches.dtype == np.float32 and self.patches.ndim == 2, "patches are float32 [patches, values]"
-        assert len(self.patches) == t * h * w, f"{len(self.patches)} patches do not fill a grid of {self.grid}"
+        assert self.pixels.dtype == np.uint8, f"pixels of patches are uint8, not {self.pixels.dtype}"
+        assert self.pixels.ndim == 4 and self.pixels.shape[1] == 3, "pixels of patches are [patches, 3, y, x]"
+        assert len(self.pixels) == t * h * w, f"{len(self.pixels)} patches do not fill a grid of {self.grid}"
+
+    @property
+    def patches(self) -> np.ndarray:
+        """float32 [t * h * w, values of a patch], made at each call.
+
+        A patch's values are the input of the tower's first product, in the order of its weight's flattened inputs, so
+        the convolution over patches is one matrix product: (channel, time, y, x).
+        """
+        count, channels, *sides = self.pixels.shape
+        values, table = np.empty((count, channels, self.temporal, *sides), np.float32), _table(self.normalising)
+        for channel in range(channels):
+            values[:, channel] = table[channel][self.pixels[:, channel]][:, None]
+        return values.reshape(count, -1)
+
+
+@functools.lru_cache(maxsize=8)
+def _table(normalising: Normalising) -> np.ndarray:
+    return normalising.table()

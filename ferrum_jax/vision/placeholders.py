@@ -96,8 +96,9 @@ def parts_of(image: ProcessedImage) -> tuple[ProcessedImage, ...]:
         return (image,)
     each = rows * columns
     return tuple(
-        ProcessedImage(
-            patches=image.patches[index * each : (index + 1) * each],
+        dataclasses.replace(
+            image,
+            pixels=image.pixels[index * each : (index + 1) * each],
             grid=(1, rows, columns),
             num_tokens=image.num_tokens // count,
             digest=image.digest + index.to_bytes(2, "little"),

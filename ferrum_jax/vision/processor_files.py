@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.vision.processors import Gemma3Images, ImageProcessor, Normalising, QwenImages
+from ferrum_jax.vision.image import Normalising
+from ferrum_jax.vision.processors import Gemma3Images, ImageProcessor, QwenImages
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -1,6 +1,7 @@
 """From pixels to patches, as a checkpoint's processor file says: one class for each kind of tower.
 
-    pixels uint8 [H, W, 3]  ->  resized by Pillow  ->  scaled and normalised  ->  patches float32 [t * h * w, values]
+    pixels uint8 [H, W, 3]  ->  resized by Pillow  ->  cut: uint8 [t * h * w, 3, patch, patch]
+                            ->  scaled and normalised, when the tower's call is packed: float32 [t * h * w, values]
 
 Scaling and normalising are one table of 256 values a channel, computed in the reference's order of operations, so its
 bits are the reference's. Every key of the file is honoured or refused by name.
@@ -9,7 +10,6 @@ bits are the reference's. Every key of the file is honoured or refused by name.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Sequence
@@ -19,25 +19,10 @@ from typing import ClassVar
 import numpy as np
 
 from ferrum_jax.vision.decoding import ImageRefused, pillow
-from ferrum_jax.vision.image import ProcessedImage
+from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 _DIGEST_BYTES = 32
 _MOST_ASPECT = 200  # of Qwen's images
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Normalising:
-    """value = (byte * scale - mean) / std for each channel of RGB."""
-
-    scale: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    def table(self) -> np.ndarray:
-        """float32 [3, 256]: the value of each byte in each channel."""
-        scaled = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
-        mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
-        return (scaled - mean) / std
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,11 +75,10 @@ class QwenImages:
         resized = _resized(pixels, rows * patch, columns * patch, self.resample)
         parts = resized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         parts = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, patch, patch)  # [patches, channel, y, x]
-        values = _normalised(parts, self.normalising)
-        times = (len(values), 3, self.temporal_patch_size, patch, patch)
-        patches = np.broadcast_to(values[:, :, None], times).reshape(len(values), -1)
         return ProcessedImage(
-            patches=patches,
+            pixels=np.ascontiguousarray(parts),
+            normalising=self.normalising,
+            temporal=self.temporal_patch_size,
             grid=grid,
             num_tokens=rows * columns // merge**2,
             digest=_digest(pixels, grid, self),
@@ -146,7 +130,8 @@ class Gemma3Images:
         parts = resized.reshape(len(crops), rows, patch, columns, patch, 3).transpose(0, 1, 3, 5, 2, 4)
         grid = len(crops), rows, columns
         return ProcessedImage(
-            patches=_normalised(parts.reshape(-1, 3, patch, patch), self.normalising).reshape(math.prod(grid), -1),
+            pixels=parts.reshape(-1, 3, patch, patch),
+            normalising=self.normalising,
             grid=grid,
             num_tokens=self.tokens_per_crop * len(crops),
             digest=_digest(pixels, grid, self),
@@ -162,19 +147,6 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
         return pixels
     image = pillow().fromarray(np.ascontiguousarray(pixels))
     return np.asarray(image.resize((width, height), resample=resample))
-
-
-@functools.lru_cache(maxsize=8)
-def _table(normalising: Normalising) -> np.ndarray:
-    return normalising.table()
-
-
-def _normalised(parts: np.ndarray, normalising: Normalising) -> np.ndarray:
-    """float32 of the shape of parts, uint8 [patches, 3, y, x]."""
-    table, values = _table(normalising), np.empty(parts.shape, np.float32)
-    for channel in range(3):
-        values[:, channel] = table[channel][parts[:, channel]]
-    return values
 
 
 def _digest(pixels: np.ndarray, grid: Sequence[int], processor: ImageProcessor) -> bytes:

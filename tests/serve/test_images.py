@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from ferrum_jax import LLM, SamplingParams
-from tests.engine.image_folder import picture, write_folder
+from ferrum_jax.serve.link.wire_images import wire_images, with_images
+from tests.engine.image_folder import PLACE, picture, write_folder
 from tests.engine.test_images import CONFIG
 from tests.serve.running import running
 
@@ -17,6 +20,18 @@ from tests.serve.running import running
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     return LLM(str(write_folder(tmp_path_factory.mktemp("qwen3_vl") / "model")), CONFIG)
+
+
+def test_an_image_crosses_to_the_engine_as_bytes_of_its_pixels_and_has_the_same_values_there(llm):
+    prompt = {"prompt": f"t7 {PLACE} t9", "images": [picture(1, 64, 96)]}
+    encoded = llm.prompts.encoded(prompt)
+    sent = json.dumps(wire_images(encoded.images, encoded.media))
+    assert len(sent) < 2 * 64 * 96 * 3, "base64 of a byte for each channel of a pixel, and little beside"
+    found = with_images(json.loads(sent))
+    (image,), (given,) = found["images"], encoded.images
+    np.testing.assert_array_equal(image.patches, given.patches)
+    assert (image.grid, image.num_tokens, image.digest) == (given.grid, given.num_tokens, given.digest)
+    assert tuple(found["media"]) == encoded.media
 
 
 def png(seed: int) -> bytes:

@@ -7,7 +7,6 @@ import pytest
 
 from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.image import ProcessedImage
 from ferrum_jax.vision.placeholders import GEMMA3, QWEN, expand_ids, expand_text, parts_of
 from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens.pictures import picture
@@ -102,6 +101,5 @@ def test_a_token_of_an_image_in_the_text_itself_is_refused():
 
 
 def test_a_tokenizer_without_the_token_is_refused():
-    image = ProcessedImage(patches=np.zeros((4, 12), np.float32), grid=(1, 2, 2), num_tokens=1, digest=b"cat")
     with pytest.raises(ValueError, match=r"the tokenizer has no token <\|image_pad\|>"):
-        expand_text("<|image_pad|>", [image], QWEN, lambda text: [1, 2])
+        expand_text("<|image_pad|>", images_of(SMALL, [(64, 64)]), QWEN, lambda text: [1, 2])

@@ -1,25 +1,29 @@
-"""Images of a prompt on their way to the engine: patches as base64 of float32, and where their tokens stand."""
+"""Images of a prompt on their way to the engine: pixels as base64 of their bytes, and where their tokens stand."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import EncodableImage, MediaSpan
-from ferrum_jax.vision.image import ProcessedImage
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 
-def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
+def wire_images(images: Sequence[ProcessedImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
     """What is sent of a prompt's images, as options of its request; nothing where there are none."""
     if not images:
         return {}
     return {
         "images": [
             [
-                base64.b64encode(np.ascontiguousarray(image.patches, "<f4").tobytes()).decode(),
+                base64.b64encode(image.pixels.tobytes()).decode(),
+                list(image.pixels.shape),
+                image.temporal,
+                dataclasses.asdict(image.normalising),
                 list(image.grid),
                 image.num_tokens,
                 image.digest.hex(),
@@ -42,11 +46,21 @@ def with_images(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "images": images, "media": media}
 
 
-def _image(content: str, grid: Sequence[int], num_tokens: int, digest: str) -> ProcessedImage:
+def _image(
+    content: str,
+    shape: Sequence[int],
+    temporal: int,
+    normalising: Mapping[str, Any],
+    grid: Sequence[int],
+    num_tokens: int,
+    digest: str,
+) -> ProcessedImage:
     frames, rows, columns = grid
-    values = np.frombuffer(base64.b64decode(content), "<f4").astype(np.float32)
+    mean, std = (tuple(normalising[name]) for name in ("mean", "std"))
     return ProcessedImage(
-        patches=values.reshape(frames * rows * columns, -1),
+        pixels=np.frombuffer(base64.b64decode(content), np.uint8).reshape(shape),
+        normalising=Normalising(scale=normalising["scale"], mean=mean, std=std),
+        temporal=temporal,
         grid=(frames, rows, columns),
         num_tokens=num_tokens,
         digest=bytes.fromhex(digest),
