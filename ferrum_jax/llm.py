@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import os
 import weakref
 from collections import deque
@@ -24,7 +23,7 @@ from flax import nnx
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, by_steps, embed_all, in_order, run_all
 from ferrum_jax.embeddings.encoder import Encoder
-from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of
+from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of, text_of_pair
 from ferrum_jax.engine.adapters import LoadedAdapters
 from ferrum_jax.engine.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.calls.arguments import (
@@ -604,10 +603,11 @@ class LLM:
     ) -> list[ScoreOutput]:
         """How well the two texts of each pair fit, in their order, by a model that reads both together.
 
-        pairs: of texts, a query and a document. A score with a sigmoid is in [0, 1]. truncate: cut pairs that are too
-        long. instruction: what makes a document fit, for models that are told, such as Qwen3-Reranker. progress: as in
-        `generate`. Raises ValueError naming the pair that cannot be served, and for a model of vectors, whose texts are
-        compared by the cosine of `embed`'s.
+        pairs: of texts, a query and a document, or objects with `query` and `document`, and perhaps their own
+        `instruction`. A score with a sigmoid is in [0, 1]. truncate: cut pairs that are too long. instruction: what
+        makes a document fit, for models that are told, such as Qwen3-Reranker. progress: as in `generate`. Raises
+        ValueError naming the pair that cannot be served, and for a model of vectors, whose texts are compared by the
+        cosine of `embed`'s.
         """
         outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
         with texts_bar(len(pairs), shown=progress) as advance:
@@ -618,13 +618,20 @@ class LLM:
     ) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
         scorer = self.scorer
-        if scorer is None:
-            raise ValueError(
-                f"{self.spec.architecture} does not read two texts together; compare vectors of LLM.embed, or name a "
-                "cross-encoder, or score_tokens='yes,no' for a reranker that generates"
-            )
-        text_of = functools.partial(scorer.text, truncate=truncate, instruction=instruction)
-        return run_all(requests, text_of, functools.partial(score_of, scorer), self._run_texts, "cls")
+
+        def text(key: Key, pair: Pair) -> Text[Key]:
+            if scorer is None:
+                raise ValueError(
+                    f"{self.spec.architecture} does not read two texts together; compare vectors of LLM.embed, or name "
+                    "a cross-encoder, or score_tokens='yes,no' for a reranker that generates"
+                )
+            return text_of_pair(scorer, key, pair, truncate=truncate, instruction=instruction)
+
+        def output(text: Text[Key], state: np.ndarray, num_cached: int) -> ScoreOutput:
+            assert scorer is not None, "without one all pairs are refused"
+            return score_of(scorer, text, state, num_cached)
+
+        return run_all(requests, text, output, self._run_texts, "cls")
 
     @property
     def scorer(self) -> Scorer | None:

@@ -34,6 +34,8 @@ NOT_FINITE_REASON = (
     "`ferrum-jax check`"
 )
 
+_SMALLEST_NORM = 1e-12  # of a vector
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -376,6 +378,24 @@ class EmbeddingOutput:
     prompt_token_ids: tuple[int, ...]
     embedding: np.ndarray  # [D] float32
     num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
+    normalized: bool = False  # it has length 1
+
+    def cut(self, dimensions: int | None) -> np.ndarray:
+        """[dimensions] float32: the vector's beginning, made longer to length 1 where the whole has that; None: all.
+
+        Raises ValueError for more than it has.
+        """
+        if dimensions is None:
+            return self.embedding
+        if dimensions > len(self.embedding):
+            raise ValueError(f"dimensions is {dimensions}; the model's vectors have {len(self.embedding)}")
+        return unit_length(self.embedding[:dimensions]) if self.normalized else self.embedding[:dimensions]
+
+
+def unit_length(vector: np.ndarray) -> np.ndarray:  # [D] -> [D] float32
+    """The vector with length 1; one shorter than 1e-12 is not made longer than that allows."""
+    norm = np.linalg.norm(vector.astype(np.float64))
+    return (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from ferrum_jax.config import EngineSizes
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams, ScoreOutput
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from scripts.git_state import git_state
@@ -97,6 +97,11 @@ class HostLLM:
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
         raise AssertionError("no row asks for a vector")
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
+    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
+        raise AssertionError("no row asks for a score")
 
     @property
     def identity(self) -> None:

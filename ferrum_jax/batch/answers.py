@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrum_jax.batch.input.formats import Row
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
-Answer = RequestOutput | EmbeddingOutput | ValueError
+Answer = RequestOutput | EmbeddingOutput | ScoreOutput | ValueError
 
 _NOT_BEGUN = CompletionOutput(
     index=0, text="", token_ids=(), cumulative_logprob=None, logprobs=None, finish_reason=None, stop_reason=None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams, ScoreOutput
 
 
 class RowCrash(ValueError):
@@ -38,5 +38,9 @@ class BatchLLM(Protocol):
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]: ...
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
+    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]: ...
 
     def stats(self) -> dict[str, Any]: ...

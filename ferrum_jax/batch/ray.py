@@ -15,16 +15,17 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
 from ferrum_jax.batch.job import JobStart, run_batch
 from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.paths import install_command
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams, ScoreOutput
 
 _MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")
@@ -68,11 +69,12 @@ def run_batch_on_ray(
 
 
 class _ActorTask(NamedTuple):
-    """A row to answer; params is None where it asks for a vector."""
+    """A prompt or a pair to answer. params: of a row that generates."""
 
     key: int
-    prompt: Prompt
+    prompt: Any
     params: SamplingParams | None
+    kind: int = GENERATES
     resume: tuple[CompletionOutput, ...] = ()
     now: datetime.datetime | None = None
 
@@ -117,14 +119,23 @@ class RayLLM:
         wants_partials: Callable[[], bool],
         now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
-        tasks = (_ActorTask(key, prompt, params, tuple(resume(key)), now) for key, prompt, params in requests)
+        tasks = (
+            _ActorTask(key, prompt, params, GENERATES, tuple(resume(key)), now) for key, prompt, params in requests
+        )
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, wants_partials)
 
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        tasks = (_ActorTask(key, prompt, None) for key, prompt in requests)
+        return self._read(_ActorTask(key, prompt, None, EMBEDS) for key, prompt in requests)
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
+    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
+        return self._read(_ActorTask(key, pair, None, SCORES) for key, pair in requests)
+
+    def _read(self, tasks: Iterator[_ActorTask]) -> Generator[tuple[int, Any], None, None]:
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, lambda: False)
 
@@ -217,8 +228,9 @@ class _Actor:
     def _session(self, tasks: Sequence[_ActorTask], found: dict[int, Any]) -> None:
         """Adds the answers of tasks of one kind, as they come."""
         resumes = {task.key: task.resume for task in tasks}
-        if tasks[0].params is None:
-            answers: Any = self._llm.embed_as_completed((task.key, task.prompt) for task in tasks)
+        if tasks[0].kind != GENERATES:
+            read = self._llm.embed_as_completed if tasks[0].kind == EMBEDS else self._llm.score_as_completed
+            answers: Any = read((task.key, task.prompt) for task in tasks)
         else:
             requests = ((task.key, task.prompt, task.params) for task in tasks)
             answers = self._llm.as_completed(

@@ -6,13 +6,14 @@ All rows count, those that are done too, so that a job has the same executables 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import BadRow, Row
+from ferrum_jax.batch.input.formats import GENERATES, SCORES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.config import Reach
-from ferrum_jax.prompt import Prompt, PromptIds, take_apart
+from ferrum_jax.prompt import PromptIds, take_apart
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
 
 MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
@@ -38,9 +39,11 @@ def measured(
             yield from found
 
 
-def _measured(row: Row, prompt: Prompt, token_ids: PromptIds, max_model_len: int) -> tuple[Row, str, np.ndarray, int]:
+def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -> tuple[Row, str, np.ndarray, int]:
     """Raises ValueError for a prompt that cannot run."""
-    found = token_ids(prompt, embeds=True) if row.is_embedding else token_ids(prompt)
+    if row.kind == SCORES:
+        prompt = f"{prompt['query']}\n{prompt['document']}"  # about as long as what the model is given
+    found = token_ids(prompt) if row.kind == GENERATES else token_ids(prompt, embeds=True)
     ids = np.asarray(found, np.int64)[-(row.asked.most_prompt_tokens(max_model_len) or 0) :]
     outputs = max_model_len - len(ids) if row.asked.max_tokens is None else row.asked.max_tokens
     if outputs < 1 or len(ids) + outputs > max_model_len:
@@ -50,8 +53,8 @@ def _measured(row: Row, prompt: Prompt, token_ids: PromptIds, max_model_len: int
 
 
 def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int) -> Reach | None:
-    """The reach of a job; None of one with more than MOST_MEASURED rows."""
-    if len(rows.order) > MOST_MEASURED:
+    """The reach of a job; None of one with more than MOST_MEASURED rows, or with pairs, whose templates add to them."""
+    if len(rows.order) > MOST_MEASURED or (rows.kinds == SCORES).any():
         return None
     found = [each for each in measured(rows, rows.order.tolist(), token_ids, max_model_len) if each is not None]
     totals = [len(ids) + outputs for _, _, ids, outputs in found]

@@ -16,17 +16,16 @@ from typing import Any
 
 from ferrum_jax.batch.answers import Answer, Answers
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
-from ferrum_jax.batch.input.formats import BadRow, Row
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
-from ferrum_jax.batch.journal.responses import completed_line, embedding_line, failed_line
+from ferrum_jax.batch.journal.responses import answered_line, failed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
-from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import NOT_FINITE_REASON, CompletionOutput, RequestOutput, SamplingParams
 
 _MOST_CRASHES = 2  # of the engine with one row
@@ -82,10 +81,10 @@ class Worker:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
             if self._queue:
-                self._session(llm, self._requests(), embeds=self._embeds_next())
+                self._session(llm, self._requests(), self._kind_next())
             while self._suspects and not self.is_over:
                 suspect = self._suspects.popleft()
-                self._session(llm, iter([suspect]), embeds=bool(self._rows.embeds[suspect[0]]))
+                self._session(llm, iter([suspect]), self._kind_of(suspect))
             self._journal.flush()
             self._show()
         return llm
@@ -119,18 +118,21 @@ class Worker:
     def _requests(self) -> Iterator[tuple[int, int]]:
         """Queued rows and those of further parts, with their epochs; those that crashed the engine wait.
 
-        All are of one kind: they end where rows that ask for vectors begin, or end.
+        All are of one kind: they end where rows of another begin.
         """
-        embeds = self._embeds_next()
-        while not self.is_over and (self._queue or self._take()) and self._embeds_next() == embeds:
+        kind = self._kind_next()
+        while not self.is_over and (self._queue or self._take()) and self._kind_next() == kind:
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
             else:
                 yield index, epoch
 
-    def _embeds_next(self) -> bool:
-        return bool(self._queue) and bool(self._rows.embeds[self._queue[0][0]])
+    def _kind_next(self) -> int:
+        return self._kind_of(self._queue[0]) if self._queue else GENERATES
+
+    def _kind_of(self, queued: tuple[int, int]) -> int:
+        return int(self._rows.kinds[queued[0]])
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
@@ -143,19 +145,21 @@ class Worker:
         message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
-    def _source(self, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Prompt, SamplingParams]]:
+    def _source(self, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Any, SamplingParams]]:
         """The engine's requests. An error in here is the job's and not the engine's."""
         try:
             for index, epoch in rows:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
                 self._running[index] = row, epoch
-                answers = self._answers[index] = Answers(row, () if row.is_embedding else self._journal.partial(index))
+                answers = self._answers[index] = Answers(
+                    row, self._journal.partial(index) if row.kind == GENERATES else ()
+                )
                 for place in answers.order:
                     key = index + place * len(self._rows)
                     self._unanswered.add(key)
                     before = answers.begin(place)
-                    if not row.is_embedding:
+                    if row.kind == GENERATES:
                         self._resumes[key] = before
                     yield key, row.prompts[place], row.params_of(place)
         except Exception as error:
@@ -164,11 +168,13 @@ class Worker:
 
     # -- what becomes of them ----------------------------------------------------------------------------
 
-    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]], *, embeds: bool) -> None:
+    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]], kind: int) -> None:
         """Runs the rows, all of one kind, to their end, to the notice or to a crash of the engine."""
         source = self._source(rows)
-        if embeds:
+        if kind == EMBEDS:
             completions = llm.embed_as_completed((index, prompt) for index, prompt, _ in source)
+        elif kind == SCORES:
+            completions = llm.score_as_completed((index, pair) for index, pair, _ in source)
         else:
             completions = llm.as_completed(
                 source, resume=self._resumes.pop, wants_partials=self._wants_partials, now=self._job.started
@@ -234,11 +240,19 @@ class Worker:
         elif self._job.requires_valid and (cut := _cut_off(row, answers)) is not None:
             self._fail(index, cut, epoch)
         else:
-            line = (embedding_line if row.is_embedding else completed_line)(row, answers, self._job.label)  # type: ignore[arg-type]
-            self._journal.append(OK, index, line[:-1], epoch)
-            self._tally.count(answers)  # type: ignore[arg-type]
+            self._answer(index, row, answers, epoch)
         if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
+
+    def _answer(self, index: int, row: Row, answers: Sequence[Any], epoch: int) -> None:
+        """answers: none of them an error."""
+        try:
+            line = answered_line(row, answers, self._job.label)
+        except ValueError as error:  # more dimensions than the vectors have
+            self._fail(index, _bad_row(row, str(error)), epoch)
+            return
+        self._journal.append(OK, index, line[:-1], epoch)
+        self._tally.count(answers)
 
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)

@@ -17,13 +17,11 @@ import numpy as np
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
-from ferrum_jax.request import EmbeddingOutput, SamplingParams, ScoreOutput
+from ferrum_jax.request import EmbeddingOutput, SamplingParams, ScoreOutput, unit_length
 from ferrum_jax.text.tokenizer import Tokenizer
 
 Key = TypeVar("Key")
 Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
-
-_SMALLEST_NORM = 1e-12  # a vector shorter than this is not made longer than itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +52,13 @@ class Text(Generic[Key]):
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
 
-    def output(self, embedding: np.ndarray, num_cached_tokens: int) -> EmbeddingOutput:
+    def output(self, embedding: np.ndarray, num_cached_tokens: int, *, normalized: bool) -> EmbeddingOutput:
         return EmbeddingOutput(
             prompt=self.prompt,
             prompt_token_ids=tuple(self.token_ids),
             embedding=embedding,
             num_cached_tokens=num_cached_tokens,
+            normalized=normalized,
         )
 
 
@@ -171,10 +170,7 @@ def prompt_ids(encode: Callable[[Prompt, datetime.datetime | None], Sequence[int
 
 def finish(vector: np.ndarray, params: EmbeddingParams) -> np.ndarray:
     """[D] float32: the pooled state, of length 1 where that is asked for."""
-    if not params.normalize:
-        return vector
-    norm = np.linalg.norm(vector.astype(np.float64))
-    return (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
+    return unit_length(vector) if params.normalize else vector
 
 
 Run = Callable[[Iterable[Text[Any]], str], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
@@ -188,7 +184,7 @@ def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], params
     """
 
     def output(text: Text[Any], vector: np.ndarray, num_cached: int) -> EmbeddingOutput:
-        return text.output(finish(vector, params), num_cached)
+        return text.output(finish(vector, params), num_cached, normalized=params.normalize)
 
     return run_all(requests, lambda key, prompt: embedder.text(key, prompt, params), output, run, params.pooling)
 

@@ -7,7 +7,8 @@ model that generates (`logit_scorer.py`) reads them in a prompt, and its logits 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from ferrum_jax.request import ScoreOutput
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Key = TypeVar("Key")
-Pair = Sequence[str]  # two texts, a query and a document
+Pair = Sequence[str] | Mapping[str, Any]  # two texts, a query and a document; or an object that has them
 
 
 class Scorer(Protocol):
@@ -58,6 +59,21 @@ class CrossEncoderScorer:
 def sigmoid(logit: float) -> float:
     """In [0, 1], whatever the logit."""
     return float(0.5 * (1 + np.tanh(0.5 * logit)))
+
+
+def text_of_pair(scorer: Scorer, key: Key, pair: Any, *, truncate: bool, instruction: str | None) -> Text[Key]:
+    """A pair as the model will see it. An object's own instruction and truncate go before those of the call.
+
+    Raises ValueError for one that it cannot see.
+    """
+    if not isinstance(pair, Mapping):
+        return scorer.text(key, pair, truncate=truncate, instruction=instruction)
+    own = dict(pair)
+    both, salt = [own.pop("query", None), own.pop("document", None)], own.pop("cache_salt", "")
+    how = {"truncate": own.pop("truncate", truncate), "instruction": own.pop("instruction", instruction)}
+    if own:
+        raise ValueError(f"the pair has {sorted(own)}; known are query, document, instruction, truncate, cache_salt")
+    return dataclasses.replace(scorer.text(key, both, **how), cache_salt=salt)
 
 
 def both_of(pair: Any) -> tuple[str, str]:

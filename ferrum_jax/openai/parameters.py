@@ -61,8 +61,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "chat_template_kwargs": (({},), "it goes with messages; give those in place of a prompt"),
     "adapter": ((), "vectors are made without one; leave it out"),
     "input": ((), "it is for /v1/embeddings; give prompt or messages"),
-    "encoding_format": (("float",), "vectors are lists of numbers; leave it out"),
-    "dimensions": ((), "cut the vector afterwards"),
+    "encoding_format": ((), "it is for /v1/embeddings; leave it out"),
+    "dimensions": ((), "it is for /v1/embeddings; leave it out"),
 }
 
 
@@ -109,7 +109,10 @@ class Rules:
 
 JOB_COMPLETION = Rules(known=KNOWN_COMPLETION | {"adapter"}, refused=REFUSED)
 JOB_CHAT = Rules(known=KNOWN_CHAT | {"adapter"}, refused=REFUSED)
-JOB_EMBEDDING = Rules(known=KNOWN_EMBEDDING, refused=REFUSED)
+JOB_EMBEDDING = Rules(known=KNOWN_EMBEDDING | {"encoding_format", "dimensions"}, refused=REFUSED)
+_KNOWN_PAIR = LABELS | {"cache_salt", "instruction", "truncate"}
+JOB_SCORE = Rules(known=_KNOWN_PAIR | {"text_1", "text_2"}, refused=REFUSED)
+JOB_RERANK = Rules(known=_KNOWN_PAIR | {"query", "documents", "top_n", "return_documents"}, refused=REFUSED)
 
 
 def sampling_values(body: Mapping[str, Any], *, is_chat: bool, rules: Rules | None = None) -> dict[str, Any]:
@@ -244,10 +247,6 @@ def with_options(content: Content, options: Mapping[str, Any]) -> Prompt:
     prompt = {name: content, **options}
     take_apart(prompt)
     return prompt
-
-
-def refuse_unknown_for_embedding(body: Mapping[str, Any]) -> None:
-    JOB_EMBEDDING.refuse(body)
 
 
 def prompts_of(field: str, prompts: object) -> tuple[Content, ...]:

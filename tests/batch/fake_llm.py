@@ -7,12 +7,13 @@ import datetime
 import hashlib
 import random
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ferrum_jax.identity import ModelIdentity
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, SamplingParams
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, SamplingParams, ScoreOutput
 
 IDENTITY = ModelIdentity(
     weights="00",
@@ -83,6 +84,17 @@ class FakeLLM:
             else:
                 vector = np.asarray(ids, np.float32)[:3] / np.float32(7)
                 yield key, EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=vector)
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[Hashable, Mapping[str, Any]]]
+    ) -> Iterator[tuple[Hashable, ScoreOutput | ValueError]]:
+        for key, pair in requests:
+            self.num_pulled += 1
+            ids = tuple(map(ord, pair["query"] + pair["document"]))
+            if len(ids) > self.limit:
+                yield key, ValueError(f"the pair has {len(ids)} tokens, more than {self.limit}")
+            else:
+                yield key, ScoreOutput(prompt_token_ids=ids, score=1 / len(ids))
 
     def stats(self) -> dict[str, int]:
         return {"live": len(self.running), "num_blocks": 8, "computed_tokens": self.num_steps, "padded_tokens": 999}

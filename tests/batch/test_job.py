@@ -1,5 +1,6 @@
 """A job answers each line of its input once, whatever interrupts it, and the file is that of an uninterrupted one."""
 
+import base64
 import concurrent.futures
 import contextlib
 import errno
@@ -14,6 +15,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from rich.console import Console
@@ -34,6 +36,7 @@ from ferrum_jax.batch.journal.store import LocalStore, UrlStore, open_store, spl
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display, Tally
 from ferrum_jax.batch.report.page import page
+from ferrum_jax.openai.logprob_forms import number
 from tests.batch.fake_llm import FakeLLM
 
 ROWS = [
@@ -834,6 +837,9 @@ def test_the_page_says_how_many_errors_it_does_not_show_and_plots_nothing_of_a_j
 def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted(tmp_path):
     vectors = [{"custom_id": f"v{i}", "input": "some text" + "!" * (i % 4)} for i in range(9)]
     vectors.append({"custom_id": "long", "input": "long " * 9})
+    vectors[1] |= {"dimensions": 2, "encoding_format": "base64"}
+    vectors[3] = {"custom_id": "s", "text_1": "a query", "text_2": ["one", "another"]}
+    vectors[4] = {"custom_id": "r", "query": "a query", "documents": ["the longest of all", "short"], "top_n": 1}
     mixed = [row for pair in zip(vectors, ROWS * 2, strict=True) for row in pair][:15]
     unique = {row["custom_id"]: row for row in mixed}.values()
     job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in unique))
@@ -850,6 +856,25 @@ def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted
     assert [line["custom_id"] for line in job.lines()] == [row["custom_id"] for row in unique]
     body = job.by_id()["v0"]["response"]["body"]
     assert body["object"] == "list" and len(body["data"][0]["embedding"]) == 3
+    cut = job.by_id()["v1"]["response"]["body"]["data"][0]["embedding"]
+    assert len(np.frombuffer(base64.b64decode(cut), "<f4")) == 2
+    scores = job.by_id()["s"]["response"]["body"]["data"]
+    assert [entry["score"] for entry in scores] == [0.1, number(1 / 14)]
+    (best,) = job.by_id()["r"]["response"]["body"]["results"]
+    assert best["index"] == 1 and best["document"] == {"text": "short"}
+
+
+def test_a_vector_that_is_too_short_and_a_pair_that_is_too_long_fail_alone(tmp_path):
+    rows = [
+        {"custom_id": "short", "input": "some text", "dimensions": 4},
+        {"custom_id": "long", "text_1": "a query", "text_2": "far too long " * 9},
+        {"custom_id": "good", "text_1": "a query", "text_2": "a document"},
+    ]
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    assert job.run(limit=30) == EXIT_ROWS_FAILED
+    assert "dimensions is 4; the model's vectors have 3" in job.by_id()["short"]["error"]["message"]
+    assert "the pair has" in job.by_id()["long"]["error"]["message"]
+    assert job.by_id()["good"]["response"]["body"]["data"][0]["score"] == number(1 / 17)
 
 
 def test_a_job_may_run_in_a_thread_of_its_own_and_is_told_by_its_notice(tmp_path):

@@ -33,7 +33,10 @@ _COLUMNS = (".csv", ".parquet")
 ARRAY = ".npy"  # of vectors, which `ferrum-jax embed` writes
 _OTHERS = (ARRAY, ".npz", ".tsv", ".pq", ".arrow", ".feather", ".orc", ".xls", ".xlsx", ".h5", ".safetensors")
 _OTHERS += (".bz2", ".xz", ".zip", ".lz4", ".tar", ".tgz")  # neither read nor written here
-_TEXT_FIELDS = frozenset({"custom_id", "prompt", "method", "url", "cache_salt", "model", "user"})
+_TEXT_FIELDS = frozenset(
+    {"custom_id", "prompt", "method", "url", "cache_salt", "model", "user", "query", "instruction"}
+)
+_TEXTS_FIELDS = frozenset({"input", "text_1", "text_2", "documents"})  # a text, or a list
 _ROWS_IN_BATCH = 4096
 _COPY_BYTES = 1 << 20
 
@@ -221,7 +224,7 @@ def _cell(name: str, cell: str) -> object:
         raise
     except JsonError:
         return cell
-    return cell if name == "input" and not isinstance(value, list) else value  # a text to embed may look like a number
+    return cell if name in _TEXTS_FIELDS and not isinstance(value, list) else value  # a text may look like a number
 
 
 def _parquet_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 Two forms are read. The OpenAI batch form is `{custom_id, method: "POST", url, body}`; the short form is the
 same body with `custom_id` beside its fields, and with `prompt_token_ids` as another way to give a prompt.
-A row that asks for a vector has the url of embeddings, or `input` in the short form. A list of texts, or of lists of
+A row that asks for a vector has the url of embeddings, or `input` in the short form; rows of scores and rankings are
+told by `text_1` and `query` (`reading_rows.py`). A list of texts, or of lists of
 token ids, counts as several prompts, whose choices stand in one answer.
 Identity: a row's digest covers its whole content, custom_id included, so equal lines have equal ids in every
 process, and a changed line has another id. Only messages depend on the line's number.
@@ -19,6 +20,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
+from ferrum_jax.batch.input.reading_rows import (
+    EMBEDDINGS_URL,
+    READING_URLS,
+    RERANK_URL,
+    SCORE_URL,
+    ReadingForm,
+    form_of,
+    pairs_of,
+)
 from ferrum_jax.openai.parameters import (
     LABELS,
     adapter_of,
@@ -27,7 +37,6 @@ from ferrum_jax.openai.parameters import (
     packed_ids,
     prompt_options,
     prompts_of,
-    refuse_unknown_for_embedding,
     sampling_values,
     with_defaults,
     with_options,
@@ -37,17 +46,26 @@ from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
-EMBEDDINGS_URL = "/v1/embeddings"
-_CONTENT_OF = {COMPLETIONS_URL: "prompt", CHAT_URL: "messages", EMBEDDINGS_URL: "input"}
+_CONTENT_OF = {
+    COMPLETIONS_URL: "prompt",
+    CHAT_URL: "messages",
+    EMBEDDINGS_URL: "input",
+    SCORE_URL: "text_1",
+    RERANK_URL: "query",
+}
 _URL_OF = {
     "prompt": COMPLETIONS_URL,
     "messages": CHAT_URL,
     "prompt_token_ids": COMPLETIONS_URL,
     "input": EMBEDDINGS_URL,
+    "text_1": SCORE_URL,
+    "query": RERANK_URL,
 }
+GENERATES, EMBEDS, SCORES = range(3)  # what an engine is asked for
 
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-_NO_SAMPLING = SamplingParams(max_tokens=1)  # for a row that asks for a vector
+_WHOLE = ReadingForm()
+_NO_SAMPLING = SamplingParams(max_tokens=1)  # for a row that reads texts
 
 
 class Row(NamedTuple):
@@ -55,15 +73,18 @@ class Row(NamedTuple):
 
     id: str
     custom_id: str
-    prompts: tuple[Prompt, ...]  # usually one; the answer lists all choices of the first, then those of the next
+    prompts: tuple[
+        Any, ...
+    ]  # Prompts, or pairs of texts; usually one; the answer lists all choices of the first, then those of the next
     asked: SamplingParams  # without the seed; one object for rows that ask for the same
-    seeds: tuple[int, ...]  # one for each prompt; none if vectors are asked for
-    url: str  # what is asked for: a completion, a chat's answer or an embedding
+    seeds: tuple[int, ...]  # one for each prompt; none if nothing is generated
+    url: str  # what is asked for: a completion, a chat's answer, an embedding, a score or a ranking
     returns_token_ids: bool
     model: str | None = None  # that the row asks for; None accepts the job's
     echo: bool = False  # the answer begins with the prompt, or in a chat with the message that it continues
     generates: bool = True  # False for an echo alone, which leaves out the one token that is drawn
     adapter: str | None = None  # that its prompts name
+    form: ReadingForm = _WHOLE  # of the answer of a row that reads texts
 
     @property
     def prompt(self) -> Prompt:
@@ -89,8 +110,9 @@ class Row(NamedTuple):
         return self.url == CHAT_URL
 
     @property
-    def is_embedding(self) -> bool:
-        return self.url == EMBEDDINGS_URL
+    def kind(self) -> int:
+        """GENERATES, EMBEDS or SCORES."""
+        return GENERATES if self.url not in READING_URLS else EMBEDS if self.url == EMBEDDINGS_URL else SCORES
 
 
 class BadRow(NamedTuple):
@@ -141,9 +163,9 @@ def parse_line(
         refuse_unreadable(line)
         key, given, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
         url = _URL_OF[key]
-        asked = _asked(url, with_defaults(rest, defaults) if defaults and url != EMBEDDINGS_URL else rest)
-        contents = (packed,) if packed is not None and key == "prompt_token_ids" else prompts_of(key, given)
-        seeds = () if url == EMBEDDINGS_URL else _seeds(seed, digest, rest.get("seed"), len(contents))
+        asked = _asked(url, with_defaults(rest, defaults) if defaults and url not in READING_URLS else rest)
+        contents = (packed,) if packed is not None and key == "prompt_token_ids" else _contents(key, given, rest)
+        seeds = () if url in READING_URLS else _seeds(seed, digest, rest.get("seed"), len(contents))
         if seeds:
             asked.params.with_seed(seeds[0])  # raises for what is not a seed
         prompts = tuple(with_options(content, asked.options) for content in contents) if asked.options else contents
@@ -163,6 +185,7 @@ def parse_line(
         echo=asked.echo,
         generates=asked.generates,
         model=model,
+        form=asked.form,
     )
     return row if adapter is None else row.with_adapter(adapter)
 
@@ -248,6 +271,13 @@ class _Asked:
     options: Mapping[str, Any]  # of the prompt
     echo: bool = False
     generates: bool = True
+    form: ReadingForm = _WHOLE
+
+
+def _contents(key: str, given: object, rest: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row asks about. given: the value of its field `key`."""
+    url = _URL_OF[key]
+    return pairs_of(url, {**rest, key: given}) if url in (SCORE_URL, RERANK_URL) else prompts_of(key, given)
 
 
 def _asked(url: str, rest: Mapping[str, Any]) -> _Asked:
@@ -266,9 +296,10 @@ def _known(url: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, ..
 
 
 def _understood(url: str, fields: Mapping[str, Any]) -> _Asked:
-    if url == EMBEDDINGS_URL:
-        refuse_unknown_for_embedding(fields)
-        return _Asked(params=_NO_SAMPLING, returns_token_ids=False, options=prompt_options(fields, is_chat=False))
+    if url in READING_URLS:
+        options = prompt_options(fields, is_chat=False) if url == EMBEDDINGS_URL else {}
+        form = form_of(url, fields)
+        return _Asked(params=_NO_SAMPLING, returns_token_ids=False, options=options, form=form)
     params = SamplingParams.from_dict(sampling_values(fields, is_chat=url == CHAT_URL))
     echo = flag(fields, "echo") is True
     return _Asked(
@@ -305,7 +336,7 @@ def _openai_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
         raise ValueError(f"method is {line.get('method')!r}; it must be 'POST'")
     url = line.get("url")
     if not isinstance(url, str) or url not in _CONTENT_OF:
-        raise ValueError(f"url is {url!r}; it must be {COMPLETIONS_URL!r}, {CHAT_URL!r} or {EMBEDDINGS_URL!r}")
+        raise ValueError(f"url is {url!r}; it must be one of {', '.join(map(repr, _CONTENT_OF))}")
     body = line.get("body")
     if not isinstance(body, dict):
         raise ValueError(f"body is {body!r}; it must be an object with the request's fields")

@@ -30,31 +30,31 @@ class Features:
     def __init__(self) -> None:
         self._keys = array("I")  # [rows, depths]; keys that are equal by chance only make a worse order
         self._lengths = array("I")
-        self._embeds = bytearray()
+        self._kinds = bytearray()
 
     def add(self, row: Row | BadRow) -> None:
         if isinstance(row, BadRow):
             self._keys.extend([0] * len(DEPTHS))
             self._lengths.append(0)
-            self._embeds.append(0)
+            self._kinds.append(0)
             return
         contents = [_content(prompt) for prompt in row.prompts]
         self._keys.extend(_chain(*contents[0]))
         max_tokens = _UNLIMITED_TOKENS if row.asked.max_tokens is None else row.asked.max_tokens
         length = sum(len(content) // 4 + max_tokens for _, content in contents)
         self._lengths.append(min(length, _MOST_LENGTH))
-        self._embeds.append(row.is_embedding)
+        self._kinds.append(row.kind)
 
     def extend(self, other: Features) -> None:
         """Append the features of the rows that follow."""
         self._keys.extend(other._keys)
         self._lengths.extend(other._lengths)
-        self._embeds.extend(other._embeds)
+        self._kinds.extend(other._kinds)
 
     @property
-    def embeds(self) -> np.ndarray:
-        """[rows] bool: whether the row asks for a vector."""
-        return np.frombuffer(self._embeds, np.bool_)
+    def kinds(self) -> np.ndarray:
+        """[rows] uint8: `Row.kind`, 0 of bad rows."""
+        return np.frombuffer(self._kinds, np.uint8)
 
     def order(self, adapters: np.ndarray) -> np.ndarray:
         """[rows] uint32: the indices in the order in which rows should run. adapters: [rows] uint64, 0 for none."""
@@ -63,13 +63,15 @@ class Features:
             _, places, counts = np.unique(keys[:, depth], return_inverse=True, return_counts=True)
             keys[counts[places] == 1, depth] = 0
         columns = [np.frombuffer(self._lengths, np.uint32), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
-        columns += [adapters, self.embeds]
+        columns += [adapters, self.kinds]
         return np.lexsort(columns).astype(np.uint32)
 
 
 def _content(content: Prompt) -> tuple[bytes, bytes]:
     """A prompt's salt, and its content as bytes that begin alike where token ids begin alike."""
     salt = b""
+    if isinstance(content, Mapping) and "document" in content:  # a pair
+        return content.get("cache_salt", "").encode(), f"{content['query']}\0{content['document']}".encode()
     if isinstance(content, Mapping):
         parts = take_apart(content)
         salt, content = parts.cache_salt.encode(), parts.content

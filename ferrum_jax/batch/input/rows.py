@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
+from ferrum_jax.batch.input.formats import GENERATES, NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
 from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
 from ferrum_jax.batch.input.read_ahead import ReadAhead
 from ferrum_jax.ints import ceil_div
@@ -51,13 +51,13 @@ class Rows:
         self.is_bad = np.frombuffer(columns.is_bad, np.bool_)
         self._digests = columns.digests
         self._refuse_duplicates(np.frombuffer(columns.names, np.uint64))
-        self.embeds = columns.features.embeds
+        self.kinds = columns.features.kinds
         models, own = (np.frombuffer(each, np.uint64) for each in (columns.models, columns.adapters))
         by_model = np.isin(models, _digests(self._adapters))
         asked = np.where(by_model, models, own)  # [rows]: the adapter of each, 0 for none
         if names is not None:
             known = np.isin(models, _digests((None, *names))) & np.isin(own, _digests((None, *self._adapters)))
-            known |= by_model & ~self.embeds & ((own == 0) | (own == models))
+            known |= by_model & (self.kinds == GENERATES) & ((own == 0) | (own == models))
             self._refuse_others(~known, np.where(own == 0, models, own), names)
         self.num_bad = int(self.is_bad.sum())
         heads = np.frombuffer(self._digests, ">u8")[::2].astype(np.uint64)

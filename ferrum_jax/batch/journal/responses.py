@@ -8,13 +8,17 @@ depends on the run (cached tokens, times) is not in a line. A row that failed ha
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.batch.input.formats import BadRow, Row
+import numpy as np
+
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, BadRow, Row
+from ferrum_jax.batch.input.reading_rows import SCORE_URL
 from ferrum_jax.openai.logprob_forms import (
     by_token_id,
     chat_logprobs,
@@ -25,7 +29,7 @@ from ferrum_jax.openai.logprob_forms import (
 )
 from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
 from ferrum_jax.prompt import take_apart
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput
+from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
 _json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
 _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
@@ -69,15 +73,49 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     return _answer(row, body)
 
 
+def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
+    """The line of a row all of whose prompts were answered. Raises ValueError for vectors shorter than it asks for."""
+    if row.kind == GENERATES:
+        return completed_line(row, outputs, job)
+    return (embedding_line if row.kind == EMBEDS else score_line)(row, outputs, job)
+
+
 def embedding_line(row: Row, outputs: Sequence[EmbeddingOutput], job: JobLabel) -> bytes:
-    """The line of a row that asked for vectors, with its newline. outputs: of its texts."""
-    vectors = [_json([number(value) for value in output.embedding.tolist()]) for output in outputs]
+    """The line of a row that asked for vectors, with its newline. outputs: of its texts.
+
+    Raises ValueError where it asks for more dimensions than they have.
+    """
+    vectors = [_vector(output.cut(row.form.dimensions), as_base64=row.form.as_base64) for output in outputs]
     data = ", ".join(
         [f'{{"object": "embedding", "index": {i}, "embedding": {vector}}}' for i, vector in enumerate(vectors)]
     )
     count = sum([len(output.prompt_token_ids) for output in outputs])
     usage = f'{{"prompt_tokens": {count}, "total_tokens": {count}}}'
     return _answer(row, f'"object": "list", "data": [{data}], {job.fields}, "usage": {usage}')
+
+
+def _vector(values: np.ndarray, *, as_base64: bool) -> str:
+    if as_base64:
+        return _json(base64.b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode())
+    return _json([number(value) for value in values.tolist()])
+
+
+def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes:
+    """The line of a row that asked for scores or a ranking, with its newline. outputs: of its pairs."""
+    scores = [number(output.score) for output in outputs]
+    if row.url == SCORE_URL:
+        data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
+        answer = f'"object": "list", "data": {_json(data)}'
+    else:
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: row.form.top_n]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        if row.form.shows_documents:
+            for result in results:
+                result["document"] = {"text": row.prompts[result["index"]]["document"]}
+        answer = f'"results": {_json(results)}'
+    count = sum([len(output.prompt_token_ids) for output in outputs])
+    usage = f'{{"prompt_tokens": {count}, "total_tokens": {count}}}'
+    return _answer(row, f'{answer}, {job.fields}, "usage": {usage}')
 
 
 def failed_line(bad: BadRow) -> bytes:

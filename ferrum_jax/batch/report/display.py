@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferrum_jax.progress import PLAIN_INTERVAL_S, RatedBar, clock
-from ferrum_jax.request import EmbeddingOutput, RequestOutput
+from ferrum_jax.request import EmbeddingOutput, RequestOutput, ScoreOutput
 
 _BAR_INTERVAL_S = 0.1
 
@@ -32,7 +32,7 @@ class Tally:
     padding_waste: float = 0.0  # share of computed positions that were padding
     started_s: float = dataclasses.field(default_factory=time.monotonic)
 
-    def count(self, outputs: Sequence[RequestOutput | EmbeddingOutput]) -> None:
+    def count(self, outputs: Sequence[RequestOutput | EmbeddingOutput | ScoreOutput]) -> None:
         """Counts an answered row. outputs: one for each of its prompts."""
         self.num_ok += 1
         self.num_own += 1

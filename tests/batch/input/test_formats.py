@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.batch.input.formats import BadRow, Row, duplicate_row, own_name, parse_line
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row, duplicate_row, own_name, parse_line
 from ferrum_jax.prompt import take_apart
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
@@ -131,7 +131,21 @@ def test_a_row_may_ask_for_a_vector_in_both_forms():
     asked = openai("/v1/embeddings", input="x", prompt=None, encoding_format="float", model="m")
     assert row(asked).prompt == row({"custom_id": "a", "input": "x"}).prompt == "x"
     assert row({"custom_id": "a", "input": [3, 4]}).prompt == array("i", [3, 4])
-    assert row(asked).is_embedding and not row(asked).returns_token_ids and not row(short()).is_embedding
+    assert row(asked).kind == EMBEDS and not row(asked).returns_token_ids and row(short()).kind == GENERATES
+
+
+def test_rows_of_scores_and_rankings_are_pairs():
+    asked = row(openai("/v1/rerank", query="x", documents=["y", {"text": "z"}], top_n=1, prompt=None, instruction="i"))
+    assert asked.kind == SCORES and asked.form.top_n == 1 and asked.seeds == ()
+    assert asked.prompts == (
+        {"query": "x", "document": "y", "instruction": "i"},
+        {"query": "x", "document": "z", "instruction": "i"},
+    )
+    short_form = row({"custom_id": "a", "text_1": ["x", "y"], "text_2": ["z", "w"], "truncate": True})
+    assert [pair["query"] + pair["document"] for pair in short_form.prompts] == ["xz", "yw"]
+    assert all(pair["truncate"] is True for pair in short_form.prompts)
+    cut = row(openai("/v1/embeddings", input=["x", "y"], prompt=None, dimensions=2, encoding_format="base64"))
+    assert len(cut.prompts) == 2 and cut.form.dimensions == 2 and cut.form.as_base64
 
 
 def test_text_parts_of_a_message_are_joined():
@@ -263,10 +277,21 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
         (chat(tool_choice="required"), "tool_choice is 'required' without tools"),
         (openai(messages=[{"role": "user", "content": "x"}]), "body has no prompt, which /v1/completions needs"),
         ({**openai(), "url": ["x"]}, "url is ['x']; it must be"),
-        (openai("/v1/images"), "url is '/v1/images'; it must be '/v1/completions', '/v1/chat/completions' or '/v1/emb"),
+        (
+            openai("/v1/images"),
+            "url is '/v1/images'; it must be one of '/v1/completions', '/v1/chat/completions', '/v1/emb",
+        ),
         (openai("/v1/embeddings"), "body has no input, which /v1/embeddings needs"),
         (openai("/v1/embeddings", input="x", prompt=None, temperature=1), "temperature is not known"),
-        (openai("/v1/embeddings", input="x", prompt=None, dimensions=8), "dimensions = 8 is not supported: cut the"),
+        (openai("/v1/embeddings", input="x", prompt=None, dimensions=0), "dimensions is 0; it must be a whole number"),
+        (openai("/v1/embeddings", input="x", prompt=None, encoding_format="hex"), "encoding_format is 'hex'; it must"),
+        (short(dimensions=8), "dimensions = 8 is not supported: it is for /v1/embeddings"),
+        (openai("/v1/score", text_1="x", prompt=None), r"text_2 is None; it must be a text or a list of texts"),
+        (openai("/v1/score", text_1=["x", "y"], text_2=["z"], prompt=None), "text_1 has 2 texts and text_2 has 1"),
+        (openai("/v1/score", text_1="x", text_2="y", prompt=None, dimensions=3), "dimensions = 3 is not supported"),
+        (openai("/v1/rerank", query=["x"], documents=["y"], prompt=None), "query is ['x']; it must be a text"),
+        (openai("/v1/rerank", query="x", documents=["y", ""], prompt=None), "none of them empty"),
+        (openai("/v1/rerank", query="x", documents=["y"], top_n=0, prompt=None), "top_n is 0; it must be a whole"),
         (short(input="x"), "has prompt and input; give exactly one of"),
         (openai(input="x"), 'input = "x" is not supported: it is for /v1/embeddings'),
         ({**openai(), "method": "GET"}, "method is 'GET'; it must be 'POST'"),

@@ -102,6 +102,17 @@ def test_an_embedding_has_the_openai_form():
     }
 
 
+def test_a_vector_that_is_cut_keeps_its_length_of_one():
+    asked = row(input="abc", dimensions=2)
+    vector = np.array([0.6, 0.0, 0.8], np.float32)
+    output = EmbeddingOutput(prompt="abc", prompt_token_ids=(1,), embedding=vector, normalized=True)
+    body = json.loads(embedding_line(asked, [output], JOB))["response"]["body"]
+    assert body["data"][0]["embedding"] == [1.0, 0.0]
+    plain = dataclasses.replace(output, normalized=False)
+    body = json.loads(embedding_line(asked, [plain], JOB))["response"]["body"]
+    assert body["data"][0]["embedding"] == [0.600000024, 0.0]
+
+
 def test_an_error_has_no_response_but_code_and_message():
     line = failed_line(BadRow(id="0" * 32, custom_id=None, code="invalid_json", message="line 3: no", line=3))
     assert json.loads(line) == {
