@@ -82,6 +82,13 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.mlp.router.weight", (None, None)),
     ("layers.*.mlp.router.bias", (None,)),
     ("layers.*.mlp.correction", (None,)),
+    ("layers.*.mlp.*_norm.weight", (None,)),
+    ("layers.*.mlp.*_scale", (None,)),
+    ("layers.*.mlp.*_scales", (None,)),
+    ("layers.*.own_input.*.weight", (None, None)),
+    ("layers.*.scale", (None,)),
+    ("layer_inputs.embed", (None, "hidden")),
+    ("layer_inputs.projection.weight", ("hidden", None)),
     ("layers.*.mlp.down.weight", (None, "hidden")),
     ("layers.*.mlp.down.bias", (None,)),
     ("layers.*.mlp.*.weight", ("hidden", None)),
@@ -421,8 +428,11 @@ def _refusals(undivided: Callable[[MeshShape], list[str]], num_heads: int, shape
 def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
     tp, experts = shape.tp, spec.experts
     reasons = _undivided_heads(spec, tp)
-    if spec.dense_layers:
-        reasons += no_multiples(tp, intermediate_size=spec.mlp.intermediate_size)
+    for width in dict.fromkeys(spec.mlp_of(layer).intermediate_size for layer in spec.dense_layers):
+        reasons += no_multiples(tp, intermediate_size=width)
+    if spec.layer_inputs is not None:
+        columns = spec.num_hidden_layers * spec.layer_inputs.size
+        reasons += no_multiples(tp, **{"hidden_size_per_layer_input of all layers": columns})
     if experts is not None:
         reasons += no_multiples(tp, shared_expert_intermediate_size=experts.shared_intermediate_size)
     if spec.recurrence is not None:
@@ -462,7 +472,7 @@ def _num_inputs(spec: ModelSpec, name: str) -> int:
     """Inputs of attention's output projection, or of the down projection of an MLP."""
     if ".mlp." in name:
         shared = spec.experts.shared_intermediate_size if spec.experts is not None else 0
-        return shared if ".shared." in name else spec.mlp.intermediate_size
+        return shared if ".shared." in name else spec.mlp_of(_layer_in(name)).intermediate_size
     layer = _layer_in(name)
     attends = layer in spec.attention_layers
     if spec.recurrence is not None and layer in spec.state_layers and (".recurrence." in name or not attends):

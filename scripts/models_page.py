@@ -45,7 +45,6 @@ A key of `config.json` that is not understood is an error that names it, for it 
 |---|---|
 | DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
-| Gemma 4 | embeddings of each layer, and keys that are values, are not served yet |
 | Llama 4 | attention in chunks is not served yet |
 | `clip_qkv` of OLMoE | no released OLMoE clips |
 | images of other models than Qwen3-VL and Qwen3.5, sounds, videos | the text part is served where the table names it |

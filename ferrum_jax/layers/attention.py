@@ -134,9 +134,9 @@ class ForwardContext:
 class Attention(nnx.Module):
     """q, k, v from the same tokens, optional norms, rotary positions, optional gate, output projection.
 
-    A layer that borrows has no k and v: it attends to those of its lender. With a gate, each head of q brings as many
-    more values as V has, its own. On a mesh a device has some of the heads; a norm over all
-    of them asks the others for their mean square.
+    A layer that borrows has no k and v: it attends to those of its lender. Without v alone, V is what k gives. With a
+    gate, each head of q brings as many more values as V has, its own. On a mesh a device has some of the heads; a norm
+    over all of them asks the others for their mean square.
     Source: Ainslie et al. 2023 (grouped queries); norms per head as in Qwen3, over all heads as in OLMo 2, after rotary
     positions as in HunYuan, without a weight as in Llama 4; the gate as in Qwen3-Next.
     """
@@ -153,7 +153,9 @@ class Attention(nnx.Module):
         self.has_gate, self.output_multiplier = own.gate, own.output_multiplier
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
         self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
-        self.v = None if borrows else Linear(D, K * V, bias=own.bias, dtype=dtype, rngs=rngs)
+        has_v = not borrows and not own.value_of_key
+        self.v = Linear(D, K * V, bias=own.bias, dtype=dtype, rngs=rngs) if has_v else None
+        self.norms_v = own.v_norm
         self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
         self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if own.sinks else None
         self.norm = own.qk_norm
@@ -196,9 +198,11 @@ class Attention(nnx.Module):
     def _keys_and_values(
         self, x: jax.Array, rotation: Rotation, context: ForwardContext
     ) -> tuple[jax.Array, jax.Array]:  # [T, K, H], [T, K, V]
-        if self.k is None or self.v is None:
+        if self.k is None:
             return context.lent[self.lender]
-        k, v = self.k(x), self.v(x).reshape(len(x), -1, self.value_dim)
+        k = self.k(x)
+        v = (k if self.v is None else self.v(x)).reshape(len(x), -1, self.value_dim)
+        v = unit_rms(v, self.eps) if self.norms_v else v
         k = k if self.k_heads_norm is None else self.k_heads_norm(k, context.shards)
         k = self._placed(k.reshape(len(x), -1, self.head_dim), self.k_norm, rotation.of_keys)
         if self.lends:

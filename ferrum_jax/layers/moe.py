@@ -19,7 +19,8 @@ from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import MLP, activation_of, gating_of
-from ferrum_jax.spec import ExpertsSpec, MlpSpec
+from ferrum_jax.layers.norm import norm_of, unit_rms
+from ferrum_jax.spec import ExpertsSpec, MlpSpec, NormSpec
 from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp
 
 
@@ -128,11 +129,7 @@ class MoE(nnx.Module):
         return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)
 
     def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
-        expert_ids, expert_weights = self.route(x)
-        if context.routed is not None:
-            context.routed.append(expert_ids)
-        if context.is_token is not None:
-            expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.spec.num_experts)
+        expert_ids, expert_weights = self._routes(x, context)
         given = x
         if self.spec.weighs_inputs:  # a token has one expert
             given, expert_weights = x * expert_weights.astype(x.dtype), jnp.ones_like(expert_weights)
@@ -141,6 +138,15 @@ class MoE(nnx.Module):
             shared = self.shared.down(self.shared.hidden(x))
             out += shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared
         return context.shards.sum(out)
+
+    def _routes(self, x: jax.Array, context: ForwardContext) -> tuple[jax.Array, jax.Array]:  # [T, X] each
+        """`route`, noted in the context where that is asked for, and with padding sent to no expert."""
+        expert_ids, expert_weights = self.route(x)
+        if context.routed is not None:
+            context.routed.append(expert_ids)
+        if context.is_token is not None:
+            expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.spec.num_experts)
+        return expert_ids, expert_weights
 
     def _sum_of_experts(
         self,
@@ -164,6 +170,46 @@ class MoE(nnx.Module):
             activation=self.gating,
         )
         return data.sum_own(out)
+
+
+class NormedMoE(MoE):
+    """norm(shared(norm(x))) + norm(sum of experts(norm(x))), all norms with weights of their own.
+
+    The router is given x / rms(x) * scale / sqrt(D), and each expert's weight is multiplied by one number of its own.
+    Source: Gemma Team 2026 (Gemma 4 26B-A4B).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: ExpertsSpec,
+        mlp: MlpSpec,
+        norm: NormSpec,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        super().__init__(hidden_size, spec, mlp, dtype=dtype, rngs=rngs)
+        self.router_scale = nnx.Param(jnp.ones((hidden_size,), dtype))
+        self.expert_scales = nnx.Param(jnp.ones((spec.num_experts,), dtype))
+        self.experts_norm, self.experts_out_norm, self.shared_norm, self.shared_out_norm = (
+            norm_of(norm, hidden_size, dtype=dtype) for _ in range(4)
+        )
+        self.eps = norm.eps
+
+    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As MoE's, of x normed and scaled, with the weights scaled."""
+        scale = self.router_scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
+        given = (unit_rms(x, self.eps).astype(jnp.float32) * scale[None]).astype(x.dtype)
+        expert_ids, weights = super().route(given)
+        return expert_ids, weights * self.expert_scales[...].astype(jnp.float32)[expert_ids]
+
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        assert self.shared is not None, "the spec has a shared expert"
+        routed = self._sum_of_experts(self.experts_norm(x), *self._routes(x, context), context)
+        shared = self.shared.down(self.shared.hidden(self.shared_norm(x)))
+        shards = context.shards
+        return self.shared_out_norm(shards.sum(shared)) + self.experts_out_norm(shards.sum(routed))
 
 
 _bits = jax.lax.bitcast_convert_type

@@ -13,14 +13,16 @@ from ferrum_jax.spec import NormSpec
 class RMSNorm(nnx.Module):
     """y = weight * (x / sqrt(mean(x²) + eps)) over the last axis; the quotient is rounded to x's dtype first.
 
-    zero_centred: y = (1 + weight) * quotient, all in float32, rounded once. Source: Zhang & Sennrich 2019,
-    equation 4; rounding as in the reference implementations of Llama and of Gemma.
+    rounds_once: it is not; the product in float32 is. zero_centred: y = (1 + weight) * quotient, rounded once too.
+    Source: Zhang & Sennrich 2019, equation 4; rounding as in the reference implementations of Llama and of Gemma.
     """
 
-    def __init__(self, size: int, *, eps: float, zero_centred: bool = False, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, size: int, *, eps: float, zero_centred: bool = False, rounds_once: bool = False, dtype: jnp.dtype
+    ) -> None:
         self.weight = nnx.Param(jnp.zeros((size,), dtype) if zero_centred else jnp.ones((size,), dtype))
         self.eps = eps
-        self.zero_centred = zero_centred
+        self.zero_centred, self.rounds_once = zero_centred, rounds_once
 
     def __call__(self, x: jax.Array, parts: Shards = WHOLE) -> jax.Array:  # [..., size] -> the same
         """parts: the devices that each have as many of the values, all of which the mean is over."""
@@ -30,6 +32,8 @@ class RMSNorm(nnx.Module):
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
         if self.zero_centred:
             return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+        if self.rounds_once:
+            return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
         return weight * (wide * scale).astype(x.dtype)
 
 
@@ -89,5 +93,5 @@ def norm_of(norm: NormSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm | LayerNo
 
 
 def rms_norm_of(norm: NormSpec, size: int, *, dtype: jnp.dtype) -> RMSNorm:
-    """A norm of heads, with the model's eps and centre."""
-    return RMSNorm(size, eps=norm.eps, zero_centred=norm.zero_centred, dtype=dtype)
+    """A norm of heads, with the model's eps, centre and rounding."""
+    return RMSNorm(size, eps=norm.eps, zero_centred=norm.zero_centred, rounds_once=norm.rounds_once, dtype=dtype)

@@ -30,6 +30,10 @@ def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
             return _F32(1) / wavelengths
         case "linear":
             return (_F32(1) / wavelengths) / _F32(rope.factor)
+        case "proportional":
+            num_turning = int(rope.partial_rotary_factor * head_dim // 2)
+            turns = np.arange(len(wavelengths)) < num_turning
+            return np.where(turns, (_F32(1) / wavelengths) / _F32(rope.factor), _F32(0))
         case "llama3":
             return _llama3(_F32(1) / wavelengths, rope)
         case "yarn":

@@ -4,6 +4,7 @@
 
 With norms after instead, or too:  h += norm(attention(h));  h += norm(attention(norm(h))); the same of the MLP.
 In parallel:  h += attention(norm(h)) + mlp(norm(h)), one norm.
+With an input of each layer's own, u:  h += norm(projection(act(gate h) * u)) at its end.
 Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
 the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
 """
@@ -19,11 +20,11 @@ from flax import nnx
 
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
-from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
-from ferrum_jax.layers.moe import MoE
+from ferrum_jax.layers.moe import MoE, NormedMoE
 from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
@@ -44,17 +45,30 @@ class DecoderLayer(nnx.Module):
         self.attention: Mixer | None = _mixer_of(spec, layer, dtype, rngs)
         self.attention_out_norm = norm(spec.norm.after and mixes)
         self.is_parallel = spec.parallel
-        self.mlp_norm = norm(spec.norm.before and has_mlp and not spec.parallel)
+        norms_itself = spec.experts is not None and spec.experts.own_norms and layer in spec.experts.layers
+        self.mlp_norm = norm(spec.norm.before and has_mlp and not spec.parallel and not norms_itself)
         self.mlp = _mlp_of(spec, layer, dtype, rngs) if has_mlp else None
         self.mlp_out_norm = norm(spec.norm.after and has_mlp)
         self.residual_multiplier = spec.residual_multiplier
+        own = spec.layer_inputs
+        self.own_input = None if own is None else LayerInputGate(spec.hidden_size, own, dtype=dtype, rngs=rngs)
+        self.own_input_norm = norm(own is not None)
+        self.scale = nnx.Param(jnp.ones((1,), dtype)) if spec.layer_scales else None
 
     def __call__(
         self,
         x: jax.Array,  # [T, D]
         rotation: Rotation,
         context: ForwardContext,
+        own_input: jax.Array | None = None,  # [T, P], of a model whose layers have such
     ) -> jax.Array:  # [T, D]
+        x = self._mixed(x, rotation, context)
+        if self.own_input is not None and own_input is not None:
+            x = x + self.own_input_norm(self.own_input(x, own_input))
+        return x if self.scale is None else x * self.scale[...][None]
+
+    def _mixed(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+        """The residual with what attention and MLP add."""
         normed = self.attention_norm(x)
         if self.attention is not None:
             x = x + self._scaled(self.attention_out_norm(self.attention(normed, rotation, context)))
@@ -92,8 +106,10 @@ def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | No
 
 def _mlp_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> MoE | MLP:
     if spec.experts is not None and layer in spec.experts.layers:
+        if spec.experts.own_norms:
+            return NormedMoE(spec.hidden_size, spec.experts, spec.mlp, spec.norm, dtype=dtype, rngs=rngs)
         return MoE(spec.hidden_size, spec.experts, spec.mlp, dtype=dtype, rngs=rngs)
-    return MLP(spec.hidden_size, spec.mlp, dtype=dtype, rngs=rngs)
+    return MLP(spec.hidden_size, spec.mlp_of(layer), dtype=dtype, rngs=rngs)
 
 
 def _as_it_is(x: jax.Array) -> jax.Array:
@@ -110,6 +126,8 @@ class Decoder(nnx.Module):
         dtype = jnp.dtype(dtype)
         self.spec = spec
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.embedding_scale, dtype=dtype, rngs=rngs)
+        own = spec.layer_inputs
+        self.layer_inputs = None if own is None else LayerInputs(spec, own, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_hidden_layers)]
         )
@@ -128,10 +146,11 @@ class Decoder(nnx.Module):
         x = self.embed(token_ids, context.shards)
         x = x if images is None else images.in_place_of(x)
         context.show("embed", x)
+        inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x, context.shards)
         kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
         rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
         for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
-            x = layer(x, rotations[kind], context)
+            x = layer(x, rotations[kind], context, None if inputs is None else inputs[:, i])
             x = x if images is None else images.added(x, i)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
@@ -184,7 +203,8 @@ def attention_rules(
     keep = tuple(layer for layer in layers if spec.lender_of(layer) == layer)
     has_norms = own.qk_norm is not None and own.qk_norm.has_weight
     suffix = "heads_norm" if own.qk_norm is not None and own.qk_norm.over_all_heads else "norm"
-    having = {"q": layers, "k": keep, "v": keep}.items()
+    values = tuple(layer for layer in keep if not spec.attention_of(layer).value_of_key)
+    having = {"q": layers, "k": keep, "v": values}.items()
     return (
         *(rule for x, has in having for rule in linear(f"self_attn.{x}_proj", f"attention.{x}", has, own.bias)),
         *linear(f"self_attn.{output}", "attention.o", layers, own.output_bias),

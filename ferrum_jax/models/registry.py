@@ -25,6 +25,7 @@ from ferrum_jax.models import (
     exaone4,
     falcon_h1,
     gemma,
+    gemma4,
     glm4,
     gpt_oss,
     granite,
@@ -108,6 +109,16 @@ FAMILIES: dict[str, Family] = {
         spec_from_config=gemma.gemma3_text_part_from_config,
         weight_rules=text_part.weight_rules,
         harmless=text_part.harmless_tensors,
+    ),
+    "Gemma4ForCausalLM": Family(
+        spec_from_config=gemma4.spec_from_config,
+        weight_rules=gemma4.weight_rules,
+        harmless=gemma4.harmless_tensors,
+    ),
+    "Gemma4ForConditionalGeneration": Family(
+        spec_from_config=gemma4.text_part_spec_from_config,
+        weight_rules=gemma4.text_part_rules,
+        harmless=gemma4.text_part_harmless,
     ),
     "Glm4ForCausalLM": Family(spec_from_config=glm4.spec_from_config, weight_rules=glm4.weight_rules),
     "Glm4MoeForCausalLM": Family(

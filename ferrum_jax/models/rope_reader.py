@@ -14,6 +14,7 @@ from ferrum_jax.spec import RopeSpec
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
+    "proportional": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": (
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
@@ -59,12 +60,17 @@ def rope_from(
 
 
 def ropes_by_kind(
-    reader: ConfigReader, max_positions: int, *, default_theta: float, local_theta: float | None = None
+    reader: ConfigReader,
+    max_positions: int,
+    *,
+    default_theta: float,
+    local_theta: float | None = None,
+    default_partial: float | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Ropes of full and of windowed layers: from `rope_parameters` by kind, or from keys of the older spelling.
 
     Scaling in the older spelling is of full layers alone. local_theta: of windowed layers where the config is silent
-    of theirs; None is the other's.
+    of theirs; None is the other's. default_partial: of full layers, as in `rope_from`.
     """
     by_kind = mapping(reader, "rope_parameters")
     unknown = sorted(set(by_kind) - {"full_attention", "sliding_attention"})
@@ -77,8 +83,8 @@ def ropes_by_kind(
     near = theta if local_theta is None else reader.get("rope_local_base_freq", local_theta)
     full = {"rope_theta": theta, **mapping(reader, "rope_scaling"), **(by_kind.get("full_attention") or {})}
     local = {"rope_theta": near, **(by_kind.get("sliding_attention") or {})}
-    ropes = [rope_from(ConfigReader({"rope_parameters": values}), max_positions) for values in (full, local)]
-    return ropes[0], ropes[1]
+    near, far = (ConfigReader({"rope_parameters": values}) for values in (local, full))
+    return rope_from(far, max_positions, default_partial=default_partial), rope_from(near, max_positions)
 
 
 def mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
@@ -115,12 +121,14 @@ def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_positio
         values["factor"] = max_position_embeddings / original
     if rope_type == "longrope":
         values.setdefault("factor", max(max_position_embeddings / original, 1.0))
+    if rope_type == "proportional":
+        values.setdefault("factor", 1.0)
     more = {"llama3": {"low_freq_factor", "high_freq_factor"}, "longrope": {"short_factor", "long_factor"}}
     missing = sorted(({"factor"} | more.get(rope_type, set())) - set(values))
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {missing}")
-    if rope_type == "linear":
-        return RopeSpec(rope_type="linear", rope_theta=theta, factor=float(values["factor"]))
+    if rope_type in ("linear", "proportional"):
+        return RopeSpec(rope_type=rope_type, rope_theta=theta, factor=float(values["factor"]))
     if rope_type == "llama3":
         return RopeSpec(
             rope_type="llama3",

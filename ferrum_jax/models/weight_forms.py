@@ -13,7 +13,10 @@ from ferrum_jax.forms import WeightForm, made_form
 from ferrum_jax.spec import ModelSpec
 
 # The parameters that a form may be of: matrices of products, not embeddings or convolutions.
-_MATRICES = ("head.weight", "layers.*.attention.*.weight", "layers.*.mlp.*.weight", "layers.*.mlp.experts.*")
+_MATRICES = (
+    *("head.weight", "layers.*.attention.*.weight", "layers.*.mlp.*.weight", "layers.*.mlp.experts.*"),
+    *("layer_inputs.projection.weight", "layers.*.own_input.*.weight"),
+)
 _OTHERS = ("*norm.weight", "layers.*.mlp.experts.*_bias")
 # What tools leave dense without a word about it; a format that names all its modules is taken at its word.
 _SMALL = ("head.weight", "*.mlp.router.weight", "*.mlp.shared_gate.weight")

@@ -128,7 +128,7 @@ def _active_weights(layout: Layout) -> float:
 
 def _only_looked_up(name: str, spec: ModelSpec) -> bool:
     """Whether a step reads some rows of a weight, and not all of it."""
-    return name == "embed.weight" and not spec.tie_word_embeddings
+    return name == "layer_inputs.embed" or (name == "embed.weight" and not spec.tie_word_embeddings)
 
 
 def _attention_operations(local: ModelSpec, context: int) -> float:

@@ -152,7 +152,9 @@ def expected_temporaries(layout: Layout) -> int:
     logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _LEAST_LOGIT_ROWS)
     own = layout.options.local.attention
     heads = own.num_attention_heads + 2 * spec.attention.num_key_value_heads
-    widths = spec.hidden_size + heads * own.head_dim + spec.mlp.intermediate_size
+    mlp = max(each.intermediate_size for each in (spec.mlp, *(own for _, own in spec.other_mlp)))
+    inputs = 0 if spec.layer_inputs is None else spec.num_hidden_layers * spec.layer_inputs.size
+    widths = spec.hidden_size + heads * own.head_dim + max(mlp, inputs)
     return _LOGIT_ARRAYS * logits + _ACTIVATION_ARRAYS * 4 * widths * layout.ladder.buckets[-1].num_tokens
 
 

@@ -6,7 +6,7 @@ the group says already: attention_bias is `attention.bias`. Errors name the key 
 
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, Kept, LatentSpec, QkNorm
-from ferrum_jax.spec.model_spec import CacheGroup, ModelSpec, NormSpec
+from ferrum_jax.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
 from ferrum_jax.spec.recurrence import GatedDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ferrum_jax.spec.vision import VisionSpec
@@ -18,6 +18,7 @@ __all__ = [
     "GatedDeltaSpec",
     "Kept",
     "LatentSpec",
+    "LayerInputSpec",
     "Mamba2Spec",
     "MlpSpec",
     "ModelSpec",

@@ -41,6 +41,8 @@ class ExpertsSpec:
     highest are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
     routed_scaling_factor. weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
     shared_intermediate_size: of one more expert that all tokens go to, 0 for none; shared_gate: behind a gate.
+    own_norms: the shared expert, the others together, and the router each norm what they are given, and the first two
+    what they give; the router's norm has a scale of each value, and an expert's weight one of that expert.
     bias: of routers and experts. has_gates: down is given hidden_act(gate) * up, else hidden_act(up).
 
     Raises ValueError naming the field whose value cannot be.
@@ -60,6 +62,7 @@ class ExpertsSpec:
     weighs_inputs: bool = False
     shared_intermediate_size: int = 0
     shared_gate: bool = True
+    own_norms: bool = False
     bias: bool = False
     has_gates: bool = True
 
@@ -78,6 +81,7 @@ class ExpertsSpec:
         in_chosen = self.num_experts // self.num_groups * self.num_chosen_groups
         if self.num_experts_per_tok > in_chosen:
             raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {in_chosen} in the chosen groups")
+        assert not self.own_norms or (self.shared_intermediate_size and not self.shared_gate), "no layer computes this"
         if self.weighs_inputs and self.num_experts_per_tok != 1:
             raise ValueError(
                 f"num_experts_per_tok is {self.num_experts_per_tok}; where inputs are weighed it must be 1"

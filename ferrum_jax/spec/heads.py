@@ -59,7 +59,8 @@ class AttentionSpec:
     """Attention: its heads, what is added to its projections, and how it turns and weighs them.
 
     bias: of q, k, v. output_bias: of o. qk_norm: None is no norms. gate: outputs are multiplied by
-    the sigmoid of a projection that q brings along. sinks: each head has a logit that takes weight and has no value.
+    the sigmoid of a projection that q brings along. value_of_key: V is what K is before its norm and positions.
+    v_norm: the heads of V are normed, without a weight. sinks: each head has a logit that takes weight and no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
     query_pre_attn_scalar: logits are q k over its root; None is head_dim. attn_logit_softcapping: logits become
     cap * tanh(logits / cap). rope: None is no positions. output_multiplier: of what attention
@@ -76,6 +77,8 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: QkNorm | None = None
     gate: bool = False
+    value_of_key: bool = False
+    v_norm: bool = False
     sinks: bool = False
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
@@ -94,6 +97,7 @@ class AttentionSpec:
             )
         if self.v_head_dim is not None:
             check_positive(self, "v_head_dim")
+        assert not self.value_of_key or self.value_dim == self.head_dim, "V is K, and has its size"
         assert self.latent is None or self.num_key_value_heads == 1, "all heads share the latent"
         if self.rope is not None:
             self.rope.check(self.head_dim)

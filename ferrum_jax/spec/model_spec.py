@@ -44,13 +44,15 @@ class NormSpec:
     """Every norm of a model, but for those of heads, which are RMSNorms.
 
     kind: "rms" or "layer", which takes the mean off first. bias: of LayerNorms. zero_centred: they multiply by
-    1 + weight. before, after: what attention and MLP are given is normed, what they give.
+    1 + weight. rounds_once: of RMSNorms, the product with the weight is rounded to the dtype, not the quotient too.
+    before, after: what attention and MLP are given is normed, what they give.
     """
 
     kind: str = "rms"
     eps: float = 1e-6
     bias: bool = False
     zero_centred: bool = False
+    rounds_once: bool = False
     before: bool = True
     after: bool = False
 
@@ -60,17 +62,33 @@ class NormSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerInputSpec:
+    """What each layer is given beside the residual: some values of a token and layer, which a gate of the layer weighs.
+
+    size: values of a token and layer. hidden_act: of the gate.
+    """
+
+    size: int
+    hidden_act: str
+
+    def __post_init__(self) -> None:
+        check_positive(self, "size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One decoder model.
 
     attention: of all layers but those of other_attention, which are pairs (layers, their attention).
+    mlp: of all layers but those of other_mlp, which are pairs (layers, their MLP).
     experts: None where every layer has an MLP. recurrence: of the layers of the group "state".
     without_mlp: layers that have neither MLP nor experts.
     vision: the tower of a model that sees images; None of one that reads text alone.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
-    parallel: attention and MLP are given the same norm's output. embedding_scale, residual_multiplier, logit_scale:
-    embeddings, what a layer's halves add, and logits of tokens are multiplied by it. final_logit_softcapping: logits of
-    tokens become cap * tanh(logits / cap).
+    layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
+    weight, one number. parallel: attention and MLP are given the same norm's output. embedding_scale,
+    residual_multiplier, logit_scale: embeddings, what a layer's halves add, and logits of tokens are multiplied by it.
+    final_logit_softcapping: logits of tokens become cap * tanh(logits / cap).
     cache_groups: empty takes one group "full" of all layers.
     forms: of the parameters that are not dense, by their dotted path, in its order.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
@@ -86,11 +104,14 @@ class ModelSpec:
     attention: AttentionSpec
     other_attention: tuple[tuple[tuple[int, ...], AttentionSpec], ...] = ()
     mlp: MlpSpec
+    other_mlp: tuple[tuple[tuple[int, ...], MlpSpec], ...] = ()
     experts: ExpertsSpec | None = None
     without_mlp: tuple[int, ...] = ()
     recurrence: RecurrenceSpec | None = None
     vision: VisionSpec | None = None
     norm: NormSpec = NormSpec()
+    layer_inputs: LayerInputSpec | None = None
+    layer_scales: bool = False
     parallel: bool = False
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
@@ -188,6 +209,10 @@ class ModelSpec:
         """The attention of a layer."""
         return next((own for layers, own in self.other_attention if layer in layers), self.attention)
 
+    def mlp_of(self, layer: int) -> MlpSpec:
+        """The MLP of a layer."""
+        return next((own for layers, own in self.other_mlp if layer in layers), self.mlp)
+
     def digest_text(self) -> str:
         """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
         fields = _without_defaults(dataclasses.asdict(self))
@@ -209,6 +234,13 @@ _ABSENT: Mapping[str, Any] = {
     "gate_multiplier": 1.0,
     "output_multiplier": 1.0,
     "has_gates": True,
+    "value_of_key": False,
+    "v_norm": False,
+    "own_norms": False,
+    "rounds_once": False,
+    "other_mlp": (),
+    "layer_inputs": None,
+    "layer_scales": False,
 }
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from ferrum_jax.spec.checks import check_positive
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "proportional", "llama3", "yarn", "longrope")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,9 +14,10 @@ class RopeSpec:
     """Rotary positions. Fields beyond the first three are read by the types in brackets.
 
     partial_rotary_factor: of a head's dimensions, how many turn: the first ones. interleaved: neighbours turn together,
-    not the first half with the second. sections: of a model that sees images, how many frequencies turn by a token's
+    not the first half with the second. A proportional one pairs values over the whole head, and turns the first pairs.
+    sections: of a model that sees images, how many frequencies turn by a token's
     time, row and column; they take turns. Empty where all turn by its position.
-    factor [linear, llama3, yarn]: how many times longer contexts may be than in training.
+    factor [linear, proportional, llama3, yarn]: how many times longer contexts may be than in training.
     original_max_position_embeddings [llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
     attention_factor [yarn, longrope]: scales cos and sin, complete here (inferred where it was not given).
@@ -53,8 +54,8 @@ class RopeSpec:
             raise ValueError(f"partial_rotary_factor is {self.partial_rotary_factor}; it must be in (0, 1]")
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn."""
-        return int(head_dim * self.partial_rotary_factor)
+        """How many of a head's dimensions turn, or have a pair that does."""
+        return head_dim if self.rope_type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
     def check(self, head_dim: int) -> None:
         """Raises ValueError where heads of this size cannot be turned so."""

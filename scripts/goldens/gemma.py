@@ -1,4 +1,4 @@
-"""Gemma 2 and 3."""
+"""Gemma 2, 3 and 4."""
 
 from scripts.goldens.golden import Golden
 
@@ -95,6 +95,60 @@ GEMMA = {
             "rope_parameters": {
                 "full_attention": {"rope_theta": 500000.0, "rope_type": "default"},
                 "sliding_attention": {"rope_theta": 3000.0, "rope_type": "default"},
+            },
+        },
+    ),
+    "gemma4": Golden(  # as the E models: inputs of layers, shared keys and values, wider MLPs
+        seed=41,
+        architecture="Gemma4",
+        dtype="bfloat16",
+        embed_std=0.2,
+        config={
+            "vocab_size": 270,
+            "vocab_size_per_layer_input": 270,
+            "hidden_size": 40,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+            "global_head_dim": 16,
+            "intermediate_size": 56,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": [*["sliding_attention", "sliding_attention", "full_attention"] * 2, "full_attention"],
+            "sliding_window": 25,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma4_moe": Golden(  # as the 26B-A4B: experts beside the MLP, and full layers whose V is made as their K
+        seed=42,
+        architecture="Gemma4",
+        dtype="bfloat16",
+        embed_std=0.2,
+        config={
+            "vocab_size": 262,
+            "vocab_size_per_layer_input": 262,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "head_dim": 14,
+            "global_head_dim": 20,
+            "intermediate_size": 52,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 12,
+            "top_k_experts": 5,
+            "moe_intermediate_size": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 31,
+            "final_logit_softcapping": 9.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 200000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
             },
         },
     ),

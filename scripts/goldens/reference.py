@@ -16,8 +16,9 @@ PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
 OBSERVED = (2, 3)
 NUM_GREEDY = 64
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
-_SEE_IMAGES = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
-_PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk"}  # of which a config with experts has one
+_SEE_IMAGES = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
+_STORED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
+_PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}  # of which a config with experts has one
 
 
 def build(golden: Golden) -> Any:
@@ -36,8 +37,8 @@ def build(golden: Golden) -> Any:
     model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
     stored = getattr(torch, golden.dtype)
     with torch.no_grad():
-        corrections = ((n, x) for n, x in model.named_buffers() if n.endswith("e_score_correction_bias"))
-        for name, weight in itertools.chain(model.named_parameters(), corrections):
+        stored_too = ((n, x) for n, x in model.named_buffers() if n.endswith(_STORED_BUFFERS))
+        for name, weight in itertools.chain(model.named_parameters(), stored_too):
             draw(name, weight, golden)
             weight.copy_(weight.to(stored).float())
     return model
@@ -50,7 +51,11 @@ def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
         weight.normal_(0.0, 0.1)
     elif name.endswith("norm.bias"):
         weight.normal_(0.0, 0.3)
-    elif name == "model.norm.weight" and golden.norm_mean == 0:
+    elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        weight.normal_(1.0, 0.2)
+    elif name.endswith("router.proj.weight"):
+        weight.normal_(0.0, 3.0)  # what it is given has a norm of one
+    elif name == "model.norm.weight" and (golden.norm_mean == 0 or golden.architecture == "Gemma4"):
         weight.normal_(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
     elif "norm" in name:
         weight.normal_(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)

@@ -8,6 +8,7 @@ and -72B, Ministral-8B. Refused, for attention in two chunks is not served: Qwen
 import json
 import pathlib
 
+from tests.models.published_gemma4 import GEMMA4, MORE_GEMMA4
 from tests.models.published_images import IMAGES, MORE_IMAGES
 from tests.models.published_latent import LATENT, MORE_LATENT
 from tests.models.published_recurrent import MORE_RECURRENT, RECURRENT
@@ -576,6 +577,7 @@ MORE = {
     "Phi-3-medium-4k": (PHI3_MEDIUM_4K, 13_960_238_080),
     **{name: (_BASES[base] | values, count) for name, (base, values, count) in SIZES.items()},
     **MORE_TAIL,
+    **MORE_GEMMA4,
     **MORE_LATENT,
     **MORE_RECURRENT,
     **MORE_IMAGES,
@@ -589,4 +591,4 @@ KINDS = (
     }.values(),
     *("Command-R7B", "SmolLM3-3B", "DeepSeek-V2-Lite"),
 )
-PUBLISHED |= TAIL | LATENT | RECURRENT | IMAGES
+PUBLISHED |= TAIL | GEMMA4 | LATENT | RECURRENT | IMAGES

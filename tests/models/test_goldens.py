@@ -22,10 +22,19 @@ from scripts.goldens.tail import TAIL
 GOLDENS = Path(__file__).parent.parent / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
 # Families whose code others run nearly all of: one test of one shape is fast.
-SLOW = ("gemma2", "gemma3", "gpt_oss", "mixtral", "phi3", "qwen3_next")
+SLOW = ("gemma2", "gemma3", "gemma4", "gpt_oss", "mixtral", "phi3", "qwen3_next")
 SLOW_SHAPES = (
     *(name for name in (*TAIL, *LATENT, *RECURRENT) if name not in ("cohere2", "deepseek_v3")),
-    *("gemma2_untied", "gemma3_long_window", "gpt_oss_mxfp4", "mistral", "mistral_full", "mixtral_window", "phi3_long"),
+    *(
+        "gemma2_untied",
+        "gemma3_long_window",
+        "gemma4_moe",
+        "gpt_oss_mxfp4",
+        "mistral",
+        "mistral_full",
+        "mixtral_window",
+        "phi3_long",
+    ),
     *("qwen2_window", "qwen3_next_raw"),
 )
 NEAR_TIE = 1e-4
@@ -73,7 +82,10 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 def test_there_is_a_golden_of_every_family():
     # test_text_part.py, test_vision.py
     text_parts = {
-        *(f"{name}ForConditionalGeneration" for name in ("Gemma3", "KimiK25", "Mistral3", "Qwen3_5", "Qwen3_5Moe")),
+        *(
+            f"{name}ForConditionalGeneration"
+            for name in ("Gemma3", "Gemma4", "KimiK25", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
+        ),
         "Qwen3VLForConditionalGeneration",
     }
     assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts

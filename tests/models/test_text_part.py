@@ -18,6 +18,8 @@ from tests.models.test_goldens import GOLDENS, load
     ("golden", "architecture"),
     [
         ("gemma3_long_window", "Gemma3ForConditionalGeneration"),
+        ("gemma4", "Gemma4ForConditionalGeneration"),
+        ("gemma4_moe", "Gemma4ForConditionalGeneration"),
         ("mistral_full", "Mistral3ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
         ("deepseek_v3", "KimiK25ForConditionalGeneration"),
@@ -53,6 +55,9 @@ def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, arc
 def _beside_images(tensors, architecture: str):
     """Tensors of a text model as they are named, and the experts of a layer joined, beside those of images."""
     images = {name: np.ones(3, np.float16) for name in ("vision_tower.a.weight", "multi_modal_projector.b")}
+    if architecture.startswith("Gemma4"):
+        named = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+        return named | {f"model.{name}.a": np.ones(3, np.float16) for name in ("embed_audio", "vision_tower")}
     if not architecture.startswith("Qwen3_5"):
         return images | {f"language_model.{name}": x for name, x in tensors.items()}
     named = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}

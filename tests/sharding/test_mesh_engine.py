@@ -45,9 +45,9 @@ MESHES = {
     "dp=2,tp=2": (
         *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
         *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "deepseek_v3", "granitemoehybrid"),
-        "nemotron_h",
+        *("nemotron_h", "gemma4_moe"),
     ),
-    "tp=2": ("qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
+    "tp=2": ("gemma4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
     "dp=4,ep=1": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),

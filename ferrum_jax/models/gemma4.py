@@ -1,0 +1,248 @@
+"""Gemma4ForCausalLM and the text part of Gemma4ForConditionalGeneration.
+
+Gemma 3's decoder, whose norms multiply by their weight. Full layers have heads of another size and number, may make V
+of the key's projection, and turn the first pairs of a head. Late layers attend to the keys and values of the last layer
+of their kind that has some. The E models give each layer an input of its own; the 26B-A4B has experts beside its MLPs,
+each half with norms of its own.
+Source: Gemma Team 2026 (Gemma 4); keys and defaults as in Hugging Face's Gemma4TextConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from checkpoints.rules import Rule, TensorSlice
+from ferrum_jax.models import decoder
+from ferrum_jax.models.bounds import check_number, shown
+from ferrum_jax.models.config_reader import ConfigReader, cache_groups
+from ferrum_jax.models.plain import every_nth_full, layers_where, norm_from, spec_from
+from ferrum_jax.models.rope_reader import mapping, ropes_by_kind
+from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LayerInputSpec, MlpSpec, ModelSpec, QkNorm
+
+_MAX_POSITIONS = 131072
+_ROPES = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
+# Keys of Gemma4ForConditionalGeneration that concern images and sounds alone.
+_OF_OTHERS = (
+    *("vision_config", "audio_config", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
+    *("boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id", "vision_soft_tokens_per_image"),
+)
+_OF_NORMED_EXPERTS = {
+    "attention_norm": "input_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp.shared_norm": "pre_feedforward_layernorm",
+    "mlp.shared_out_norm": "post_feedforward_layernorm_1",
+    "mlp.experts_norm": "pre_feedforward_layernorm_2",
+    "mlp.experts_out_norm": "post_feedforward_layernorm_2",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Gemma 4 text config.json. Raises ValueError naming what is missing or not understood."""
+    reader = ConfigReader({**config, "rope_parameters": config.get("rope_parameters") or _ROPES})
+    if reader.get("use_bidirectional_attention", "vision") != "vision":  # between tokens of an image alone
+        raise ValueError("use_bidirectional_attention is not 'vision'; a decoder here attends to the past alone")
+    reader.only(vocab_size_per_layer_input=reader.require("vocab_size"), attention_bias=False)
+    num_layers, hidden_size = reader.require("num_hidden_layers"), reader.require("hidden_size")
+    kinds = [*every_nth_full(reader, 6)[:-1], "full_attention"]  # whatever it says of the last
+    groups = cache_groups(kinds, num_layers, reader.get("sliding_window", 512))
+    borrowed = _borrowed(kinds, reader.get("num_kv_shared_layers", 0))
+    full, local = _attention(reader, layers_where(kind == "full_attention" for kind in kinds))
+    borrowers = tuple(layer for layer, _ in borrowed)
+    own = (dataclasses.replace(group, layers=tuple(i for i in group.layers if i not in borrowers)) for group in groups)
+    mlp = MlpSpec(
+        intermediate_size=reader.require("intermediate_size"),
+        hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"),
+    )
+    doubled = borrowers if reader.get("use_double_wide_mlp", False) else ()
+    wide = dataclasses.replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+    size = reader.nullable("hidden_size_per_layer_input", 256)
+    return spec_from(
+        reader,
+        "Gemma4ForCausalLM",
+        max_positions=_MAX_POSITIONS,
+        attention=full,
+        other_attention=((layers_where(kind != "full_attention" for kind in kinds), local),),
+        mlp=mlp,
+        other_mlp=((doubled, wide),) if doubled else (),
+        experts=_experts(reader, mlp),
+        norm=norm_from(reader, rounds_once=True, after=True),
+        layer_inputs=LayerInputSpec(size=size, hidden_act=mlp.hidden_act) if size else None,
+        layer_scales=True,
+        embedding_scale=hidden_size**0.5,
+        cache_groups=tuple(own),
+        borrowed=borrowed,
+        tie_word_embeddings=bool(reader.get("tie_word_embeddings", True)),
+        final_logit_softcapping=reader.nullable("final_logit_softcapping", None),
+    )
+
+
+def _borrowed(kinds: Sequence[str], count: int) -> tuple[tuple[int, int], ...]:
+    """Each of the last `count` layers, with the last layer of its kind before them."""
+    first = len(kinds) - count
+    last = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
+    without = sorted(set(kinds) - set(last))
+    if count and without:
+        raise ValueError(
+            f"num_kv_shared_layers is {count} of {len(kinds)} layers; before them there is no layer of {without}, "
+            "whose keys and values they would share"
+        )
+    return tuple((layer, last[kind]) for layer, kind in enumerate(kinds) if layer >= first)
+
+
+def _attention(reader: ConfigReader, full_layers: Sequence[int]) -> tuple[AttentionSpec, AttentionSpec]:
+    """Attention of full layers and of those with a window."""
+    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
+    far, near = ropes_by_kind(reader, max_positions, default_theta=1e6, local_theta=1e4, default_partial=1.0)
+    if far.rope_type == "default" and far.partial_rotary_factor != 1:
+        raise ValueError("partial_rotary_factor is of a rope of type 'proportional' here, not 'default'")
+    local = AttentionSpec(
+        num_attention_heads=reader.get("num_attention_heads", 8),
+        num_key_value_heads=reader.get("num_key_value_heads", 4),
+        head_dim=reader.get("head_dim", 256),
+        qk_norm=QkNorm(),
+        v_norm=True,
+        query_pre_attn_scalar=1.0,
+        rope=near,
+    )
+    shares_projection = bool(reader.get("attention_k_eq_v", False))
+    said = _heads_of_full(reader, full_layers)
+    num_kv_heads = reader.get("num_global_key_value_heads", None) if shares_projection else None
+    reader.get("num_global_key_value_heads", None)  # which counts where they share it
+    return (
+        dataclasses.replace(
+            local,
+            head_dim=said.get("head_dim", reader.get("global_head_dim", 512)),
+            num_key_value_heads=said.get("num_key_value_heads", num_kv_heads or local.num_key_value_heads),
+            value_of_key=shares_projection,
+            rope=far,
+        ),
+        local,
+    )
+
+
+def _heads_of_full(reader: ConfigReader, full_layers: Sequence[int]) -> dict[str, int]:
+    """What per_layer_config says of full layers, all alike: the newer spelling of their heads."""
+    by_layer = mapping(reader, "per_layer_config")
+    if not by_layer:
+        return {}
+    said = [by_layer[key] for key in sorted(by_layer)]
+    alike = {str(i) for i in full_layers} == set(map(str, by_layer)) and all(each == said[0] for each in said)
+    if not alike or not isinstance(said[0], Mapping) or not set(said[0]) <= {"head_dim", "num_key_value_heads"}:
+        raise ValueError(
+            f"per_layer_config is {shown(by_layer)}; it must give head_dim or num_key_value_heads to the full layers "
+            f"{list(full_layers)}, the same to each, and nothing to others"
+        )
+    for key, value in said[0].items():
+        check_number(key, value)
+    return {key: int(value) for key, value in said[0].items()}
+
+
+def _experts(reader: ConfigReader, mlp: MlpSpec) -> ExpertsSpec | None:
+    """Experts beside every layer's MLP, which is as one that all tokens go to."""
+    sizes = {key: reader.get(key, None) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
+    if not reader.get("enable_moe_block", False):
+        return None
+    missing = [key for key, value in sizes.items() if value is None]
+    if missing:
+        raise ValueError(f"enable_moe_block is true and config.json has no {', '.join(missing)}")
+    return ExpertsSpec(
+        layers=tuple(range(reader.require("num_hidden_layers"))),
+        num_experts=sizes["num_experts"],
+        num_experts_per_tok=sizes["top_k_experts"],
+        intermediate_size=sizes["moe_intermediate_size"],
+        norm_topk_prob=True,
+        shared_intermediate_size=mlp.intermediate_size,
+        shared_gate=False,
+        own_norms=True,
+    )
+
+
+def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of a Gemma 4, and the Hugging Face tensor it comes from."""
+    every = tuple(range(spec.num_hidden_layers))
+    norms = decoder.BOTH if spec.experts is None else _OF_NORMED_EXPERTS
+    return (
+        *decoder.frame_rules(spec, norms),
+        *decoder.attention_rules(spec),
+        *decoder.mlp_rules(spec),
+        *_expert_rules(spec),
+        *_input_rules(spec),
+        *decoder.per_layer("layer_scalar", "scale", every),
+    )
+
+
+def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Routers, experts, which are stacked, gate by up, and the MLP beside them."""
+    if spec.experts is None:
+        return ()
+    layers, width = spec.experts.layers, spec.experts.intermediate_size
+    parts = {"gate": TensorSlice(axis=1, stop=width), "up": TensorSlice(axis=1, start=width)}
+    own = {"router.proj.weight": "router.weight", "router.scale": "router_scale"}
+    own |= {"router.per_expert_scale": "expert_scales", "experts.down_proj": "experts.down"}
+    return (
+        *(rule for theirs, ours in own.items() for rule in decoder.per_layer(theirs, f"mlp.{ours}", layers)),
+        *(
+            rule
+            for ours, part in parts.items()
+            for rule in decoder.per_layer("experts.gate_up_proj", f"mlp.experts.{ours}", layers, part)
+        ),
+        *decoder.shared_expert_rules(spec.experts, "mlp"),
+    )
+
+
+def _input_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """What makes the inputs of layers, and what each does with its own."""
+    if spec.layer_inputs is None:
+        return ()
+    of_model = {
+        "embed_tokens_per_layer.weight": "embed",
+        "per_layer_model_projection.weight": "projection.weight",
+        "per_layer_projection_norm.weight": "norm.weight",
+    }
+    of_layer = {
+        "per_layer_input_gate": "own_input.gate",
+        "per_layer_projection": "own_input.projection",
+        "post_per_layer_input_norm": "own_input_norm",
+    }
+    every = tuple(range(spec.num_hidden_layers))
+    return (
+        *(Rule(source=f"model.{theirs}", target=f"layer_inputs.{ours}") for theirs, ours in of_model.items()),
+        *(rule for theirs, ours in of_layer.items() for rule in decoder.linear(theirs, ours, every, False)),
+    )
+
+
+def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """The decoder's, and what layers without keys and values of their own may bring along for these."""
+    unused = (f"model.layers.{layer}.self_attn.{part}.weight" for layer, _ in spec.borrowed for part in _OF_LENDERS)
+    return (*decoder.harmless_tensors(spec), *unused)
+
+
+_OF_LENDERS = ("k_proj", "v_proj", "k_norm", "v_norm")
+
+
+def text_part_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of the text part of a Gemma 4 that sees images and hears sounds; it is served as a text model.
+
+    Raises ValueError naming what is missing or not understood.
+    """
+    return text_part_from(config, _OF_OTHERS, spec_from_config)
+
+
+def text_part_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
+    return tuple(rule.renamed(_of_part) for rule in weight_rules(spec))
+
+
+def text_part_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the text part does not need."""
+    others = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+    return (*map(_of_part, harmless_tensors(spec)), *(f"model.{name}.*" for name in others))
+
+
+def _of_part(name: str) -> str:
+    """The name that a tensor of a text model has beside those of images."""
+    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
