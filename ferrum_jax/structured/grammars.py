@@ -98,5 +98,7 @@ def _fault(asked: StructuredOutputsParams, error: str) -> str:
     shown = " ".join(message[:400].split())
     if asked.kind != "json":
         return f"structured_outputs.{asked.kind} does not compile: {shown}"
+    if "coerce_one_of" in message:
+        shown = "oneOf cannot be enforced where several branches may match: use anyOf"
     place = place_of_fault(str(asked.json), json_options(asked), message)
     return f"the JSON schema does not compile{f', at {place}' if place else ''}: {shown}"

@@ -134,6 +134,8 @@ class Matcher:
     def _note_failure(self) -> None:
         text = without_state(self._state.get_error())
         is_stuck = not text or text.startswith("NoExtension")
+        if "Current row has" in text:  # properties may come in any order, so each is one that may come next
+            text = f"the grammar lets too much come next; say fewer properties or alternatives ({text})"
         self.error = self.error or (STUCK if is_stuck else text[:_SHOWN])
 
 

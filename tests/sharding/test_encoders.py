@@ -29,7 +29,7 @@ def test_vectors_on_a_mesh_equal_those_of_one_device_and_data_shards_change_no_b
         assert (many["weights_bytes"] < one["weights_bytes"]) == ("tp" in mesh), mesh
         for pooling, vectors in one["vectors"].items():
             np.testing.assert_allclose(many["vectors"][pooling], vectors, rtol=1e-5, atol=1e-5, err_msg=mesh)
-    assert others[0]["vectors"] == one["vectors"]
+        assert mesh != "dp=4" or many["vectors"] == one["vectors"]
 
 
 def test_every_golden_encoder_is_on_a_mesh_of_four_devices():
