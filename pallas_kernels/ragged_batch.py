@@ -14,12 +14,15 @@ class RaggedBatch:
     """The rows of a step. Tokens of a row are neighbours, rows stand in order; padding rows have count 0.
 
     Row r computes positions starts[r] .. starts[r] + counts[r] - 1; what came before them is in the pool.
+    seen_ends: where some tokens of a causal row see more than what is before them, as those of an image see all of it,
+    the position behind the last that each sees; 0 for the others. The row computes all of these in the same step.
     """
 
     block_tables: jax.Array  # [R, M] int32
     starts: jax.Array  # [R] int32, position of the first query
     counts: jax.Array  # [R] int32, queries of the row
     query_offsets: jax.Array  # [R] int32, flat index of the row's first query
+    seen_ends: jax.Array | None = None  # [T] int32
 
 
 def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:

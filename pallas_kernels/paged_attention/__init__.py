@@ -68,6 +68,11 @@ def make_schedule(
     }
     if implementation not in makers:
         raise ValueError(f"implementation is {implementation!r}; paged_attention has {sorted(makers)}")
+    if batch.seen_ends is not None and (implementation != "xla" or not causal):
+        raise ValueError(
+            f"some tokens see beyond themselves (seen_ends), and implementation is {implementation!r}, causal "
+            f"{causal}; 'xla' has that where the others are causal"
+        )
     kind, make = makers[implementation]
     if not isinstance(config, kind):
         raise ValueError(f"config is a {type(config).__name__}; {implementation!r} takes a {kind.__name__}")

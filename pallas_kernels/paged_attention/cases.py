@@ -19,6 +19,8 @@ from pallas_kernels.ragged_batch import RaggedBatch
 class Case:
     """rows: (start, count) of each; the rest of a bucket of num_tokens tokens and num_rows rows is padding.
 
+    spans: (row, first position, position behind the last) of tokens that see each other, as those of an image do.
+
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles.
     """
@@ -37,6 +39,7 @@ class Case:
     soft_cap: float | None = None
     has_sinks: bool = False
     causal: bool = True
+    spans: tuple[tuple[int, int, int], ...] = ()
     scale: float | None = None
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
@@ -50,7 +53,13 @@ class Case:
     @property
     def shape_class(self) -> str:
         """All that a kernel is specialised to but for the sizes of a step."""
-        features = {"window": self.window, "cap": self.soft_cap, "sinks": self.has_sinks, "encoder": not self.causal}
+        features = {
+            "window": self.window,
+            "cap": self.soft_cap,
+            "sinks": self.has_sinks,
+            "encoder": not self.causal,
+            "spans": self.spans,
+        }
         kind = "decode" if self.decode_only else "mixed"
         sizes = f"N={self.num_heads} K={self.num_kv_heads} H={self.head_dim} C={self.block_size}"
         return " ".join([kind, sizes, *(name for name, has in features.items() if has)])
@@ -69,6 +78,18 @@ class Case:
     def attention(self) -> dict[str, Any]:
         """What paged_attention takes of it beside arrays."""
         return {"scale": self.softmax_scale, "soft_cap": self.soft_cap}
+
+    @property
+    def seen_ends(self) -> np.ndarray | None:
+        """[num_tokens] int32 of RaggedBatch; None without spans."""
+        if not self.spans:
+            return None
+        ends, offsets = np.zeros(self.num_tokens, np.int32), np.cumsum([0, *(count for _, count in self.rows)])
+        for row, first, end in self.spans:
+            start, count = self.rows[row]
+            assert start < end <= start + count, "a span ends in the row's chunk"
+            ends[offsets[row] + max(first - start, 0) : offsets[row] + end - start] = end
+        return ends
 
     @property
     def max_blocks(self) -> int:
@@ -148,6 +169,15 @@ TINY_CASES = (
     _tiny_mixed(name="prefill_long", rows=_LONG, num_tokens=128, num_rows=8, **_F32),
     _tiny_mixed(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, causal=False, head_dim=64, **_F32),
     _tiny_mixed(name="encoder_chunks", causal=False),
+)
+# Rows with images: whole, behind their first tokens, several in a row, longer than the window, and none.
+_SPANS = ((0, 5, 30), (1, 40, 77), (3, 10, 30), (3, 31, 70))
+_IMAGED = ((0, 33), (64, 13), (129, 1), (0, 72), (33, 5))
+_tiny_spans = functools.partial(Case, rows=_IMAGED, spans=_SPANS, num_tokens=128, num_rows=8, tiny=True)
+SPAN_CASES = (
+    _tiny_spans(name="spans_f32", **_F32),
+    _tiny_spans(name="spans_window_h256", head_dim=256, window=20),
+    _tiny_spans(name="spans_window_mqa_f32", num_kv_heads=1, window=33, **_F32),
 )
 
 
@@ -273,6 +303,7 @@ def make_batch(case: Case, tables: np.ndarray) -> RaggedBatch:
         starts=jnp.asarray(starts),
         counts=jnp.asarray(counts),
         query_offsets=jnp.asarray(np.cumsum(counts) - counts, jnp.int32),
+        seen_ends=None if case.seen_ends is None else jnp.asarray(case.seen_ends),
     )
 
 
@@ -291,12 +322,13 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
     ints: Any = jax.ShapeDtypeStruct((R,), jnp.int32)
     tables: Any = jax.ShapeDtypeStruct((R, case.max_blocks), jnp.int32)
     heads = jax.ShapeDtypeStruct((T, K, H), case.dtype)
+    ends: Any = jax.ShapeDtypeStruct((T,), jnp.int32) if case.spans else None
     return Arguments(
         q=jax.ShapeDtypeStruct((T, case.num_heads, H), case.dtype),
         k=heads,
         v=heads,
         pool=pool,
-        batch=RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints),
+        batch=RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints, seen_ends=ends),
         sinks=jax.ShapeDtypeStruct((case.num_heads,), jnp.float32) if case.has_sinks else None,
     )
 

@@ -25,6 +25,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,  # [N]
     causal: bool = True,
+    seen_ends: np.ndarray | None = None,  # [T]
     queries: Sequence[int] | None = None,
 ) -> np.ndarray:  # [T, N, H] float64, zero for padding tokens
     """Writes k and v; then softmax(scale * q k^T) v over the positions that each query may see, no others read.
@@ -43,7 +44,8 @@ def paged_attention(
                 token += 1
                 continue
             oldest = 0 if window is None else max(0, position - window + 1)
-            seen = np.arange(oldest, position + 1 if causal else start + count)
+            end = position + 1 if causal else start + count
+            seen = np.arange(oldest, end if seen_ends is None else max(end, seen_ends[token]))
             kv = pool[table[seen // C], seen % C]  # [S, 2K, H]
             out[token] = _attend(q[token].astype(np.float64), kv[:, 0::2], kv[:, 1::2], scale, soft_cap, sinks)
             token += 1
@@ -82,4 +84,5 @@ def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float6
         window=case.window,
         sinks=None if sinks is None else np.asarray(sinks),
         causal=case.causal,
+        seen_ends=case.seen_ends,
     )

@@ -38,6 +38,7 @@ class Schedule:
     write_blocks: jax.Array  # [T] int32, where each token's K and V go; padding tokens go to block 0
     write_offsets: jax.Array  # [T] int32
     passes: tuple[QueryTiles, ...]  # one after the other
+    seen_ends: jax.Array | None  # [T] int32, see RaggedBatch
     num_tokens: int = static()
     block_size: int = static()
     tile_kv: int = static()
@@ -74,6 +75,7 @@ def make_schedule(
         passes=tuple(
             _tile_queries(batch, counts, tile, num_tokens, config.tile_kv, window, causal) for counts, tile in parts
         ),
+        seen_ends=batch.seen_ends,
         num_tokens=num_tokens,
         block_size=block_size,
         tile_kv=config.tile_kv,
@@ -97,5 +99,15 @@ def _tile_queries(
     high = low + tiles.end_lanes - tiles.first_lanes - 1
     if not causal:
         high = (batch.starts + batch.counts)[tiles.runs] - 1
+    if batch.seen_ends is not None:
+        high = jnp.maximum(high, _last_seen(tiles, batch.seen_ends))
     oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
     return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest // tile_kv, end_kv=high // tile_kv + 1)
+
+
+def _last_seen(tiles: Tiles, seen_ends: jax.Array) -> jax.Array:  # [tiles] int32
+    """The last position that a query of each tile sees beyond those before it."""
+    lane = jnp.arange(tiles.tile)
+    own = (lane >= tiles.first_lanes[:, None]) & (lane < tiles.end_lanes[:, None])
+    ends = seen_ends.at[tiles.first_items[:, None] + lane].get(mode="clip")
+    return jnp.max(jnp.where(own, ends, 0), axis=1) - 1

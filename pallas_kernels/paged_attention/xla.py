@@ -29,6 +29,7 @@ class _QueryTile:
     low: jax.Array  # position of the first query
     high: jax.Array  # last position that a query sees
     positions: jax.Array  # [tile_q] int32 of the lanes
+    last: jax.Array  # [tile_q] int32, the last position that each lane sees where attention is causal
     queries: jax.Array  # [K, tile_q * G, H] float32, scaled
 
 
@@ -57,11 +58,14 @@ def _load_tile(
     K, (_, N, H), tiles = num_kv_heads, q.shape, queries.tiles
     lanes = tiles.load(q, i).astype(jnp.float32) * scale
     heads = lanes.reshape(tiles.tile, K, N // K, H).transpose(1, 0, 2, 3).reshape(K, tiles.tile * (N // K), H)
+    positions = queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile)
+    ends = schedule.seen_ends
     return _QueryTile(
         table=schedule.block_tables[tiles.runs[i]],
         low=queries.low[i],
         high=queries.high[i],
-        positions=queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile),
+        positions=positions,
+        last=positions if ends is None else jnp.maximum(positions, tiles.load(ends, i) - 1),
         queries=heads,
     )
 
@@ -118,7 +122,7 @@ def _load_kv(
     at = j * tile_kv + jnp.arange(tile_kv)
     visible = readable = at <= tile.high
     if schedule.causal:
-        visible = at <= tile.positions[:, None]
+        visible = at <= tile.last[:, None]
     if schedule.window is not None:
         visible &= at > tile.positions[:, None] - schedule.window
         readable &= at > tile.low - schedule.window
