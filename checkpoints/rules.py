@@ -22,6 +22,7 @@ import numpy as np
 Shape = tuple[int, ...]
 BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
+TOWER = "vision_tower.vision_model."  # prefix of the names of a SigLIP tower's tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,10 +177,13 @@ def touching(rules: Iterable[Rule], names: Collection[str]) -> tuple[Rule, ...]:
 def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
     """The rules for tensors of these names.
 
-    "model." is dropped if a base model was saved alone and none has it. Experts are taken of the tensor that holds
-    all of a layer's where there is one.
+    "model." is dropped if a base model was saved alone and none has it, and so is "vision_model." of a tower, which
+    later versions of the reference write without it. Experts are taken of the tensor that holds all of a layer's where
+    there is one.
     """
     names = set(names)
+    if not any(name.startswith(TOWER) for name in names):
+        rules = [rule.renamed(lambda name: name.replace(TOWER, TOWER.partition(".")[0] + ".")) for rule in rules]
     if saved_alone(names):
         rules = [rule.renamed(lambda name: name.removeprefix(BASE)) for rule in rules]
     return tuple(_joined(rule, names) for rule in rules)

@@ -40,9 +40,12 @@ class ImageTokensPlan:
 
     slots: np.ndarray  # [tokens] int32, of the pool of embeddings, 0 for tokens of text
     positions: np.ndarray  # [3, tokens] int32, rotary: time, row and column
+    ends: np.ndarray  # [tokens] int32, position behind the last token of an image that is seen whole, 0 for others
 
 
-NO_IMAGE_TOKENS = ImageTokensPlan(slots=np.zeros(0, np.int32), positions=np.zeros((3, 0), np.int32))
+NO_IMAGE_TOKENS = ImageTokensPlan(
+    slots=np.zeros(0, np.int32), positions=np.zeros((3, 0), np.int32), ends=np.zeros(0, np.int32)
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -100,6 +100,7 @@ class PlacedImage:
 
     digest: of its pixels, grid and the processor's settings. grid: frames, rows and columns of its patches. rope_grid:
     of its tokens, for models whose rotary positions count these; None where tokens of images count as others do.
+    sees_both_ways: each of its tokens attends to all of them, so a step computes its last tokens together.
     """
 
     start: int
@@ -107,6 +108,7 @@ class PlacedImage:
     digest: bytes
     grid: tuple[int, int, int]
     rope_grid: tuple[int, int, int] | None = None
+    sees_both_ways: bool = False
 
     @property
     def end(self) -> int:
@@ -144,6 +146,32 @@ def rope_positions(images: Sequence[PlacedImage], start: int, stop: int) -> np.n
                 first[:] = places[:, cut : cut + first.shape[1]] + base
             found[:, max(image.end - start, 0) :] += image.rope_shift
     return found
+
+
+def seen_ends(images: Sequence[PlacedImage], start: int, stop: int) -> np.ndarray:
+    """[stop - start] int32: of tokens [start, stop) the position behind the last that each sees, 0 for its own.
+
+    Tokens of images that see both ways see their whole image.
+    """
+    found = np.zeros(stop - start, np.int32)
+    for image in images:
+        if image.sees_both_ways:
+            found[max(image.start - start, 0) : max(image.end - start, 0)] = image.end
+    return found
+
+
+def whole_chunk(images: Sequence[PlacedImage], start: int, count: int, most: int) -> int:
+    """How many tokens from `start` on a step computes, so that it ends inside no image that is seen whole.
+
+    count: that it would compute; where that is no more than a part of such an image, all of it are computed if these
+    are at most `most`, else none.
+    """
+    for image in images:
+        if image.sees_both_ways and image.start < start + count < image.end:
+            if image.start > start:
+                return image.start - start
+            return image.end - start if image.end - start <= most else 0
+    return count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("*norm.bias", (None,)),
     # of towers: each device has all of one
     ("vision.patch.weight", (None,) * 5),
+    ("vision.convolution.weight", (None,) * 4),
     ("vision.*.weight", (None, None)),
     ("vision.*.bias", (None,)),
     # of encoders

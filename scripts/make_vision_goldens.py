@@ -8,8 +8,9 @@ images of different sizes:
 
     prompt_I [T] int32, with a placeholder for each token of an image    grids_I [images, 3] int32
     patches_I [patches, values] float32, of all images    tower_I [tokens, (1 + deepstack) D], the tower's output
-    rope_I [3, T] int32    embed_I [T, D], after images took their places    layers_I [L, T, D], deepstack added
-    norm_I [T, D]    logits_I [T, V]    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
+    rope_I [3, T] int32, of Qwen    embed_I [T, D], after images took their places
+    layers_I [L, T, D], deepstack added    norm_I [T, D]    logits_I [T, V]
+    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
 """
 
 from __future__ import annotations
@@ -85,6 +86,40 @@ _QWEN35_TEXT = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
+_GEMMA3 = {
+    "text_config": {
+        "vocab_size": 154,
+        "hidden_size": 48,
+        "intermediate_size": 76,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 11,  # less than an image
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "max_position_embeddings": 512,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    "vision_config": {
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "image_size": 48,
+        "patch_size": 4,
+        "vision_use_head": False,
+    },
+    "mm_tokens_per_image": 16,
+    "image_token_index": IMAGE,
+    "boi_token_index": START,
+    "eoi_token_index": END,
+}
 # The prefix of the reference's classes, and the config.
 GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
@@ -96,9 +131,12 @@ GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | _TOKENS,
     ),
+    "gemma3_vision": ("Gemma3", _GEMMA3),
 }
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
+SQUARE = (12, 12)  # the one size that Gemma's tower takes
+SQUARE_PROMPTS = ((41,), (9, SQUARE, 12), (5, SQUARE, 3, SQUARE, 17, SQUARE, 4))
 
 
 def make(name: str, folder: Path) -> None:
@@ -109,8 +147,9 @@ def make(name: str, folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     rng = np.random.default_rng(7)
     arrays: dict[str, np.ndarray] = {}
-    for i, parts in enumerate(PROMPTS):
-        prompt, grids, patches = draw(parts, rng)
+    is_gemma = name == "gemma3_vision"
+    for i, parts in enumerate(SQUARE_PROMPTS if is_gemma else PROMPTS):
+        prompt, grids, patches = draw(parts, rng, *((9, 3 * 4 * 4) if is_gemma else (4, 3 * 2 * 4 * 4)))
         seen = observe(model, prompt, grids, patches)
         tokens, best = greedy(model, prompt, grids, patches)
         gap = np.min(best[:, 0] - best[:, 1])
@@ -125,26 +164,32 @@ def build(family: str, config: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     made = getattr(transformers, f"{family}Config")(**config, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
-    is_zero_centred = family == "Qwen3_5"  # but for norms of recurrences and of the tower
+    is_zero_centred = family in ("Qwen3_5", "Gemma3")  # but for norms of recurrences and of the tower
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name and name.endswith("weight"):
-                is_offset = is_zero_centred and "visual" not in name and "linear_attn" not in name
+            if name == "model.language_model.norm.weight" and family == "Gemma3":
+                weight.normal_(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
+            elif "norm" in name and name.endswith("weight"):
+                is_offset = is_zero_centred and not any(
+                    part in name for part in ("visual", "linear_attn", "vision_tower")
+                )
                 weight.normal_(0.0 if is_offset else 1.0, 0.2)
             elif name.endswith("A_log"):
                 weight.uniform_(-4.0, 1.0)
             elif name.endswith("bias"):
                 weight.normal_(0.0, 0.3)
             elif "embed" in name and "patch" not in name:
-                weight.normal_(0.0, 0.5)
+                weight.normal_(0.0, 0.2 if "embed_tokens" in name and family == "Gemma3" else 0.5)  # which is scaled
             else:
                 gain = 3.0 if name == "lm_head.weight" else 1.5
                 weight.normal_(0.0, gain / math.sqrt(math.prod(weight.shape[1:])))
     return model
 
 
-def draw(parts: tuple[Any, ...], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prompt [T], grids [images, 3] and the patches of all images."""
+def draw(
+    parts: tuple[Any, ...], rng: np.random.Generator, per_token: int, values: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompt [T], grids [images, 3] and the patches of all images. values: of a patch."""
     ids, grids = [], []
     for part in parts:
         if isinstance(part, int):
@@ -152,17 +197,18 @@ def draw(parts: tuple[Any, ...], rng: np.random.Generator) -> tuple[np.ndarray, 
             continue
         rows, columns = part
         grids.append((1, rows, columns))
-        ids.append([START, *[IMAGE] * (rows * columns // 4), END])
+        ids.append([START, *[IMAGE] * (rows * columns // per_token), END])
     count = sum(math.prod(grid) for grid in grids)
-    values = 3 * _VISION["temporal_patch_size"] * _VISION["patch_size"] ** 2
     patches = rng.uniform(-1, 1, (count, values)).astype(np.float32)
     flat = np.array(list(itertools.chain.from_iterable(ids)), np.int32)
     return flat, np.array(grids, np.int32).reshape(-1, 3), patches
 
 
-def _inputs(ids: torch.Tensor, grids: np.ndarray, patches: np.ndarray) -> dict[str, Any]:
+def _inputs(model: Any, ids: torch.Tensor, grids: np.ndarray, patches: np.ndarray) -> dict[str, Any]:
     if not len(grids):
         return {"input_ids": ids}
+    if isinstance(model, transformers.Gemma3ForConditionalGeneration):
+        return {"input_ids": ids, "token_type_ids": (ids == IMAGE).int(), "pixel_values": _pixels(grids, patches)}
     return {
         "input_ids": ids,
         "mm_token_type_ids": (ids == IMAGE).int(),
@@ -171,12 +217,20 @@ def _inputs(ids: torch.Tensor, grids: np.ndarray, patches: np.ndarray) -> dict[s
     }
 
 
+def _pixels(grids: np.ndarray, patches: np.ndarray) -> torch.Tensor:
+    """[images, 3, side, side] of images whose patches stand row by row."""
+    _, rows, columns = grids[0]
+    side = round((patches.shape[1] // 3) ** 0.5)
+    parts = patches.reshape(len(grids), rows, columns, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
+    return torch.from_numpy(parts.reshape(len(grids), 3, rows * side, columns * side).copy())
+
+
 @torch.no_grad()
 def greedy(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(tokens [64], two best logits of each step [64, 2]); goes on after end tokens, and takes none of an image."""
     ids, best = torch.from_numpy(prompt).long()[None], []
     for _ in range(NUM_GREEDY):
-        logits = model(**_inputs(ids, grids, patches), use_cache=False).logits[0, -1, :IMAGE]
+        logits = model(**_inputs(model, ids, grids, patches), use_cache=False).logits[0, -1, :IMAGE]
         top = torch.topk(logits, 2)
         best.append(top.values.numpy())
         ids = torch.cat((ids, top.indices[None, :1]), dim=1)
@@ -187,7 +241,7 @@ def greedy(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarra
 def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray) -> dict[str, np.ndarray]:
     """The tower's output, rotary positions, what the first layer is given, outputs of layers and norm, and logits."""
     seen: dict[str, np.ndarray] = {}
-    body, tower = model.model.language_model, model.model.visual
+    body = model.model.language_model
     given: dict[str, np.ndarray] = {}
 
     def keep(name: str) -> Any:
@@ -203,16 +257,19 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
     for i, module in enumerate([*body.layers, body.norm]):
         handles.append(module.register_forward_pre_hook(enters(f"{i}"), with_kwargs=True))
     ids = torch.from_numpy(prompt).long()[None]
-    logits = model(**_inputs(ids, grids, patches), use_cache=False).logits[0].numpy()
+    logits = model(**_inputs(model, ids, grids, patches), use_cache=False).logits[0].numpy()
     for handle in handles:
         handle.remove()
     layers = np.stack([given[f"{i + 1}"] for i in range(len(body.layers))])
     found = {"embed": given["0"], "layers": layers, "norm": seen["norm"], "logits": logits}
     if not len(grids):
         return found
-    inputs = _inputs(ids, grids, patches)
+    inputs = _inputs(model, ids, grids, patches)
+    if "image_grid_thw" not in inputs:
+        images = model.model.get_image_features(inputs["pixel_values"], return_dict=True).pooler_output
+        return found | {"tower": images.reshape(-1, images.shape[-1]).numpy()}
     rope, _ = model.model.get_rope_index(ids, inputs["mm_token_type_ids"], inputs["image_grid_thw"])
-    out = tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], return_dict=True)
+    out = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"], return_dict=True)
     whole = torch.cat([out.pooler_output, *getattr(out, "deepstack_features", ())], dim=-1).numpy()
     return found | {"tower": whole, "rope": rope[:, 0].numpy().astype(np.int32)}
 

@@ -13,12 +13,15 @@ from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageLimits:
     """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
-    image. merge: patches of a side of a token. counts_places: rotary positions count rows and columns of tokens."""
+    image. merge: patches of a side of a token. grid: of each image, where all have the same. counts_places: rotary
+    positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it."""
 
     max_tokens: int = 0
     max_patches: int = 0
     merge: int = 1
+    grid: tuple[int, int, int] | None = None
     counts_places: bool = False
+    sees_both_ways: bool = False
 
 
 NO_IMAGES = ImageLimits()
@@ -51,6 +54,16 @@ def placed_images(
     ):
         raise ValueError("media spans of kind 'image' are not those of the images; give one for each, in their order")
     for number, image in enumerate(kept):
+        if limits.grid is not None and image.grid != limits.grid:
+            raise ValueError(
+                f"image {number} has a grid of {image.grid} patches, and the model's tower takes {limits.grid} alone; "
+                "process it as the checkpoint's processor file says"
+            )
+        if image.num_tokens * limits.merge**2 != math.prod(image.grid):
+            raise ValueError(
+                f"image {number} has {image.num_tokens} tokens and {math.prod(image.grid)} patches, and the model "
+                f"makes a token of {limits.merge} x {limits.merge}; process it as the checkpoint's processor file says"
+            )
         if math.prod(image.grid) > limits.max_patches:
             raise ValueError(
                 f"image {number} has {math.prod(image.grid)} patches, and max_image_patches is {limits.max_patches}; "
@@ -74,4 +87,11 @@ def _room(images: Sequence[EncodableImage]) -> int:
 def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> PlacedImage:
     frames, rows, columns = image.grid
     rope_grid = (frames, rows // limits.merge, columns // limits.merge) if limits.counts_places else None
-    return PlacedImage(start=span.start, length=span.length, digest=span.digest, grid=image.grid, rope_grid=rope_grid)
+    return PlacedImage(
+        start=span.start,
+        length=span.length,
+        digest=span.digest,
+        grid=image.grid,
+        rope_grid=rope_grid,
+        sees_both_ways=limits.sees_both_ways,
+    )

@@ -52,8 +52,11 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     is_latent: bool = False,
+    seen_ends: jax.Array | None = None,  # [T]
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
+
+    seen_ends: it attends to tokens after it too, those before seen_ends[t].
 
     Softmax in float32. mask of T = 3:   1 . .     window 2:   1 . .
                                          1 1 .                 1 1 .
@@ -68,6 +71,8 @@ def causal_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     mask = jnp.tril(jnp.ones((T, T), bool))
+    if seen_ends is not None:
+        mask |= jnp.arange(T)[None, :] < seen_ends[:, None]
     if window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
     scores = jnp.where(mask[None, None], scores, -jnp.inf)

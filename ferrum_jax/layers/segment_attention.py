@@ -14,10 +14,7 @@ def segment_attention(
     v: jax.Array,  # [T, N, H]
     segments: jax.Array,  # [T] int32
 ) -> jax.Array:  # [T, N, H], q's dtype
-    """softmax(q kᵀ / sqrt(H)) v over the tokens of the same segment; softmax in float32.
-
-    T is at most QUERY_TILE or a multiple of it.
-    """
+    """softmax(q kᵀ / sqrt(H)) v over the tokens of the same segment; softmax in float32."""
     T, N, H = q.shape
 
     def one_tile(tile: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -29,5 +26,7 @@ def segment_attention(
 
     if T <= QUERY_TILE:
         return one_tile((q, segments))
-    tiles = (q.reshape(-1, QUERY_TILE, N, H), segments.reshape(-1, QUERY_TILE))
-    return jax.lax.map(one_tile, tiles).reshape(T, N, H)
+    more = -T % QUERY_TILE  # queries that repeat the last one
+    padded = (jnp.pad(q, ((0, more), (0, 0), (0, 0)), mode="edge"), jnp.pad(segments, (0, more), mode="edge"))
+    tiles = (padded[0].reshape(-1, QUERY_TILE, N, H), padded[1].reshape(-1, QUERY_TILE))
+    return jax.lax.map(one_tile, tiles).reshape(-1, N, H)[:T]

@@ -140,6 +140,9 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "spatial_merge_size": (1, 16),
     "num_position_embeddings": (1, 2**20),
     "out_hidden_size": _SIZE,
+    "num_channels": (1, 16),
+    "image_size": (1, 2**14),
+    "mm_tokens_per_image": (1, 2**16),
     # of rope_scaling and rope_parameters
     "factor": (1.0, 1e6),
     "original_max_position_embeddings": (2, 2**30),

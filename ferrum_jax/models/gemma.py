@@ -1,9 +1,10 @@
-"""Gemma2ForCausalLM, Gemma3ForCausalLM and the text part of Gemma3ForConditionalGeneration.
+"""Gemma2ForCausalLM, Gemma3ForCausalLM and Gemma3ForConditionalGeneration.
 
 Llama's decoder with norms on both sides of attention and MLP that multiply by 1 + weight, embeddings times the root
 of D, a scale of queries that is not the head dim's, GELU, and layers with a sliding window between those with full
 attention. Gemma 2 caps the logits of attention and of tokens. Gemma 3 has norms on the heads of q and k instead, and
-rotates windowed layers at frequencies of their own, which no scaling of the context touches.
+rotates windowed layers at frequencies of their own, which no scaling of the context touches. Where it sees images, a
+SigLIP tower gives an image's tokens their embeddings, and these tokens attend to all of their image.
 Source: Gemma Team 2024 (Gemma 2), 2025 (Gemma 3); keys and defaults as in Hugging Face's configs.
 """
 
@@ -13,6 +14,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checkpoints.rules import Rule
+from ferrum_jax.models import siglip, text_part
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype
 from ferrum_jax.models.rope_reader import rope_from, ropes_by_kind
 from ferrum_jax.models.text_part import text_part_from
@@ -63,12 +66,29 @@ def gemma3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def gemma3_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a Gemma 3 that sees images; it is served as a text model.
+def gemma3_whole_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Gemma 3 that sees images; without a `vision_config` of its text part alone.
 
     Raises ValueError naming what is missing or not understood.
     """
-    return text_part_from(config, _OF_IMAGES, gemma3_spec_from_config)
+    spec = text_part_from(config, _OF_IMAGES, gemma3_spec_from_config)
+    if not config.get("vision_config"):
+        return spec
+    tokens = ConfigReader(config).get("mm_tokens_per_image", 256)
+    return dataclasses.replace(spec, vision=siglip.vision_spec_from(config["vision_config"], spec.hidden_size, tokens))
+
+
+def gemma3_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
+    return (*text_part.weight_rules(spec), *(() if spec.vision is None else siglip.tower_rules(spec.vision)))
+
+
+def gemma3_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the model does not need: of a model that is served for text alone, the tower's."""
+    found = text_part.harmless_tensors(spec)
+    return (
+        found if spec.vision is None else (*siglip.HARMLESS, *(name for name in found if name not in text_part.IMAGES))
+    )
 
 
 def _spec(

@@ -48,6 +48,7 @@ from ferrum_jax.models import (
     qwen3_vl,
     recurrent,
     seed_oss,
+    siglip,
     smollm3,
     starcoder2,
     text_part,
@@ -106,9 +107,9 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(spec_from_config=gemma.gemma2_spec_from_config),
     "Gemma3ForCausalLM": Family(spec_from_config=gemma.gemma3_spec_from_config),
     "Gemma3ForConditionalGeneration": Family(
-        spec_from_config=gemma.gemma3_text_part_from_config,
-        weight_rules=text_part.weight_rules,
-        harmless=text_part.harmless_tensors,
+        spec_from_config=gemma.gemma3_whole_from_config,
+        weight_rules=gemma.gemma3_rules,
+        harmless=gemma.gemma3_harmless,
     ),
     "Gemma4ForCausalLM": Family(
         spec_from_config=gemma4.spec_from_config,
@@ -240,6 +241,7 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 
+_TOWERS: dict[str, type[VisionTower] | type[siglip.SiglipTower]] = {"qwen": VisionTower, "siglip": siglip.SiglipTower}
 _NOTHING_STORED = StoredForms()
 
 
@@ -361,7 +363,7 @@ def abstract_tower(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tup
 
 @functools.lru_cache(maxsize=4)
 def _abstract_tower(vision: VisionSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    return unbind(nnx.eval_shape(lambda: VisionTower(vision, dtype=dtype)))
+    return unbind(nnx.eval_shape(lambda: _TOWERS[vision.tower](vision, dtype=dtype)))
 
 
 def without_tower(spec: ModelSpec) -> ModelSpec:

@@ -15,6 +15,7 @@ from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.spec import ModelSpec
 
 _PREFIX = "language_model."
+IMAGES = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")  # tensors that concern images alone
 _INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 
 
@@ -55,5 +56,4 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
 
 def left_over(patterns: Iterable[str]) -> tuple[str, ...]:
     """Tensors of images, and of a text part what a text model may leave over."""
-    images = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")
-    return (*images, *(_PREFIX + pattern for pattern in patterns))
+    return (*IMAGES, *(_PREFIX + pattern for pattern in patterns))

@@ -18,7 +18,8 @@ from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
 _FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts")
-_IMAGE_FIELDS = 4  # of each token in an imaged bucket: its embedding slot and three rotary positions
+# Of each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
+_IMAGE_FIELDS = 5
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
 _SCORE_FIELDS = ("places", "following", "slots", "positions")
 
@@ -35,6 +36,7 @@ class ForwardInputs:
     rope_shifts: jax.Array  # [R] int32
     block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
     image_slots: jax.Array | None = None  # [T] int32, in an imaged bucket
+    seen_ends: jax.Array | None = None  # [T] int32, likewise; 0 where a token sees what is before it alone
     rope_positions: jax.Array | None = None  # [3, T] int32, likewise
 
 
@@ -100,10 +102,11 @@ def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
 def _of_tokens(plan: ShardPlan) -> np.ndarray:
     """[_IMAGE_FIELDS, tokens] int32 of a plan, which may have no image."""
     if plan.has_images:
-        return np.concatenate([plan.images.slots[None], plan.images.positions])
+        return np.concatenate([plan.images.slots[None], plan.images.ends[None], plan.images.positions])
     firsts = np.cumsum(plan.counts) - plan.counts
     positions = np.repeat(plan.starts + plan.rope_shifts - firsts, plan.counts) + np.arange(plan.num_tokens)
-    return np.stack([np.zeros_like(positions), positions, positions, positions])
+    none = np.zeros_like(positions)
+    return np.stack([none, none, positions, positions, positions])
 
 
 def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
@@ -150,8 +153,9 @@ def unpack_forward(blob: jax.Array, bucket: Bucket, num_groups: int) -> ForwardI
     tables = tuple(blob[at + g * R * M : at + (g + 1) * R * M].reshape(R, M) for g in range(num_groups))
     if not bucket.imaged:
         return ForwardInputs(block_tables=tables, **fields)
-    slots, *positions = blob[at + num_groups * R * M :].reshape(_IMAGE_FIELDS, -1)
-    return ForwardInputs(block_tables=tables, image_slots=slots, rope_positions=jnp.stack(positions), **fields)
+    slots, ends, *positions = blob[at + num_groups * R * M :].reshape(_IMAGE_FIELDS, -1)
+    of_images = {"image_slots": slots, "seen_ends": ends, "rope_positions": jnp.stack(positions)}
+    return ForwardInputs(block_tables=tables, **of_images, **fields)
 
 
 def unpack_sample(blob: jax.Array, num_rows: int) -> SampleInputs:

@@ -222,7 +222,7 @@ def compile_all(
     """
     programs = programs_of(layout)
     if first is not None:
-        needed = {*layout.ladder.first_parts(FIRST_TOKENS), *others_of(layout)}
+        needed = {*layout.ladder.first_parts(_first_tokens(layout)), *others_of(layout)}
         programs = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
     made = make_all(
         {part: programs[part] for part in largest_first(programs, layout)},
@@ -250,3 +250,9 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
     yield from ("copy_blocks", "write_masks", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)
     yield from () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
+
+
+def _first_tokens(layout: Layout) -> int:
+    """Tokens of the first forward: an image whose tokens see each other is computed in one step, beside all rows."""
+    tokens = None if layout.images is None else layout.images.vision.tokens_of_all
+    return FIRST_TOKENS if tokens is None else max(FIRST_TOKENS, tokens + layout.ladder.row_buckets[-1].num_rows)

@@ -11,7 +11,7 @@ from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models import registry
 from ferrum_jax.pools.pools import layer_pool_shape
 from ferrum_jax.sharding import refusals as mesh_refusals
-from ferrum_jax.spec import Kept, ModelSpec
+from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool
 from pallas_kernels.paged_attention.support import default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
@@ -68,8 +68,13 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
 
 
 def lacks_kernels(spec: ModelSpec) -> bool:
-    """Whether "xla" alone has the caches of a model, so that it is what runs where no other is named."""
-    return any(own.is_latent or own.head_dim != own.v_head_dim for own in _kept(spec))
+    """Whether "xla" alone has a model's attention, so that it is what runs where no other is named."""
+    return sees_images_whole(spec) or any(own.is_latent or own.head_dim != own.v_head_dim for own in _kept(spec))
+
+
+def sees_images_whole(spec: ModelSpec) -> bool:
+    """Whether tokens of an image attend to all of it, those behind them too."""
+    return spec.vision is not None and spec.vision.sees_both_ways
 
 
 def _kept(spec: ModelSpec) -> list[Kept]:
@@ -99,6 +104,30 @@ def shared_refusals(
             f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
         )
     return reasons
+
+
+def _image_refusals(config: EngineConfig, vision: VisionSpec) -> list[str]:
+    """Why images of one size have no room, or none in one step where their tokens see each other."""
+    patches, tokens = vision.patches_of_all, vision.tokens_of_all
+    if patches is None or tokens is None:
+        return []
+    least = tokens + config.num_rows - 1  # beside the tokens of all other rows
+    found = [
+        f"{name} is {value}, and an image of this model has {count} {what}; raise it to {count} or more, or set "
+        "max_image_tokens=0 to serve the text alone"
+        for name, value, count, what in (
+            ("max_image_patches", config.max_image_patches, patches, "patches"),
+            ("max_image_tokens", config.max_image_tokens, tokens, "tokens"),
+        )
+        if value < count
+    ]
+    if vision.sees_both_ways and config.max_num_batched_tokens < least:
+        found.append(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}, and a step must hold the {tokens} tokens of "
+            f"an image, which see each other, beside those of {config.num_rows - 1} other rows; raise it to {least} or "
+            "more, lower max_num_seqs, or set max_image_tokens=0 to serve the text alone"
+        )
+    return found
 
 
 def _refusals(resolved: Resolved) -> list[str]:
@@ -131,6 +160,13 @@ def _refusals(resolved: Resolved) -> list[str]:
         )
     if config.return_routed_experts and spec.experts is None:
         kernels.append("return_routed_experts is True, and this model has no experts; leave it False")
+    if spec.vision is not None:
+        kernels += _image_refusals(config, spec.vision)
+    if sees_images_whole(spec) and resolved.implementation != "xla":
+        kernels.append(
+            f"implementation is {resolved.implementation!r}, and tokens of this model's images see each other, which "
+            "'xla' alone computes; take it, or set max_image_tokens=0 to serve the text alone"
+        )
     shared = shared_refusals(
         config, target.platform, resolved.dtype, resolved.max_model_len, spec.max_position_embeddings
     )

@@ -21,7 +21,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.plan import NO_IMAGE_TOKENS, EncodeOrder, ImageTokensPlan
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import IMAGE_RUN as RUN
-from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
+from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift, seen_ends
 from ferrum_jax.request import Request
 
 
@@ -180,7 +180,7 @@ def run_keys(image: PlacedImage) -> list[bytes]:
 def tokens_of_images(
     starts: np.ndarray, counts: np.ndarray, shifts: np.ndarray, requests: Sequence[Request | None]
 ) -> ImageTokensPlan:
-    """Embedding slots and rotary positions of a step's tokens, where one is of an image; else nothing.
+    """What a step's tokens need where one of them is of an image; else nothing.
 
     starts, counts, shifts: [rows]. requests: of rows that compute chunks, None of those that decode.
     """
@@ -191,15 +191,21 @@ def tokens_of_images(
         for image in (() if request is None else request.images)
     ):
         return NO_IMAGE_TOKENS
-    slots, positions = [], []
+    slots, positions, ends = [], [], []
     for (start, count, request), shift in zip(spans, shifts.tolist(), strict=True):
         if request is None or not request.images:
             slots.append(np.zeros(count, np.int32))
+            ends.append(np.zeros(count, np.int32))
             positions.append(np.broadcast_to(np.arange(start + shift, start + shift + count), (3, count)))
         else:
             slots.append(_embedding_slots(request, start, start + count))
+            ends.append(seen_ends(request.images, start, start + count))
             positions.append(rope_positions(request.images, start, start + count))
-    return ImageTokensPlan(slots=np.concatenate(slots), positions=np.concatenate(positions, axis=1).astype(np.int32))
+    return ImageTokensPlan(
+        slots=np.concatenate(slots),
+        positions=np.concatenate(positions, axis=1).astype(np.int32),
+        ends=np.concatenate(ends),
+    )
 
 
 def _embedding_slots(request: Request, start: int, stop: int) -> np.ndarray:

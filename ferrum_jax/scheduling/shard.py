@@ -19,6 +19,7 @@ import numpy as np
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.prompt import whole_chunk
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import holds
@@ -189,7 +190,7 @@ class Shard:
         rows = self.rows.prefilling()
         for behind, request in zip(reversed(range(len(rows))), rows, strict=True):
             share = _share(budget, others_wait=behind > 0 or self._others_wait(self.rows.slots.num_free))
-            count = self._chunk(request, share) if request.slot else 0
+            count = self._chunk(request, share, most=budget) if request.slot else 0
             if count == 0:
                 break
             while not self.cache.grow(request.slot, request.num_computed + count):
@@ -208,6 +209,8 @@ class Shard:
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
         draft = self._draft
+        if not self._begins(request):
+            return False
         (slot,) = self.rows.slots.take(1)
         num_hit = self.cache.admit(request, slot, draft.budget)
         if num_hit is None:
@@ -221,7 +224,7 @@ class Shard:
         request.shard = self.index
         is_long = len(request.token_ids) - num_hit > draft.budget
         others_wait = self._others_wait(draft.num_open - 1)
-        count = self._chunk(request, _share(draft.budget, others_wait=is_long and others_wait))
+        count = self._chunk(request, _share(draft.budget, others_wait=is_long and others_wait), most=draft.budget)
         self._filling().update(self._keys_to_publish(request, count))
         draft.chunks.append((request, count))
         draft.budget -= count
@@ -244,15 +247,26 @@ class Shard:
                 self.rows.start_decoding(request)
         return PlannedRows(plan=plan, requests=requests, epochs=self.rows.epochs[plan.slots])
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """How many of a row's known tokens the step computes, at most `budget`."""
-        return self._queue.cut(request, self.cache.chunk(request, budget))
+    def _begins(self, request: Request) -> bool:
+        """Whether the rest of the budget holds what a waiting request begins with: an image may have to be whole."""
+        if not any(image.sees_both_ways for image in request.images):
+            return True
+        num_hit = self.cache.num_hit_tokens(request)
+        return num_hit == len(request.token_ids) or whole_chunk(request.images, num_hit, 1, self._draft.budget) > 0
+
+    def _chunk(self, request: Request, budget: int, *, most: int) -> int:
+        """How many of a row's known tokens the step computes: at most `budget`, or `most` where an image must be whole.
+
+        0 where that is too few for the image.
+        """
+        count = self._queue.cut(request, self.cache.chunk(request, budget))
+        return whole_chunk(request.images, request.num_computed, count, most)
 
     def _give_what_is_left(self) -> None:
         """Lengthen the chunks that were cut for others by what these did not take, the first first."""
         draft = self._draft
         for index, (request, count) in enumerate(draft.chunks):
-            longer = self._chunk(request, count + draft.budget)
+            longer = self._chunk(request, count + draft.budget, most=count + draft.budget)
             if longer > count and self.cache.grow(request.slot, request.num_computed + longer):
                 draft.chunks[index] = request, longer
                 draft.budget -= longer - count

@@ -229,6 +229,7 @@ _ABSENT: Mapping[str, Any] = {
     "num_best": 2,
     "grouped": True,
     "vision": None,
+    "tower": "qwen",
     "sections": (),
     "without_mlp": (),
     "gate_multiplier": 1.0,

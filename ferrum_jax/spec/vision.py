@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ferrum_jax.spec.checks import check_positive
+
+TOWERS = ("qwen", "siglip")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """One tower: patches, layers that attend within an image, and mergers of merge x merge patches to an embedding.
+    """One tower: patches, layers that attend within an image, and merge x merge patches made one embedding.
 
+    tower: "qwen", for images of any size, whose tokens attend to the past alone as text does; or "siglip", for those
+    of one square grid, whose tokens attend to all of their image.
     patch_values: floats of a patch as it is given. num_positions: of the learned square grid, which is resampled to
     each image's. deepstack: layers whose states are merged too, and added to the text model's first layers.
     out_size: of an embedding, the text model's width.
@@ -22,23 +27,30 @@ class VisionSpec:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    patch_shape: tuple[int, int, int, int]  # channels, frames, rows, columns
+    patch_shape: tuple[int, ...]  # channels, frames where there are some, rows, columns
     merge: int
     num_positions: int
     out_size: int
     deepstack: tuple[int, ...] = ()
     hidden_act: str = "gelu_pytorch_tanh"
     rope_theta: float = 10000.0
+    tower: str = "qwen"
 
     def __post_init__(self) -> None:
+        assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
         check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "merge", "num_positions")
-        if self.hidden_size % self.num_heads or self.head_dim % 4:
+        if self.hidden_size % self.num_heads or (self.tower == "qwen" and self.head_dim % 4):
             raise ValueError(
                 f"vision_config's hidden_size is {self.hidden_size} and num_heads {self.num_heads}; the size of a head "
-                "must be a multiple of 4"
+                f"must be a {'multiple of 4' if self.tower == 'qwen' else 'whole number'}"
             )
         if self.grid_side**2 != self.num_positions:
             raise ValueError(f"num_position_embeddings is {self.num_positions}; it must be a square")
+        if self.tower == "siglip" and self.grid_side % self.merge:
+            raise ValueError(
+                f"an image has {self.grid_side} x {self.grid_side} patches; the side must be a multiple of "
+                f"{self.merge}, the side of those that are pooled to one token"
+            )
         if sorted(set(self.deepstack)) != list(self.deepstack) or not set(self.deepstack) <= set(
             range(self.num_layers)
         ):
@@ -53,8 +65,7 @@ class VisionSpec:
 
     @property
     def patch_values(self) -> int:
-        channels, frames, rows, columns = self.patch_shape
-        return channels * frames * rows * columns
+        return math.prod(self.patch_shape)
 
     @property
     def grid_side(self) -> int:
@@ -63,6 +74,31 @@ class VisionSpec:
     @property
     def patches_per_token(self) -> int:
         return self.merge**2
+
+    @property
+    def grid_of_all(self) -> tuple[int, int, int] | None:
+        """Frames, rows and columns of each image's patches, where all have the same."""
+        return (1, self.grid_side, self.grid_side) if self.tower == "siglip" else None
+
+    @property
+    def patches_of_all(self) -> int | None:
+        """Patches of each image, where all have as many."""
+        return self.num_positions if self.tower == "siglip" else None
+
+    @property
+    def tokens_of_all(self) -> int | None:
+        """Tokens of each image, where all have as many."""
+        return None if self.patches_of_all is None else self.patches_of_all // self.patches_per_token
+
+    @property
+    def sees_both_ways(self) -> bool:
+        """Whether a token of an image attends to all of its image, so that a chunk may not end inside one."""
+        return self.tower == "siglip"
+
+    @property
+    def neighbours(self) -> int:
+        """Side of the squares of patches that stand together as they are given; 1 where they stand row by row."""
+        return self.merge if self.tower == "qwen" else 1
 
     @property
     def embedding_size(self) -> int:

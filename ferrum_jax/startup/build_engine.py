@@ -109,6 +109,8 @@ def _image_limits(layout: Layout) -> ImageLimits:
         max_tokens=images.num_tokens,
         max_patches=images.sizes[-1],
         merge=images.vision.merge,
+        grid=images.vision.grid_of_all,
+        sees_both_ways=images.vision.sees_both_ways,
         counts_places=rope is not None and bool(rope.sections),
     )
 

@@ -65,7 +65,7 @@ class AttentionChoice:
 
 
 _ON_XLA = AttentionChoice(
-    implementation=None, why="attention runs on 'xla': no kernel was made for caches such as this model's"
+    implementation=None, why="attention runs on 'xla': no kernel was made for one such as this model's"
 )
 
 

@@ -89,7 +89,7 @@ class ImageSlots:
         for segment, (image, runs) in enumerate(images, 1):
             count = math.prod(image.grid)
             pixels[at : at + count] = image.patches
-            places[:, at : at + count] = _places(image.grid, self.vision.merge, segment)
+            places[:, at : at + count] = _places(image.grid, self.vision.neighbours, segment)
             filled = (np.array(runs)[:, None] * RUN + np.arange(RUN)).reshape(-1)
             slots[at // per_token : (at + count) // per_token] = filled[: count // per_token]
             at += count
@@ -97,7 +97,7 @@ class ImageSlots:
 
 
 def _places(grid: tuple[int, int, int], merge: int, segment: int) -> np.ndarray:
-    """[5, patches] int32 of `_PLACES`; patches that are merged stand together."""
+    """[5, patches] int32 of `_PLACES`; squares of merge x merge patches stand together."""
     frames, height, width = grid
     blocks = np.indices((height // merge, width // merge, merge, merge)).reshape(4, -1)
     rows, columns = blocks[0] * merge + blocks[2], blocks[1] * merge + blocks[3]
@@ -120,9 +120,16 @@ def image_slots(
         graph=graph,
         weights={name: targets[name] for name in targets if name in names},
         pool=pool,
-        sizes=encoder_sizes(config.max_image_patches, spec.vision.patches_per_token, invariant=config.invariant),
+        sizes=_sizes(config, spec.vision),
         one_by_one=config.invariant,
     )
+
+
+def _sizes(config: EngineConfig, vision: VisionSpec) -> tuple[int, ...]:
+    """Where all images have as many patches, a call has one: that fills a device."""
+    if vision.patches_of_all is not None:
+        return (vision.patches_of_all,)
+    return encoder_sizes(config.max_image_patches, vision.patches_per_token, invariant=config.invariant)
 
 
 def encoder_sizes(max_patches: int, per_token: int, *, invariant: bool) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def golden(folder: str = FOLDER) -> dict[str, np.ndarray]:
 
 
 def asked(
-    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, **options
+    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, per_token: int = 4, **options
 ) -> tuple[list[int], SamplingParams, RequestOptions]:
     """A golden prompt, its parameters and its images. brighter: than the golden's, which makes others of them."""
     of_folder = golden(folder)
@@ -52,7 +52,7 @@ def asked(
     for t, h, w in of_folder[f"grids_{prompt}"].tolist():
         pixels = of_folder[f"patches_{prompt}"][at : at + t * h * w] + np.float32(brighter)
         digest = hashlib.blake2b(pixels.tobytes()).digest()
-        images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=t * h * w // 4, digest=digest))
+        images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=t * h * w // per_token, digest=digest))
         at += t * h * w
     media = [
         MediaSpan(kind="image", digest=image.digest, start=start, length=image.num_tokens)

@@ -70,7 +70,47 @@ _SMALL_TOWER = {
 }
 _TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
 QWEN3_VL_2B = _qwen3_vl(_text(2048, 28, 16, 6144), _SMALL_TOWER, tied=True)
-IMAGES = {"Qwen3-VL-2B": (QWEN3_VL_2B, 2_127_532_032)}
+
+
+def _gemma3(text: dict[str, int]) -> dict[str, Any]:
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+            "vocab_size": 262208,
+            **text,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            "hidden_size": 1152,
+            "image_size": 896,
+            "intermediate_size": 4304,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+    }
+
+
+GEMMA3_4B_IMAGES = _gemma3({"hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240})
+IMAGES = {
+    "Qwen3-VL-2B": (QWEN3_VL_2B, 2_127_532_032),
+    "Gemma-3-4B-images": (GEMMA3_4B_IMAGES, 4_300_079_472),
+}
 MORE_IMAGES = {
     "Qwen3-VL-4B": (_qwen3_vl(_text(2560, 36, 32, 9728), _SMALL_TOWER, tied=True), 4_437_815_808),
     "Qwen3-VL-8B": (_qwen3_vl(_text(4096, 36, 32, 12288), _TOWER, tied=False), 8_767_123_696),

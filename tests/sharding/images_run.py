@@ -12,22 +12,27 @@ import sys
 
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
+from tests.engine import test_gemma3_images
 from tests.engine.test_images import CONFIG, asked, run
 from tests.support import GOLDENS
 
 
 def say(name: str, mesh: str) -> dict[str, object]:
     """Tokens of the golden prompts together, again, of others' images, and where blocks are few."""
-    config = dataclasses.replace(CONFIG, mesh=mesh, max_num_seqs=2)
+    is_gemma = name == test_gemma3_images.FOLDER
+    sizes, ask = (test_gemma3_images.CONFIG, test_gemma3_images.prompt_of) if is_gemma else (CONFIG, asked)
+    config = dataclasses.replace(sizes, mesh=mesh, max_num_seqs=2)
     llm = LLM(str(GOLDENS / name), config)
     engine = build_engine(llm.loaded, config, None, fill=math.nan)
-    first = run(engine, *map(asked, range(3)))
+    first = run(engine, *map(ask, range(3)))
     encoded = engine.image_counts()["images_encoded"]
-    again = run(engine, *map(asked, range(3)))
+    again = run(engine, *map(ask, range(3)))
     encoded_again = engine.image_counts()["images_encoded"] - encoded
-    other = run(engine, asked(2, brighter=0.5))
-    pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=8), None, fill=math.nan)
-    late = run(pressed, *(asked(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
+    other = run(engine, ask(2, brighter=0.5))
+    pressed = build_engine(
+        llm.loaded, dataclasses.replace(config, num_blocks=11 if is_gemma else 8), None, fill=math.nan
+    )
+    late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
     return {
         "tokens": [output.token_ids for output in first],
         "again": [output.token_ids for output in again],

@@ -10,11 +10,16 @@ MESHES = ("tp=1", "tp=2", "dp=2", "dp=2,tp=2")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "meshes", [MESHES[:1] + MESHES[-1:], pytest.param(MESHES[:1] + MESHES[1:3], marks=pytest.mark.long)]
+    ("folder", "meshes"),
+    [
+        ("vision/qwen3_vl", MESHES[:1] + MESHES[-1:]),
+        ("vision/gemma3_vision", MESHES[:1] + MESHES[-1:]),
+        pytest.param("vision/qwen3_vl", MESHES[:1] + MESHES[1:3], marks=pytest.mark.long),
+    ],
 )
-def test_prompts_with_images_are_the_same_on_every_mesh_hit_again_and_preempted(meshes):
-    one, *others = run_on("vision/qwen3_vl", *meshes, program="images_run.py")
-    tokens = [golden()[f"tokens_{prompt}"].tolist() for prompt in range(3)]
+def test_prompts_with_images_are_the_same_on_every_mesh_hit_again_and_preempted(folder, meshes):
+    one, *others = run_on(folder, *meshes, program="images_run.py")
+    tokens = [golden(folder)[f"tokens_{prompt}"].tolist() for prompt in range(3)]
     for mesh, said in zip(meshes, (one, *others), strict=True):
         assert said["tokens"] == said["again"] == tokens, mesh
         assert said["late"] == [tokens[prompt] for prompt in (2, 1, 0, 2, 1, 2)], mesh
