@@ -123,6 +123,8 @@ class _AdapterReader:
                 for target, expert, part in self._parts_of(module, pair["A"], pair["B"]):
                     self._check(module, target, expert, part)
                     found[target][expert] = part
+        if self._config.saves_head and head is None:
+            self._problems.append(f"modules_to_save names lm_head, and {WEIGHTS} has no {HEAD}")
         if not found and head is None and not self._problems:
             self._problems.append(f"{WEIGHTS} holds no LoRA")
         if self._problems:

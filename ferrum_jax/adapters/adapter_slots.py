@@ -76,8 +76,16 @@ class AdapterSlots:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             found.append(f"it adapts {missing[0]}{others}, and adapter_targets does not name {groups}")
         if adapter.head is not None:
-            found.append("its whole head was trained (modules_to_save); merge it with `ferrum-jax convert --adapter`")
+            found.append(
+                f"its whole head was trained (modules_to_save), {adapter.head.shape[0]} x {adapter.head.shape[1]}: "
+                f"beside the base's it would take {self._whole_head_bytes(adapter.head):,} bytes a slot, and these "
+                f"slots, of rank {self.rank}, cannot hold it; merge it with `ferrum-jax convert --adapter`"
+            )
         return found
+
+    def _whole_head_bytes(self, head: np.ndarray) -> int:
+        """What a head takes in the dtype of the slots, on all devices."""
+        return head.size * jax.tree.leaves(self.staged)[0].dtype.itemsize
 
     @property
     def head(self) -> LowRankSlots | None:
@@ -124,11 +132,6 @@ def adapter_slots(config: EngineConfig, model: ShardedModel, dtype: jnp.dtype, m
     if not config.max_adapters:
         return None
     asked = [part.strip() for part in config.adapter_targets.split(",")]
-    if "head" in asked and mesh.size > 1:
-        raise ValueError(
-            f"adapter_targets is {config.adapter_targets!r}, and the mesh has {mesh.size} devices: slots of the head "
-            "are for one device as yet; leave head out, and merge such adapters with `ferrum-jax convert --adapter`"
-        )
     per_tile = 1 if config.invariant else max(1, RANK_TILE // config.max_adapter_rank)
     num_slots = round_up(config.max_adapters, per_tile)
     pools: dict[str, Pool] = {}

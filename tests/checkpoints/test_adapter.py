@@ -120,6 +120,7 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
     ("config", "expected"),
     [
         ({"use_dora": True}, r"use_dora is True: merge it with PEFT"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, and .* has no lm_head.weight"),
         ({"modules_to_save": ["embed_tokens"]}, r"modules_to_save is \['embed_tokens'\].*merge it"),
         ({"peft_type": "IA3"}, r"peft_type is 'IA3'"),
         ({"bias": "all"}, r"bias is 'all'"),
@@ -162,3 +163,13 @@ def test_an_adapter_is_not_merged_where_it_would_mean_something_else(tmp_path, c
     )
     with pytest.raises(ValueError, match="shares with its embedding"):
         convert(GOLDENS / "llama", tmp_path / "out", **weights_of("llama")._asdict(), adapter=read(folder))
+
+
+def test_a_head_that_was_trained_whole_takes_the_place_of_the_base_s(tmp_path, changed):
+    head = np.random.default_rng(2).standard_normal((320, 44)).astype(np.float32)
+    named = {"base_model.model.lm_head.weight": head}
+    folder = changed(named, name="qwen3_moe_experts", modules_to_save=["lm_head"])
+    adapter, own = read(folder, "qwen3_moe"), weights_of("qwen3_moe")
+    convert(GOLDENS / "qwen3_moe", tmp_path / "out", **own._asdict(), dtype="float32", adapter=adapter)
+    made = open_checkpoint(tmp_path / "out").load(rules=(), harmless=(), targets=own.targets)
+    np.testing.assert_array_equal(np.asarray(made["head.weight"]), head)

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from checkpoints import convert, read_adapter
+from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
@@ -225,6 +226,16 @@ def test_a_head_s_adapter_needs_slots_of_the_head(llm):
         llm.load_adapter("head", ADAPTERS / "llama_head")
 
 
+def test_a_head_that_was_trained_whole_is_refused_with_what_it_would_take(llm, tmp_path):
+    folder = random_adapter(tmp_path / "whole", seed=3)
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors | {"base_model.model.lm_head.weight": np.ones((300, 60), np.float32)}, folder / WEIGHTS)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "modules_to_save": ["lm_head"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"300 x 60: .* it would take 72,000 bytes a slot, .*rank 8, .*merge it with"):
+        llm.load_adapter("whole", folder)
+
+
 def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, list[list[int]]]:
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     program = [sys.executable, "-m", "tests.engine.adapter_program", base, adapter, targets, *meshes]
@@ -238,6 +249,8 @@ def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, 
     [
         ("llama", "llama_patterns", "attention,mlp"),
         ("qwen3_moe", "qwen3_moe_experts", "attention,mlp,experts"),
+        ("llama", "llama_head", "attention,head"),
+        pytest.param("qwen3_moe", "qwen3_moe_head", "attention,head", marks=pytest.mark.long),
     ],
 )
 def test_meshes_say_what_peft_says(base, adapter, targets):
