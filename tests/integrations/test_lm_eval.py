@@ -63,6 +63,18 @@ def test_whole_texts_longer_than_the_model_are_scored_in_the_same_windows(models
     assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+def test_greedy_texts_up_to_a_stop_are_those_of_transformers(models):
+    """One ends at a stop, one at its length, one has a context that is cut to make room."""
+    asked = [
+        ("def add(a, b):\n    return", {"until": ["\n\n", "\ndef"], "max_gen_toks": 24, "do_sample": False}),
+        ("import numpy as", {"until": [], "max_gen_toks": 12}),
+        ("for i in range(10):\n    print(i)\n" * 40, {"until": ["\n"], "max_gen_toks": 16}),
+        ("class Point:", {"until": "self", "max_gen_toks": 32, "temperature": 0.0}),
+    ]
+    ours, theirs = (model.generate_until(instances("generate_until", asked), disable_tqdm=True) for model in models)
+    assert ours == theirs and any(ours)
+
+
 def test_an_offline_task_has_the_same_accuracies(models, tmp_path):
     import lm_eval
 
