@@ -50,3 +50,33 @@ def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
     engine.drain()
     counters = engine.cache.metrics()
     assert counters.preemptions and counters.hits and counters.twins_merged and counters.evictions, "no pressure"
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 10])
+def test_requests_that_live_through_updates_of_the_weights_end_whatever_the_host_keeps(num_host_blocks: int) -> None:
+    """Rows keep their blocks, which nobody shares; the host tier is emptied with the rest, and fills again."""
+    rng = random.Random(num_host_blocks)
+    engine = Engine(
+        num_blocks=20,
+        block_size=2,
+        max_num_seqs=4,
+        max_model_len=30,
+        num_host_blocks=num_host_blocks,
+        max_cached_prompts=2,
+    )
+    stems = [[rng.randrange(VOCABULARY) for _ in range(30)] for _ in range(3)]
+    for update in range(25):
+        for _ in range(rng.randrange(12)):
+            if rng.random() < 0.4:
+                prompt = _random_prompt(rng, stems, 30)
+                engine.add(prompt, rng.randrange(1, 31 - len(prompt)), takes_hits=rng.random() < 0.9)
+            engine.step()
+        while engine.num_in_flight:
+            engine.commit()
+        engine.scheduler.renew(b"%d" % update)
+        engine.scheduler.check_invariants()
+        assert not engine.cache.metrics().entries and not engine.cache.metrics().host_entries
+    engine.drain()
+    counters = engine.cache.metrics()
+    assert counters.preemptions and counters.hits and not counters.live
+    assert bool(counters.spilled_blocks) == bool(num_host_blocks)
