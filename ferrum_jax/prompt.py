@@ -295,11 +295,21 @@ def _image_of(part: Mapping[str, Any]) -> Any:
     value = part.get(kind)
     if kind == "image_url" and isinstance(value, Mapping):
         unknown = sorted(set(value) - {"url", "detail"})
+        check_detail(value.get("detail"))
         value = None if unknown else value.get("url")
     if value is None or set(part) != {"type", kind}:
         example = {"type": "image_url", "image_url": {"url": "data:..."}}
         raise ValueError(f"an image part has the fields {sorted(part)}; it must be like {example}")
     return value
+
+
+def check_detail(detail: object) -> None:
+    """Raises ValueError for a `detail` of OpenAI's image parts that would change nothing here."""
+    if detail not in (None, "auto", "high"):
+        raise ValueError(
+            f"an image's detail is {detail!r}; an image is read at the size that the model's processor gives it, which "
+            "is what 'auto' and 'high' ask for: leave detail out, and give a smaller picture for fewer tokens"
+        )
 
 
 def _images(given: object, in_messages: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.prompt import Content, Prompt, take_apart
+from ferrum_jax.prompt import Content, Prompt, check_detail, take_apart
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
@@ -358,6 +358,7 @@ def _part(name: str, part: object) -> dict[str, Any]:
     if not isinstance(url, str) or set(part) != {"type", "image_url"}:
         example = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
         raise ValueError(f"{name}.content has an image that is not like {example}")
+    check_detail(image.get("detail"))  # type: ignore[union-attr]
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_jax.openai.parameters import messages_of
 from ferrum_jax.prompt import MediaSpan, single, take_apart
 
 SPAN = MediaSpan(kind="image", digest=b"cat", start=1, length=2)
@@ -51,6 +52,19 @@ def test_a_span_that_means_nothing_is_refused(field, value, message):
     fields = {"kind": "image", "digest": b"cat", "start": 1, "length": 2} | {field: value}
     with pytest.raises(ValueError, match=message):
         MediaSpan(**fields)
+
+
+def test_a_detail_that_would_change_nothing_is_refused():
+    def asked(**more):
+        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:", **more}}]}]
+
+    for more in ({}, {"detail": None}, {"detail": "auto"}, {"detail": "high"}):
+        assert take_apart(asked(**more)).images == ("data:",)
+        assert "detail" not in str(messages_of("messages", asked(**more)))
+    for refuse in (take_apart, lambda messages: messages_of("messages", messages)):
+        for detail in ("low", "tiny", 3):
+            with pytest.raises(ValueError, match=f"an image's detail is {detail!r}; .* leave detail out"):
+                refuse(asked(detail=detail))
 
 
 def test_one_prompt_is_told_from_many():

@@ -66,6 +66,7 @@ def test_an_image_in_a_chat_over_http_is_what_a_program_gives_and_no_other_text_
             ({"url": "data:image/png;base64,AAAA"}, "image 0: "),
             ({"path": "x.png"}, "an image that is not like"),
             ("x.png", "an image that is not like"),
+            ({**url, "detail": "low"}, "an image's detail is 'low'"),
         ):
             status, _, answer = server.ask("/v1/chat/completions", body(wrong))
             assert status == 400 and said in answer["error"]["message"], (wrong, answer)
