@@ -42,6 +42,8 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/structured/asked",
     "ferrum_jax/sharding.py",
     "ferrum_jax/spec",
+    "ferrum_jax/vision/__init__.py",
+    "ferrum_jax/vision/image.py",
     "pallas_kernels",
     "pallas_kernels/paged_attention/tpu/decode/tiles.json",
 )

@@ -1,7 +1,7 @@
 """What processes of one engine tell one another, as JSON: nothing that is received can be anything but a value.
 
     null, true, 3, 0.5, "text", [..]            themselves; any sequence or set becomes a list, NaN and infinities stand
-    {"tuple": [..]}  {"dict": [[key, value], ..]}  {"bytes": base64}
+    {"tuple": [..]}  {"dict": [[key, value], ..]}  {"bytes": base64}  {"pixels": [shape, base64]}, an array of uint8
     {"SamplingParams": {field: value, ..}}      an object of one of CLASSES, made anew and so checked by itself
 
 What is not listed here is refused by the name of its type, on either side.
@@ -24,8 +24,10 @@ from ferrum_jax.request import CompletionOutput, Logprob, RequestOptions, Sampli
 from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
+from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this
+_NOT_READ = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, AssertionError)
 CALLS = ("add", "abort", "queue_ready", "step", "drain", "reset_prefix_cache")
 
 
@@ -65,7 +67,7 @@ CLASSES: Mapping[str, type] = {
     for kind in (
         *(Digest, Failure, End, Broken, Beat, Call),
         *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked, CompletionOutput, Logprob),
-        *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall),
+        *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
     )
 }
 
@@ -76,7 +78,7 @@ def encode(value: object) -> bytes:
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"{len(content):,} bytes are to be sent to the other processes at once, and a message has at most "
-            f"{MAX_MESSAGE_BYTES:,}; shorten the prompt"
+            f"{MAX_MESSAGE_BYTES:,}; shorten the prompt, or give fewer or smaller images"
         )
     return content
 
@@ -98,7 +100,15 @@ def decode(content: bytes) -> Any:
     """The value of a message. Raises ValueError for what is none."""
     try:
         return _value(json.loads(content))
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+        AssertionError,
+    ) as error:
         raise ValueError(f"a message cannot be read: {error}") from error
 
 
@@ -112,6 +122,8 @@ def _plain(value: object) -> Any:
         return {kind.__name__: {name: _plain(getattr(value, name)) for name in _fields(kind)}}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim > 1:
+        return {"pixels": [list(value.shape), base64.b64encode(value.tobytes()).decode()]}
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
         return _plain(value.tolist())
     if isinstance(value, Mapping):
@@ -142,6 +154,9 @@ def _value(plain: Any) -> Any:
         return {_value(key): _value(value) for key, value in content}
     if kind == "bytes":
         return base64.b64decode(content, validate=True)
+    if kind == "pixels":
+        shape, encoded = content
+        return np.frombuffer(base64.b64decode(encoded, validate=True), np.uint8).reshape(shape)
     if kind not in CLASSES or not isinstance(content, dict):
         raise ValueError(f"{kind[:100]!r} is not a type of message")
     return _object(CLASSES[kind], {name: _value(each) for name, each in content.items()})

@@ -22,6 +22,7 @@ from ferrum_jax.processes import messages
 from ferrum_jax.processes.messages import Beat, Broken, Call, Digest, End, Failure, decode, encode, joined
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import CompletionOutput, Logprob, RequestOptions, SamplingParams
+from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 RESUMED = CompletionOutput(
     index=1,
@@ -53,6 +54,19 @@ VALUES = [
 def test_a_value_comes_out_as_it_went_in(value):
     found = decode(encode(value))
     assert found == value and type(found) is type(value)
+
+
+def test_an_image_goes_over_as_its_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 2, 2), np.uint8)
+    half = Normalising(scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.5, 0.25, 0.2))
+    image = ProcessedImage(pixels=pixels, normalising=half, temporal=2, grid=(1, 2, 2), num_tokens=1, digest=b"\0\xff")
+    encoded = encode(RequestOptions(images=(image,)))
+    assert len(encoded) < 1500
+    (found,) = decode(encoded).images
+    np.testing.assert_array_equal(found.patches, image.patches)
+    assert found.digest == image.digest and found.grid == image.grid and found.normalising == half
+    with pytest.raises(ValueError, match="a message cannot be read: 4 patches do not fill a grid"):
+        decode(encoded.replace(b'{"tuple":[1,2,2]}', b'{"tuple":[1,2,3]}'))
 
 
 def test_every_field_of_what_users_ask_for_goes_over():

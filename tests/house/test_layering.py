@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "ferrum_jax.openai": ("ferrum_jax.structured.asked", "nouns"),
     "ferrum_jax.batch.input": ("ferrum_jax.openai", "nouns"),
     "ferrum_jax.prefix_cache": ("nouns",),
-    "ferrum_jax.processes": ("ferrum_jax.structured.asked", "nouns"),
+    "ferrum_jax.processes": ("ferrum_jax.structured.asked", "ferrum_jax.vision", "nouns"),
     "ferrum_jax.progress": ("nouns",),
     "ferrum_jax.sampling": ("nouns",),
     "ferrum_jax.sharding": ("checkpoints.rules", "nouns"),
