@@ -98,7 +98,7 @@ class AsyncLLM:
         finally:
             self._end(mailbox)
         assert output is not None and output.embedding is not None, "a text's output has its vector"
-        return text.output(finish(output.embedding, params), output.num_cached_tokens)
+        return text.output(finish(output.embedding, params), output.num_cached_tokens, normalized=params.normalize)
 
     async def compute_logprobs(
         self,
