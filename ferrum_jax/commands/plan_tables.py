@@ -16,6 +16,8 @@ from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.programs import others_of
+from ferrum_jax.runtime.resolve import sees_images_whole
+from ferrum_jax.sharding import local_bytes
 
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout
@@ -30,7 +32,7 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
     unit, size = ("GiB", 2**30) if ledger.used_bytes >= 2**30 else ("MiB", 2**20)
     step = "compiled, beside what is listed above" if is_compiled else "expected by shapes; --compile counts it"
     rows = [
-        ("weights", ledger.weights_bytes, layout.dtype.name),
+        ("weights", ledger.weights_bytes, _weights_text(layout)),
         ("KV pool", ledger.kv_bytes, _pool_text(layout)),
         ("recurrent states", ledger.states_bytes, f"{ledger.num_states} states"),
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
@@ -54,6 +56,8 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
         if count:
             memory.add_row(what, f"{count / size:,.2f}", text)
     console.print(memory)
+    if target.platform != "cpu" and sees_images_whole(layout.options.spec):
+        console.print("attention runs on 'xla', which alone has tokens of images that see each other", highlight=False)
     scalars = scalar_bytes(layout)
     if scalars is not None:
         taken, there = scalars
@@ -164,6 +168,13 @@ def _table(first: str, *numbers: str) -> Table:
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _weights_text(layout: Layout) -> str:
+    if layout.images is None:
+        return layout.dtype.name
+    tower = sum(local_bytes(weight) for weight in layout.images.weights.values())
+    return f"{layout.dtype.name}; {tower / 2**20:,.1f} MiB of them are the tower's"
 
 
 def _pool_text(layout: Layout) -> str:

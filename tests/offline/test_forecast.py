@@ -12,6 +12,7 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.commands.compile import _WITHOUT_DEVICE
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.deferred import DeferredExecutable
+from ferrum_jax.models.registry import abstract_tower, spec_of
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.offline.encoder_forecast import forecast_encoder
 from ferrum_jax.offline.forecast import forecast, least_time_s
@@ -176,6 +177,16 @@ def test_an_encoder_takes_what_its_layers_multiply_or_read(capsys):
     for flag in ("--tokens-out=3", "--compile"):
         assert main(["plan", "--model", bert, "--target=cpu", flag]) == 2
         assert flag.partition("=")[0] in capsys.readouterr().err
+
+
+def test_the_ledger_says_how_much_of_the_weights_is_a_tower(capsys):
+    folder = GOLDENS / "vision" / "gemma3_vision"
+    spec = spec_of(json.loads((folder / "config.json").read_text()))
+    tower = 4 * sum(weight.size for weight in abstract_tower(spec)[1].values())
+    assert main(["plan", "--model", str(folder), "--target=cpu", *FLAGS, "--max-num-batched-tokens=32"]) == 0
+    assert f"{tower / 2**20:,.1f} MiB of them are the tower's" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "--model", str(folder), "--target=cpu", *FLAGS, "--max-image-tokens=0"]) == 0
+    assert "tower" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
