@@ -121,7 +121,10 @@ class VisionTower(nnx.Module):
 
     def _positions(self, patches: ImagePatches) -> jax.Array:  # [T, D] float32
         """The learned grid, resampled bilinearly so that corners fall on corners."""
-        side, table = self.spec.grid_side, self.positions.weight[...].astype(jnp.float32)
+        side, table = self.spec.grid_side, self.positions.weight[...]
+
+        def states(place: jax.Array) -> jax.Array:  # in float32 what was taken, not the whole table
+            return jnp.take(table, place, axis=0, mode="clip").astype(jnp.float32)
 
         def axis(place: jax.Array, size: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
             at = place.astype(jnp.float32) * ((side - 1) / jnp.maximum(size - 1, 1).astype(jnp.float32))
@@ -131,7 +134,7 @@ class VisionTower(nnx.Module):
 
         tops, lefts = axis(patches.rows, patches.heights), axis(patches.columns, patches.widths)
         return sum(
-            (jnp.take(table, r * side + c, axis=0, mode="clip") * (a * b)[:, None] for r, a in tops for c, b in lefts),
+            (states(r * side + c) * (a * b)[:, None] for r, a in tops for c, b in lefts),
             start=jnp.zeros((len(patches.rows), table.shape[1]), jnp.float32),
         )
 
