@@ -5,7 +5,7 @@
     padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 80 to 240
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
     packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla" where V has another size than K
-    latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla"
+    latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla", "mosaic_tpu"
 
 What lies in unowned blocks may be anything, NaN too. int8 values have a float32 scale per token and head for K
 and one for V: value = int8 * scale. fp8 has none: values beyond its range become its largest. In the logical form
@@ -109,6 +109,8 @@ def pool_shape(
     )
     vectors, lanes, bits_of = 2 * num_kv_heads, head_dim, None
     kept = dtype = jnp.dtype(dtype)
+    if is_latent and implementation == "mosaic_tpu":
+        implementation = "xla"  # one form, for steps that mix are computed by XLA
     if head_dim != V or is_latent:
         if implementation != "xla":
             raise ValueError(f"head_dim is {head_dim} and v_head_dim {V}; {implementation} has them equal, no latents")

@@ -24,7 +24,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from rich.console import Console
 from rich.table import Table
 
-from pallas_kernels.paged_attention import TpuConfig, make_schedule, paged_attention, run_case
+from pallas_kernels.paged_attention import LatentConfig, TpuConfig, make_schedule, paged_attention, run_case
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case, make_batch, make_shapes
 from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
@@ -35,7 +35,9 @@ _BASELINE_TILE_Q = 32  # the same in all entries of its tuning table for these s
 _UNITS = ("MXU", "VALU", "XLU", "EUP", "VLOAD", "VSTORE", "SALU")
 
 
-def launch(case: Case, target: Target, config: TpuConfig | None = None) -> tuple[Callable[..., Any], list[Any]]:
+def launch(
+    case: Case, target: Target, config: TpuConfig | LatentConfig | None = None
+) -> tuple[Callable[..., Any], list[Any]]:
     """One layer's attention and its arguments: shapes, and the schedule that the step made of the case's rows."""
     shapes = make_shapes(case)
     tables = shapes.batch.block_tables.shape
@@ -56,14 +58,14 @@ def launch(case: Case, target: Target, config: TpuConfig | None = None) -> tuple
     return fn, args
 
 
-def choose_config(case: Case, target: Target) -> TpuConfig:
+def choose_config(case: Case, target: Target) -> TpuConfig | LatentConfig:
     """The tiles that an engine would choose for a step of these shapes."""
     config = run_case.choose_config(case, "mosaic_tpu", target, make_shapes(case).pool)
-    assert isinstance(config, TpuConfig)
+    assert isinstance(config, TpuConfig | LatentConfig)
     return config
 
 
-def measure_ours(case: Case, generation: str, config: TpuConfig | None = None) -> StaticResult:
+def measure_ours(case: Case, generation: str, config: TpuConfig | LatentConfig | None = None) -> StaticResult:
     """The case through the public function, its pool donated. config: None is what an engine's step would have."""
     fn, args = launch(case, Target.named(f"tpu:{generation}"), config)
     return tpu_static.measure(fn, args, generation=generation, donate=(3,))
@@ -72,7 +74,7 @@ def measure_ours(case: Case, generation: str, config: TpuConfig | None = None) -
 def has_baseline(case: Case) -> bool:
     """Whether jax's kernel can do the case."""
     is_plain = case.kv_dtype == case.dtype == "bfloat16" and case.causal and not case.has_sinks
-    return is_plain and case.head_dim == 128
+    return is_plain and case.head_dim == 128 and case.rope_dim is None
 
 
 def measure_baseline(case: Case, generation: str) -> StaticResult | None:

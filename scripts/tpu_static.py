@@ -43,6 +43,7 @@ from jax.experimental import topologies  # noqa: E402
 from jax.experimental.layout import Format, Layout  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
+from pallas_kernels.kv_pool import KVPool  # noqa: E402
 from pallas_kernels.target import Target  # noqa: E402
 from scripts import tpu_bundles, tpu_prefetch, tpu_trace  # noqa: E402
 from scripts.tpu_bundles import Schedule  # noqa: E402
@@ -192,19 +193,29 @@ def measure(
 def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str, donate: Sequence[int] = ()) -> Any:
     """The executable of jit(fn) for one device of a generation that need not be here.
 
-    Arguments and results lie row by row, as an engine's pools do: XLA would copy others for a kernel.
+    Arguments and results lie as an engine's pools do, row by row, and of latents token by token: XLA would copy others
+    for a kernel.
     """
     topology = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[generation])
     mesh = Mesh(np.array(topology.devices[:1]), ("x",))
     sharding = NamedSharding(mesh, PartitionSpec())
 
-    def place(array: Any) -> jax.ShapeDtypeStruct:
-        layout = Format(Layout(major_to_minor=tuple(range(len(array.shape)))), sharding)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
+    def place(given: Any) -> Any:
+        latents = isinstance(given, KVPool) and given.is_latent
 
-    placed = jax.tree.map(place, list(args))
+        def of_array(array: Any) -> jax.ShapeDtypeStruct:
+            order = (0, 2, 1, 3) if latents and len(array.shape) == 4 else tuple(range(len(array.shape)))
+            layout = Format(Layout(major_to_minor=order), sharding)
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
+
+        return jax.tree.map(of_array, given)
+
+    def placed_all(tree: Any) -> Any:
+        return jax.tree.map(place, tree, is_leaf=lambda leaf: isinstance(leaf, KVPool))
+
+    placed = placed_all(list(args))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        results = jax.tree.map(lambda array: place(array).format, jax.eval_shape(fn, *args))
+        results = jax.tree.map(lambda array: array.format, placed_all(jax.eval_shape(fn, *args)))
         jitted = jax.jit(fn, donate_argnums=tuple(donate), out_shardings=results)
         return jitted.trace(*placed).lower(lowering_platforms=("tpu",)).compile()
 

@@ -20,6 +20,7 @@ from scripts import bench_tpu_static  # isort: skip  # before jax: it sets what 
 
 import pallas_kernels
 from ferrum_jax.config import tiles_text
+from pallas_kernels.paged_attention import TpuConfig
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case
 from pallas_kernels.paged_attention.fastest_tiles import fastest
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
@@ -36,6 +37,7 @@ def tune(case: Case, generation: str) -> dict[str, Any]:
     target = Target.named(f"tpu:{generation}")
     assert target.clock_hz is not None, generation
     config = bench_tpu_static.choose_config(case, target)
+    assert isinstance(config, TpuConfig), "a case of heads"
     own = DecodeConfig.by_formula(config.shape, target)
     memory_cycles = Work.of(case).kv_bytes / target.bandwidth_bytes_per_s * target.clock_hz
     cycles: dict[str, int] = {}
@@ -58,14 +60,15 @@ def tune(case: Case, generation: str) -> dict[str, Any]:
 def keep(path: pathlib.Path, generation: str, case: Case, found: dict[str, Any]) -> None:
     """Adds what was found of a case to {generation: {shape: ..}}."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    shape = bench_tpu_static.choose_config(case, Target.named(f"tpu:{generation}")).shape.name
-    known.setdefault(generation, {})[shape] = found
+    config = bench_tpu_static.choose_config(case, Target.named(f"tpu:{generation}"))
+    assert isinstance(config, TpuConfig), "a case of heads"
+    known.setdefault(generation, {})[config.shape.name] = found
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    decode = [case.name for case in REAL_CASES if case.decode_only]
+    decode = [case.name for case in REAL_CASES if case.decode_only and case.rope_dim is None]
     parser.add_argument("--case", action="append", choices=decode, help="may be repeated; default: three")
     parser.add_argument("--generation", action="append", choices=tpu_static.GENERATIONS, help="may be repeated")
     parser.add_argument("--json", type=pathlib.Path, default=FILE, metavar="FILE", help="default: beside the kernel")

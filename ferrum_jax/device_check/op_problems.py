@@ -30,7 +30,7 @@ from pallas_kernels.kv_write import cases as write_cases
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.kv_write import oracle as write_oracle
 from pallas_kernels.kv_write.runs import find_runs
-from pallas_kernels.paged_attention import TpuConfig, run_case
+from pallas_kernels.paged_attention import LatentConfig, TpuConfig, run_case
 from pallas_kernels.paged_attention import cases as attention_cases
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.paged_attention.work import Work
@@ -71,7 +71,7 @@ def _attention(target: Target | None, platform: str, full: bool) -> Iterator[Pro
     real = () if platform == "cpu" else attention_cases.REAL_CASES
     for case in (*tiny[: 2 if platform != "cpu" else None], *real, *(tiny[2:] if platform != "cpu" else ())):
         refused = kernel is None or bool(
-            refusals(kernel, target=known, head_dim=case.head_dim, block_size=case.block_size, kv_dtype=case.kv_dtype)
+            refusals(kernel, target=known, **case.kept, block_size=case.block_size, kv_dtype=case.kv_dtype)
         )
         refused = refused or (kernel == "mosaic_gpu" and case.dtype != "bfloat16")
         names = ("xla",) if refused or kernel is None else ("xla", kernel)
@@ -85,7 +85,7 @@ def _attention_problem(case: attention_cases.Case, names: tuple[str, ...], targe
     def begin(implementation: str) -> Callable[[], Any]:
         arguments = run_case.make_inputs(case, implementation)
         config, interpret = run_case.choose_config(case, implementation, target, arguments.pool), False
-        if isinstance(config, TpuConfig) and platform == "cpu":
+        if isinstance(config, TpuConfig | LatentConfig) and platform == "cpu":
             config, interpret = run_case.smallest_tiles(config, case.block_size), interpreter()
         return run_case.make_attend(
             case, arguments, config, implementation, interpret=interpret, compiler_options=options_of(platform)

@@ -56,7 +56,7 @@ def tune_attention(order: TuneOrder, send: Send) -> None:
     layout = lay_out(spec, dataclasses.replace(config, max_model_len=most), make_mesh(config.mesh_shape, devices))
     target = layout.options.target if order.rehearsal is None else Target.named(order.rehearsal)
     for case, bucket in cases_of(layout):
-        if bucket.decode_only:
+        if bucket.decode_only and case.rope_dim is None:  # tiles of latents are the kernel's own
             _tune(case if order.rehearsal else _timed(case, most), target, devices[0], send)
 
 

@@ -13,7 +13,7 @@ from ferrum_jax.pools.pools import layer_pool_shape
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool
-from pallas_kernels.paged_attention.support import default_implementation
+from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
 
@@ -58,7 +58,7 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
         target=target,
         dtype=dtype,
         kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
-        implementation=config.implementation or (lacks_kernels(spec) and "xla") or default_implementation(target),
+        implementation=config.implementation or _unnamed_implementation(spec, config, target),
         max_model_len=max_model_len,
     )
     reasons = _refusals(resolved)
@@ -67,14 +67,24 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
     return resolved
 
 
-def lacks_kernels(spec: ModelSpec) -> bool:
+def lacks_kernels(spec: ModelSpec, config: EngineConfig) -> bool:
     """Whether "xla" alone has a model's attention, so that it is what runs where no other is named."""
-    return sees_images_whole(spec) or any(own.is_latent or own.head_dim != own.v_head_dim for own in _kept(spec))
+
+    def lacks(own: Kept) -> bool:
+        if own.is_latent:
+            return own.head_dim % LATENT_LANES > 0 or config.kv_dtype == "int8"
+        return own.head_dim != own.v_head_dim
+
+    return sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
 
 
 def sees_images_whole(spec: ModelSpec) -> bool:
     """Whether tokens of an image attend to all of it, those behind them too."""
     return spec.vision is not None and spec.vision.sees_both_ways
+
+
+def _unnamed_implementation(spec: ModelSpec, config: EngineConfig, target: Target) -> str:
+    return "xla" if lacks_kernels(spec, config) else default_implementation(target)
 
 
 def _kept(spec: ModelSpec) -> list[Kept]:

@@ -35,11 +35,13 @@ from pallas_kernels.low_rank import pairs_of
 from pallas_kernels.paged_attention import (
     AttentionConfig,
     GpuConfig,
+    LatentConfig,
     RaggedBatch,
     TpuConfig,
     make_schedule,
     paged_attention,
 )
+from pallas_kernels.paged_attention.support import serving
 from pallas_kernels.state_rows import StateRows
 from pallas_kernels.target import Target
 
@@ -315,7 +317,7 @@ def _forward_context(
     options: StepOptions,
 ) -> ForwardContext:
     """The context that a model's layers call; it leaves each layer's pool in `layers`, its states in `recurrent`."""
-    schedule_of: dict[int, Any] = {}  # by layer
+    schedule_of: dict[int, tuple[str, Any]] = {}  # by layer: what computes its attention, and the schedule for it
     vision = options.spec.vision
     sees_both_ways = vision is not None and vision.sees_both_ways
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
@@ -334,9 +336,9 @@ def _forward_context(
             block_size=options.block_size,
             config=config,
             window=group.window,
-            implementation=options.implementation,
+            implementation=_implementation(bucket, options, layers[first]),
         )
-        schedule_of |= dict.fromkeys(group.layers, schedule)
+        schedule_of |= dict.fromkeys(group.layers, (_implementation(bucket, options, layers[first]), schedule))
 
     def attend(
         layer: int,
@@ -349,10 +351,10 @@ def _forward_context(
         **how: Any,
     ) -> jax.Array:
         lender = options.spec.lender_of(layer)  # whose keys and values these are; they are written again where they are
-        schedule = schedule_of[lender]
+        implementation, schedule = schedule_of[lender]
         assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
         assert layers[lender].is_latent == is_latent, f"layer {layer} and its pool do not keep alike"
-        out, layers[lender] = _attend(q, k, v, layers[lender], schedule, implementation=options.implementation, **how)
+        out, layers[lender] = _attend(q, k, v, layers[lender], schedule, implementation=implementation, **how)
         return out
 
     rows = _state_rows(inputs, tokens, bucket, options)
@@ -396,14 +398,28 @@ def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, opt
     )
 
 
+def _implementation(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
+    return serving(options.implementation, is_latent=pool.is_latent, decode_only=bucket.decode_only)
+
+
 def attention_config(
     bucket: Bucket, options: StepOptions, pool: KVPool, num_heads: int
-) -> AttentionConfig | TpuConfig | GpuConfig:
+) -> AttentionConfig | TpuConfig | LatentConfig | GpuConfig:
     """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes. num_heads: its query heads.
 
     Raises ValueError where the bucket does not fit the implementation on the target.
     """
-    if options.implementation == "mosaic_tpu":
+    implementation = _implementation(bucket, options, pool)
+    if implementation == "mosaic_tpu" and pool.is_latent:
+        return LatentConfig.choose(
+            num_rows=bucket.num_rows,
+            max_blocks=bucket.table_width,
+            num_heads=num_heads,
+            dtype=options.dtype,
+            pool=pool,
+            target=options.target,
+        )
+    if implementation == "mosaic_tpu":
         return TpuConfig.choose(
             num_tokens=bucket.num_tokens,
             num_rows=bucket.num_rows,
@@ -415,7 +431,7 @@ def attention_config(
             target=options.target,
             tiles=tiles_of(options.tiles),
         )
-    if options.implementation == "mosaic_gpu":
+    if implementation == "mosaic_gpu":
         return GpuConfig.choose(
             num_heads=num_heads,
             pool=pool,

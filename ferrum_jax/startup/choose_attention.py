@@ -83,7 +83,7 @@ def choose_attention(
     is_bundled: its executables were compiled for the platform's kernel, which is set aside only where it is wrong.
     chips: of this machine, found where None. Raises ValueError where the config names a kernel that is found wrong.
     """
-    if config.implementation is None and lacks_kernels(spec):
+    if config.implementation is None and lacks_kernels(spec, config):
         return _ON_XLA
     chips = chips or Chips.here()
     platform = Target.named(rehearsal.target).platform if rehearsal is not None else _platform(chips)
@@ -118,7 +118,7 @@ def choose_with_others(
     What is checked here may take this process with it. So a check that begins is kept as one that did not end, until it
     has, and the next start sets the kernel aside. Raises ValueError where the config names one that is found wrong.
     """
-    if config.implementation is None and lacks_kernels(spec):
+    if config.implementation is None and lacks_kernels(spec, config):
         return _ON_XLA
     platform = mesh.devices.flat[0].platform if rehearsal is None else Target.named(rehearsal.target).platform
     kernel = config.implementation or _KERNELS.get(platform)

@@ -7,6 +7,9 @@ token's K and V are written to its row's blocks; then it attends to its row's co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool
@@ -20,6 +23,8 @@ from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
 from pallas_kernels.paged_attention.schedule import Schedule
 from pallas_kernels.paged_attention.tpu import schedule as tpu_schedule
 from pallas_kernels.paged_attention.tpu.config import TpuConfig
+from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
+from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule, make_latent_schedule
 from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
 from pallas_kernels.paged_attention.xla_config import AttentionConfig
 from pallas_kernels.ragged_batch import RaggedBatch
@@ -29,6 +34,8 @@ __all__ = [
     "AttentionConfig",
     "GpuConfig",
     "GpuSchedule",
+    "LatentConfig",
+    "LatentSchedule",
     "RaggedBatch",
     "Schedule",
     "TpuConfig",
@@ -43,29 +50,32 @@ def make_schedule(
     *,
     num_tokens: int,
     block_size: int,
-    config: AttentionConfig | TpuConfig | GpuConfig,
+    config: AttentionConfig | TpuConfig | LatentConfig | GpuConfig,
     window: int | None = None,
     causal: bool = True,
     implementation: str = "xla",
-) -> Schedule | TpuSchedule | GpuSchedule:
+) -> Schedule | TpuSchedule | LatentSchedule | GpuSchedule:
     """The work of a step of `num_tokens` flat tokens, for all layers of one window, as `implementation` needs it.
 
-    config: AttentionConfig for "xla", TpuConfig for "mosaic_tpu", GpuConfig for "mosaic_gpu". window: a token at
-    position p attends to positions p - window + 1 .. p; None is all up to p. causal: False for encoders, where each
-    token of a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of
-    another implementation, for one that does not fit the step, for a window that is not causal, for a number below 1,
-    and for an unknown implementation.
+    config: AttentionConfig for "xla", GpuConfig for "mosaic_gpu", and for "mosaic_tpu" TpuConfig, or over latents
+    LatentConfig, where no row has more than one query. window: a token at position p attends to positions
+    p - window + 1 .. p; None is all up to p. causal: False for encoders, where each token of a row attends to all of
+    the row's positions, 0 .. start + count - 1. Raises ValueError for a config of another implementation, for one that
+    does not fit the step, for a window that is not causal or over latents, for a number below 1, and for an unknown
+    implementation.
     """
     check_counts(num_tokens=num_tokens, block_size=block_size)
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more, or None, with which a token sees all before it")
     if window is not None and not causal:
         raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
-    makers = {
+    makers: dict[str, tuple[type, Callable[..., Any]]] = {
         "xla": (AttentionConfig, xla_schedule.make_schedule),
         "mosaic_tpu": (TpuConfig, tpu_schedule.make_schedule),
         "mosaic_gpu": (GpuConfig, gpu_schedule.make_schedule),
     }
+    if isinstance(config, LatentConfig):
+        makers["mosaic_tpu"] = (LatentConfig, make_latent_schedule)
     if implementation not in makers:
         raise ValueError(f"implementation is {implementation!r}; paged_attention has {sorted(makers)}")
     if batch.seen_ends is not None and (implementation != "xla" or not causal):
@@ -84,7 +94,7 @@ def paged_attention(
     k: jax.Array,
     v: jax.Array,
     pool: KVPool,
-    schedule: Schedule | TpuSchedule | GpuSchedule,
+    schedule: Schedule | TpuSchedule | LatentSchedule | GpuSchedule,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -117,6 +127,11 @@ def paged_attention(
         assert isinstance(schedule, Schedule), "the schedule was made for another implementation"
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
         return xla.attention(q, pool, schedule, logits), pool
+    if implementation == "mosaic_tpu" and pool.is_latent:
+        from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention  # as below
+
+        assert isinstance(schedule, LatentSchedule), "the schedule was made for another implementation"
+        return latent_attention(q, k, v, pool, schedule, logits)
     if implementation == "mosaic_tpu":
         from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu  # as below
 

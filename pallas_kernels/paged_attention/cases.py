@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
 from pallas_kernels.kv_write.cases import make_pool
 from pallas_kernels.ragged_batch import RaggedBatch
 
@@ -22,7 +22,8 @@ class Case:
     spans: (row, first position, position behind the last) of tokens that see each other, as those of an image do.
 
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
-    have, which are compiled for targets from shapes. invariant: only "xla" has such tiles.
+    have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
+    K has beside the head_dim values that are V; None is K and V of each head.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 128
+    rope_dim: int | None = None
     block_size: int = 16
     decode_only: bool = False
     invariant: bool = False
@@ -47,8 +49,21 @@ class Case:
 
     @property
     def softmax_scale(self) -> float:
-        """scale, by default 1 / sqrt(H)."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
+        """scale, by default 1 / sqrt of what a key has."""
+        return self.key_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def key_dim(self) -> int:
+        return self.head_dim + (self.rope_dim or 0)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a pool keeps of a token, as `pool_shape` and `refusals` take it."""
+        return {
+            "head_dim": self.head_dim,
+            "v_head_dim": self.rope_dim or self.head_dim,
+            "is_latent": self.rope_dim is not None,
+        }
 
     @property
     def shape_class(self) -> str:
@@ -61,7 +76,8 @@ class Case:
             "spans": self.spans,
         }
         kind = "decode" if self.decode_only else "mixed"
-        sizes = f"N={self.num_heads} K={self.num_kv_heads} H={self.head_dim} C={self.block_size}"
+        width = self.head_dim if self.rope_dim is None else f"{self.head_dim}+{self.rope_dim}"
+        sizes = f"N={self.num_heads} K={self.num_kv_heads} H={width} C={self.block_size}"
         return " ".join([kind, sizes, *(name for name, has in features.items() if has)])
 
     @property
@@ -101,9 +117,9 @@ class Case:
 class Arguments:
     """What paged_attention takes, arrays or their shapes."""
 
-    q: Any  # [T, N, H]
+    q: Any  # [T, N, H], of a latent [T, N, H + rope_dim]
     k: Any  # [T, K, H]
-    v: Any  # [T, K, H]
+    v: Any  # [T, K, H], of a latent [T, 1, rope_dim]
     pool: KVPool  # with what came before the step
     batch: RaggedBatch
     sinks: Any  # [N] or None
@@ -197,6 +213,39 @@ INVARIANT_CASES = (
 )
 
 
+_TINY_LATENT: Any = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 128, "rope_dim": 16}
+
+
+# "mosaic_tpu" has those of rows of one query.
+LATENT_CASES = (
+    Case(name="decode_latent", rows=_DECODE, num_tokens=5, num_rows=6, decode_only=True, tiny=True, **_TINY_LATENT),
+    Case(
+        name="decode_latent_f32_soft_cap",
+        rows=((127, 1), (0, 1), (128, 1), (300, 1)),
+        num_tokens=8,
+        num_rows=8,
+        decode_only=True,
+        soft_cap=20.0,
+        tiny=True,
+        **_TINY_LATENT,
+        **_F32,
+    ),
+    Case(
+        name="decode_latent_fp8",
+        rows=_DECODE,
+        num_tokens=4,
+        num_rows=4,
+        block_size=32,
+        decode_only=True,
+        dtype="bfloat16",
+        kv_dtype="fp8_e4m3",
+        tiny=True,
+        **_TINY_LATENT,
+    ),
+    Case(name="mixed_latent", rows=_MIXED, num_tokens=40, num_rows=6, tiny=True, **_TINY_LATENT),
+)
+
+
 _decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_rows=64, decode_only=True)
 
 
@@ -218,6 +267,9 @@ _QWEN3_MOE_TP4: _Heads = {"num_heads": 8, "num_kv_heads": 1}  # 30B-A3B, on each
 _GEMMA: _Heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
 
 
+_LATENT: Any = {"num_kv_heads": 1, "head_dim": 512, "rope_dim": 64}
+
+
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
 
 
@@ -230,6 +282,9 @@ REAL_CASES = (
     _decode(name="gemma_decode", block_size=16, window=1024, soft_cap=50.0, **_GEMMA),
     _decode(name="oss_decode", block_size=16, window=128, has_sinks=True, **_OSS),
     _decode(name="mha_h96_decode", num_heads=32, num_kv_heads=32, head_dim=96),
+    _decode(name="deepseek_v3_decode", num_heads=128, block_size=64, **_LATENT),
+    _decode(name="deepseek_v3_decode_c16", num_heads=128, **_LATENT),
+    _decode(name="deepseek_v3_tp8_decode", num_heads=16, block_size=64, **_LATENT),
     _decode(name="h192_decode", num_heads=16, num_kv_heads=4, head_dim=192, block_size=32),
     *(_prefill(name=f"llama_8b_prefill_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
     _prefill(name="qwen3_30b_tp4_prefill", block_size=64, **_QWEN3_MOE_TP4),
@@ -263,7 +318,7 @@ HOPPER_CASES = (
 )
 
 
-CASES = TINY_CASES + INVARIANT_CASES + REAL_CASES
+CASES = TINY_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
 
 
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another
@@ -280,16 +335,22 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
     widths = np.array([-(-(start + count) // C) for start, count in case.rows])
     tables = np.zeros((R, case.max_blocks), np.int32)
     ids = 2 + rng.permutation(widths.sum())  # block 1 belongs to nobody
-    context = np.full((widths.sum() + 2, C, 2 * K, H), np.nan, np.float32)
+    vectors = (2 * K, H) if case.rope_dim is None else (K, case.key_dim)
+    context = np.full((widths.sum() + 2, C, *vectors), np.nan, np.float32)
     for r, end in enumerate(np.cumsum(widths)):
         tables[r, : widths[r]] = ids[end - widths[r] : end]
         for position in range(_oldest(case, starts[r]), starts[r]):
-            context[tables[r, position // C], position % C] = rng.standard_normal((2 * K, H))
+            context[tables[r, position // C], position % C] = rng.standard_normal(vectors)
         tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
     sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
-    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, H)), case.dtype)
-    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
-    pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
+    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, case.key_dim)), case.dtype)
+    if case.rope_dim is None:
+        k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
+        pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
+    else:
+        new = jnp.asarray(rng.standard_normal((case.num_tokens, K, case.key_dim)), case.dtype)
+        k, v = jnp.split(new, [H], axis=-1)
+        pool = _latents(case, context, implementation)
     return Arguments(q=q, k=k, v=v, pool=pool, batch=make_batch(case, tables), sinks=sinks)
 
 
@@ -312,25 +373,40 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> Arguments:
     T, R, K, H, C = case.num_tokens, case.num_rows, case.num_kv_heads, case.head_dim, case.block_size
     dtype = KV_DTYPES[case.kv_dtype]
     pool = pool_shape(
-        num_blocks=-(-_POOL_BYTES // (2 * C * K * H * dtype.itemsize)),
+        num_blocks=-(-_POOL_BYTES // (C * K * (H + case.kept["v_head_dim"]) * dtype.itemsize)),
         block_size=C,
         num_kv_heads=K,
-        head_dim=H,
+        **case.kept,
         dtype=dtype,
         implementation=implementation,
     )
     ints: Any = jax.ShapeDtypeStruct((R,), jnp.int32)
     tables: Any = jax.ShapeDtypeStruct((R, case.max_blocks), jnp.int32)
-    heads = jax.ShapeDtypeStruct((T, K, H), case.dtype)
     ends: Any = jax.ShapeDtypeStruct((T,), jnp.int32) if case.spans else None
     return Arguments(
-        q=jax.ShapeDtypeStruct((T, case.num_heads, H), case.dtype),
-        k=heads,
-        v=heads,
+        q=jax.ShapeDtypeStruct((T, case.num_heads, case.key_dim), case.dtype),
+        k=jax.ShapeDtypeStruct((T, K, H), case.dtype),
+        v=jax.ShapeDtypeStruct((T, K, case.kept["v_head_dim"]), case.dtype),
         pool=pool,
         batch=RaggedBatch(block_tables=tables, starts=ints, counts=ints, query_offsets=ints, seen_ends=ends),
         sinks=jax.ShapeDtypeStruct((case.num_heads,), jnp.float32) if case.has_sinks else None,
     )
+
+
+def _latents(case: Case, context: np.ndarray, implementation: str) -> KVPool:
+    """The pool of latents, [P, C, 1, H + rope_dim] float32."""
+    P, C = context.shape[:2]
+    dtype = KV_DTYPES[case.kv_dtype]
+    form = pool_shape(
+        num_blocks=P, block_size=C, num_kv_heads=1, **case.kept, dtype=dtype, implementation=implementation
+    )
+    parts = [encode(jnp.asarray(part), dtype) for part in np.split(context, [case.head_dim], axis=-1)]
+    values = as_bits(jnp.concatenate([values for values, _ in parts], axis=-1), form)
+    if form.scales is None:
+        return dataclasses.replace(form, values=values)
+    unowned = np.isnan(context[..., 0, 0])
+    scales: Any = jnp.stack([jnp.where(unowned, jnp.nan, s[..., 0]) for _, s in parts if s is not None], axis=1)
+    return dataclasses.replace(form, values=values, scales=scales)
 
 
 def _oldest(case: Case, start: int) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.kv_write import oracle as kv_pool
 from pallas_kernels.paged_attention.cases import Arguments, Case
 
@@ -70,13 +72,9 @@ def _attend(
 def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float64
     """What paged attention of a case is."""
     a, batch, sinks = arguments, arguments.batch, arguments.sinks
-    values, scales = kv_pool.arrays(a.pool)
     return paged_attention(
         np.asarray(a.q),
-        np.asarray(a.k),
-        np.asarray(a.v),
-        values,
-        scales,
+        *of_heads(case, a.k, a.v, a.pool),
         np.asarray(batch.block_tables),
         np.asarray(batch.starts),
         np.asarray(batch.counts),
@@ -85,4 +83,15 @@ def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float6
         sinks=None if sinks is None else np.asarray(sinks),
         causal=case.causal,
         seen_ends=case.seen_ends,
-    )
+    )[..., : case.head_dim]
+
+
+def of_heads(case: Case, k: Any, v: Any, pool: KVPool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """k, v, values and scales as K and V of heads. A latent's K is all of it; its V has zeros where that goes on."""
+    k, v, (values, scales) = np.asarray(k), np.asarray(v), kv_pool.arrays(pool)
+    if case.rope_dim is None:
+        return k, v, values, scales
+    assert scales is None, "scales of a latent's two parts are not those of a K and a V"
+    key, pad = np.concatenate([k, v], axis=-1), [(0, 0)] * (values.ndim - 1) + [(0, case.rope_dim)]
+    both = np.concatenate([values, np.pad(values[..., : case.head_dim], pad)], axis=2)
+    return key, np.pad(k, pad[1:]), both, None

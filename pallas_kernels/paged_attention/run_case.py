@@ -8,27 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.kv_pool import KV_DTYPES, as_bits, encode, pool_shape
-from pallas_kernels.kv_write import oracle as kv_oracle
 from pallas_kernels.logits import Logits
-from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, TpuConfig, make_schedule, oracle, paged_attention
+from pallas_kernels.paged_attention import (
+    AttentionConfig,
+    GpuConfig,
+    LatentConfig,
+    TpuConfig,
+    make_schedule,
+    oracle,
+    paged_attention,
+)
 from pallas_kernels.paged_attention.cases import Arguments, Case, make_arguments, make_batch
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig
 from pallas_kernels.target import Target
 
-Config = AttentionConfig | TpuConfig | GpuConfig
+Config = AttentionConfig | TpuConfig | LatentConfig | GpuConfig
+Tiled = TypeVar("Tiled", bound=TpuConfig | LatentConfig)
 Attend = Callable[[], jax.Array]  # starts one call and returns its result, [T, N, H]
 _TINY_PREFILL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 
 
 def choose_config(case: Case, implementation: str, target: Target, pool: Any) -> Config:
     """The tiles that an engine's step of these shapes would have. pool: in the implementation's form, or its shapes."""
+    if implementation == "mosaic_tpu" and pool.is_latent:
+        return LatentConfig.choose(
+            num_rows=case.num_rows,
+            max_blocks=case.max_blocks,
+            num_heads=case.num_heads,
+            dtype=jnp.dtype(case.dtype),
+            pool=pool,
+            target=target,
+        )
     if implementation == "mosaic_tpu":
         return TpuConfig.choose(
             num_tokens=case.num_tokens,
@@ -53,8 +70,11 @@ def choose_config(case: Case, implementation: str, target: Target, pool: Any) ->
     )
 
 
-def smallest_tiles(config: TpuConfig, block_size: int) -> TpuConfig:
+def smallest_tiles(config: Tiled, block_size: int) -> Tiled:
     """The config with tiles as small as they can be, for each operation costs the interpreter milliseconds."""
+    if isinstance(config, LatentConfig):
+        tile = max(128, block_size)
+        return dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=tile))
     decode = dataclasses.replace(config.decode, tile_kv=max(256 // config.shape.words, block_size), items=1, chunk=128)
     tiny = dataclasses.replace(_TINY_PREFILL, tile_kv=max(128, block_size), step_kv=max(128, block_size))
     return dataclasses.replace(config, decode=decode, prefill=None if config.prefill is None else tiny)
@@ -84,8 +104,12 @@ def make_attend(
     def layer(q: Any, k: Any, v: Any, pool: Any, schedule: Any, sinks: Any) -> Any:
         how: dict[str, Any] = case.attention | {"sinks": sinks}
         if interpret:
-            from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu  # Pallas, which no others should wait for
+            # Pallas, which no others should wait for
+            from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
+            from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention
 
+            if pool.is_latent:
+                return latent_attention(q, k, v, pool, schedule, Logits(**how), interpret=interpret)
             return tpu.paged_attention(q, k, v, pool, schedule, Logits(**how), interpret=interpret)
         return paged_attention(q, k, v, pool, schedule, **how, implementation=implementation)
 
@@ -115,7 +139,7 @@ def _make_on_device(case: Case, implementation: str) -> Arguments:
         num_blocks=len(ids) + 1,
         block_size=case.block_size,
         num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
+        **case.kept,
         dtype=KV_DTYPES[case.kv_dtype],
         implementation=implementation,
     )
@@ -123,6 +147,8 @@ def _make_on_device(case: Case, implementation: str) -> Arguments:
 
     @jax.jit
     def make(key: jax.Array) -> tuple[jax.Array, Any]:
+        if form.is_latent:
+            return as_bits(encode(jax.random.normal(key, form.values.shape, jnp.bfloat16), form.dtype)[0], form), None
         shape = (form.values.shape[0], case.block_size, 2 * case.num_kv_heads, case.head_dim)
         values, scales = encode(jax.random.normal(key, shape, jnp.bfloat16), form.dtype)
         lanes = 0 if form.is_packed else form.values.shape[3] - case.head_dim
@@ -130,11 +156,11 @@ def _make_on_device(case: Case, implementation: str) -> Arguments:
         return as_bits(values, form), None if scales is None else scales.transpose(0, 2, 1)
 
     values, scales = make(keys[0])
-    heads = (case.num_tokens, case.num_kv_heads, case.head_dim)
+    heads = (case.num_tokens, case.num_kv_heads)
     return Arguments(
-        q=jax.random.normal(keys[1], (case.num_tokens, case.num_heads, case.head_dim), case.dtype),
-        k=jax.random.normal(keys[2], heads, case.dtype),
-        v=jax.random.normal(keys[3], heads, case.dtype),
+        q=jax.random.normal(keys[1], (case.num_tokens, case.num_heads, case.key_dim), case.dtype),
+        k=jax.random.normal(keys[2], (*heads, case.head_dim), case.dtype),
+        v=jax.random.normal(keys[3], (*heads, case.kept["v_head_dim"]), case.dtype),
         pool=dataclasses.replace(form, values=values, scales=scales),
         batch=make_batch(case, tables),
         sinks=jax.random.normal(keys[4], (case.num_heads,)) if case.has_sinks else None,
@@ -168,9 +194,7 @@ def _of_one_query(case: Case, logical: Arguments, row: int, query: int) -> np.nd
     q, k, v = (np.asarray(x[first : first + count]) for x in (logical.q, logical.k, logical.v))
     return oracle.paged_attention(
         q,
-        k,
-        v,
-        *kv_oracle.arrays(own),
+        *oracle.of_heads(case, k, v, own),
         np.arange(len(blocks))[None],
         np.array([start]),
         np.array([count]),
@@ -179,4 +203,4 @@ def _of_one_query(case: Case, logical: Arguments, row: int, query: int) -> np.nd
         sinks=None if logical.sinks is None else np.asarray(logical.sinks),
         causal=case.causal,
         queries=[query],
-    )[query]
+    )[query][:, : case.head_dim]

@@ -8,6 +8,12 @@ from pallas_kernels.target import Target
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
+LATENT_LANES = 128  # of which the TPU's kernel has values of a latent
+
+
+def serving(implementation: str, *, is_latent: bool, decode_only: bool) -> str:
+    """What computes attention of a bucket: steps that mix prompts into decoding are XLA's where a cache has latents."""
+    return "xla" if implementation == "mosaic_tpu" and is_latent and not decode_only else implementation
 
 
 def default_implementation(target: Target) -> str:
@@ -31,9 +37,9 @@ def refusals(
     """
     if implementation == "xla":
         return []
-    if is_latent:
+    if is_latent and implementation == "mosaic_gpu":
         return [f"attention is latent, which {implementation!r} does not have; take implementation 'xla'"]
-    if v_head_dim not in (None, head_dim):
+    if v_head_dim not in (None, head_dim) and not is_latent:
         return [
             f"head_dim is {head_dim} and that of V {v_head_dim}; {implementation!r} has them equal alone; take "
             "implementation 'xla'"
@@ -47,10 +53,18 @@ def refusals(
         reasons.append(f"implementation is 'mosaic_tpu' on {target.generation}, which is no TPU; take 'xla'")
     elif not target.runs_tpu_kernels:
         reasons.append(f"implementation is 'mosaic_tpu'; for {target.generation} no kernel was made: take 'xla'")
-    if head_dim not in TPU_HEAD_DIMS:
+    if is_latent and head_dim % LATENT_LANES:
+        reasons.append(
+            f"kv_lora_rank is {head_dim}; 'mosaic_tpu' has multiples of {LATENT_LANES}; take implementation 'xla'"
+        )
+    elif not is_latent and head_dim not in TPU_HEAD_DIMS:
         reasons.append(f"head_dim is {head_dim}; 'mosaic_tpu' has {TPU_HEAD_DIMS}; take implementation 'xla'")
     if block_size is not None and block_size not in TPU_BLOCK_SIZES:
         reasons.append(f"block_size is {block_size}; 'mosaic_tpu' has {TPU_BLOCK_SIZES}")
+    if is_latent and kv_dtype == "int8":
+        reasons.append("kv_dtype is 'int8'; 'mosaic_tpu' has latents in floats alone; take implementation 'xla'")
+    if is_latent and block_size == TPU_BLOCK_SIZES[0] and KV_DTYPES[kv_dtype].itemsize == 1:
+        reasons.append(f"block_size is {block_size}; latents of 8 bits have blocks of 32 or more in 'mosaic_tpu'")
     if KV_DTYPES[kv_dtype].name.startswith("float8") and target.runs_tpu_kernels and not target.has_fp8:
         reasons.append(f"kv_dtype is {kv_dtype!r}; {target.generation} has no float8 in 'mosaic_tpu'; take 'int8'")
     return reasons

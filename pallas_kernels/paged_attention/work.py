@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 
 
@@ -21,7 +19,10 @@ class Work:
     def of(cls, case: Case, implementation: str = "mosaic_tpu") -> Work:
         """Counted from the rows."""
         pool = make_shapes(case, implementation).pool
-        per_token = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pool)) // pool.values.shape[0]
+        lanes = pool.values.shape[3]
+        on_tpu = -(-lanes // 128) * 128 if implementation == "mosaic_tpu" else lanes  # a TPU's tiles have 128
+        values = pool.values.size // lanes * on_tpu * pool.values.dtype.itemsize
+        per_token = (values + (0 if pool.scales is None else pool.scales.size * 4)) // pool.values.shape[0]
         tokens = pairs = 0
         for start, count in case.rows:
             last = start + count
@@ -32,6 +33,6 @@ class Work:
                 pairs += behind if case.causal else last
         return cls(
             kv_tokens=tokens,
-            flops=4 * pairs * case.num_heads * case.head_dim,
+            flops=2 * pairs * case.num_heads * (case.key_dim + case.head_dim),
             kv_bytes=tokens * per_token // case.block_size,
         )

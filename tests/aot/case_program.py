@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, make_schedule, paged_attention
+from pallas_kernels.paged_attention import LatentConfig, RaggedBatch, TpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillShape
 from pallas_kernels.target import Target
@@ -30,8 +30,10 @@ _LARGE_OPS = re.compile(
 )
 
 
-def estimates(case: Case, config: TpuConfig) -> dict[str, int]:
+def estimates(case: Case, config: TpuConfig | LatentConfig) -> dict[str, int]:
     """Bytes of vector memory that the config says a kernel takes."""
+    if isinstance(config, LatentConfig):
+        return {"latent_attention_decode": config.vmem_bytes(case.num_tokens)}
     pool = make_shapes(case).pool
     found = {"paged_attention_decode": config.decode.vmem_bytes(config.shape, case.num_rows)}
     if config.prefill is not None:

@@ -74,7 +74,8 @@ def _widened(attention: AttentionSpec) -> AttentionSpec:
             tuple(itertools.islice(itertools.cycle(f), count)) for f in (rope.short_factor, rope.long_factor)
         )
         rope = dataclasses.replace(rope, short_factor=short, long_factor=long)
-    return dataclasses.replace(attention, head_dim=_HEAD_DIM, rope=rope)
+    latent = attention.latent and dataclasses.replace(attention.latent, kv_lora_rank=_HEAD_DIM)
+    return dataclasses.replace(attention, head_dim=_HEAD_DIM, rope=rope, latent=latent)
 
 
 def _with_wider_heads(spec: ModelSpec) -> ModelSpec:

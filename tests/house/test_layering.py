@@ -88,6 +88,11 @@ MAY_IMPORT = {
     "pallas_kernels.state_space": ("pallas_kernels", "pallas_kernels.causal_conv"),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
+    "pallas_kernels.paged_attention.tpu.latent": (
+        "pallas_kernels",
+        "pallas_kernels.paged_attention.tpu.decode",
+        "pallas_kernels.paged_attention.tpu.prefill",
+    ),
     "ferrum_jax.batch": (
         "checkpoints",
         "ferrum_jax.batch.input",
@@ -125,6 +130,7 @@ MAY_IMPORT = {
         "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention.gpu",
         "pallas_kernels.paged_attention.tpu",
+        "pallas_kernels.paged_attention.tpu.latent",
         "pallas_kernels.paged_attention.tpu.prefill",
     ),
     "ferrum_jax.towers": ("ferrum_jax.layers", "ferrum_jax.models", "ferrum_jax.sharding", "nouns"),

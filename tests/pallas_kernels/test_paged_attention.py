@@ -14,6 +14,7 @@ from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, oracle, paged_attention
 from pallas_kernels.paged_attention.cases import (
     INVARIANT_CASES,
+    LATENT_CASES,
     SPAN_CASES,
     TINY_CASES,
     Arguments,
@@ -23,7 +24,7 @@ from pallas_kernels.paged_attention.cases import (
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
 
-CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES
+CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + LATENT_CASES
 BY_NAME = {case.name: case for case in CASES}
 
 

@@ -181,7 +181,8 @@ def test_tables_that_scalar_memory_cannot_hold_are_refused_with_what_to_lower() 
 
 
 def test_every_real_case_has_tiles_of_whole_blocks_that_fit_on_every_generation() -> None:
-    for case, generation in itertools.product(REAL_CASES, ("v5e", "v5p", "v6e", "v7x")):
+    cases = [case for case in REAL_CASES if case.rope_dim is None]
+    for case, generation in itertools.product(cases, ("v5e", "v5p", "v6e", "v7x")):
         config = TpuConfig.choose(
             num_tokens=case.num_tokens,
             num_rows=case.num_rows,

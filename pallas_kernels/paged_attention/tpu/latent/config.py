@@ -1,0 +1,88 @@
+"""Tiles of the TPU's kernel for latents and the memory they take: pure functions of shapes, dtypes and the target."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING, DecodeConfig
+from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES, tiled_bytes
+from pallas_kernels.target import Target
+
+GROUP_BYTES = 32  # of one lane: tokens that a transfer of new ones has, as many as fill a tile of the pool's dtype
+_TILE = 1024  # tokens of an item
+_ITEMS_OF_FEW = 2  # of a step: independent work that hides each stage's latency
+_MANY_HEADS = 64  # whose item is enough of it
+_VMEM_SHARE = 0.75  # the rest is the compiler's
+_SMEM_SHARE = 0.75
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """What the kernel of one step is specialised to. A latent has `lanes` values, the first `value_dim` of them V.
+
+    num_heads: padded to a multiple of 8. decode: tiles, as the other decode kernel has them.
+    """
+
+    num_heads: int
+    lanes: int
+    value_dim: int
+    block_size: int
+    pool_dtype: jnp.dtype
+    compute_dtype: jnp.dtype
+    decode: DecodeConfig
+
+    @classmethod
+    def choose(
+        cls, *, num_rows: int, max_blocks: int, num_heads: int, dtype: jnp.dtype, pool: KVPool, target: Target
+    ) -> LatentConfig:
+        """The tiles of a bucket of num_rows rows of up to max_blocks blocks; rows of one model always get the same.
+
+        num_heads, pool: of one device; pool may be shapes. Raises ValueError where the tables do not fit the target's
+        scalar memory.
+        """
+        assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
+        tile = max(_TILE, pool.block_size)
+        config = cls(
+            num_heads=-(-num_heads // 8) * 8,
+            lanes=pool.key_dim,
+            value_dim=pool.value_dim,
+            block_size=pool.block_size,
+            pool_dtype=pool.dtype,
+            compute_dtype=jnp.dtype(dtype if pool.dtype.itemsize == 1 or pool.dtype == dtype else jnp.float32),
+            decode=DecodeConfig(
+                tile_kv=tile,
+                chunk=tile,  # in one dot: a sum of several is a chain of them
+                items=1 if num_heads >= _MANY_HEADS else _ITEMS_OF_FEW,
+                vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
+            ),
+        )
+        scalars = config.decode.smem_bytes(num_rows, max_blocks, pool.block_size)
+        if scalars > target.smem_bytes * _SMEM_SHARE:
+            raise ValueError(
+                f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
+                f"{target.generation} has {target.smem_bytes} and {_SMEM_SHARE:.0%} of that may be used: take fewer "
+                f"rows, shorter contexts, or blocks of more than {pool.block_size} tokens"
+            )
+        return config
+
+    @property
+    def group(self) -> int:
+        """Tokens of one transfer to the pool."""
+        return GROUP_BYTES // self.pool_dtype.itemsize
+
+    @property
+    def slots(self) -> int:
+        """Rows whose queries, and results, are in VMEM at once: those of the steps that are fetched and scored."""
+        return 1 << ((self.decode.ahead + 1) * self.decode.items - 1).bit_length()
+
+    def vmem_bytes(self, num_tokens: int) -> int:
+        """Vector memory of a launch: new latents, queries and results, buffers and what stages hand on."""
+        N, S, X, V = self.num_heads, self.decode.items, self.decode.tile_kv, self.value_dim
+        tokens = tiled_bytes(X, self.lanes, self.pool_dtype.itemsize)
+        rows = self.slots * sum(tiled_bytes(N, lanes, self.compute_dtype.itemsize) for lanes in (self.lanes, V))
+        stages = S * N * (X * (4 + self.compute_dtype.itemsize) + 4 * (2 * V + (RING + 3) * LANES))
+        new = tiled_bytes(num_tokens, self.lanes, 4)
+        return COMPILER_BYTES + self.decode.buffers * S * tokens + rows + stages + new

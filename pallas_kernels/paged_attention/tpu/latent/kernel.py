@@ -1,0 +1,132 @@
+"""Decode attention over latents for Mosaic TPU: rows of one query, their latents written to the pool as they come.
+
+An item is one tile of one row's context. Items stand in the order of rows and positions, and a step takes `items` of
+them; three stages on different steps hide each other's latency:
+
+    step t     scores of its items (QK), the rows' highest so far, while blocks of step t + 2 are fetched
+    step t-1   softmax, then the weighted sum of values (PV)
+    step t-2   merge into the row's running sums, in ascending position; a row that ends stores its result
+
+One vector of a token is the key of every head, and its first lanes are every head's value: a tile is fetched once and
+multiplied twice. Queries and results of 128 heads are large, so they come and go by row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.kv_pool import KVPool, encode
+from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention.tpu.decode.scratch import named
+from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
+from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, latent_scratch_shapes
+from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule
+from pallas_kernels.paged_attention.tpu.latent.stages import LatentStages
+
+_PREFETCHED = 6  # arrays of a DecodeSchedule: sizes, fetches, places, first_blocks, tokens, tables
+
+
+def latent_attention(
+    q: jax.Array,  # [T, N, L]
+    k: jax.Array,  # [T, 1, V]
+    v: jax.Array,  # [T, 1, L - V]
+    pool: KVPool,
+    schedule: LatentSchedule,
+    logits: Logits,
+    *,
+    interpret: Any = False,
+) -> tuple[jax.Array, KVPool]:  # [T, N, V]; the pool with k and v
+    """See the package's paged_attention. interpret: for tests, pltpu.InterpretParams. Raises ValueError for sinks."""
+    if logits.sinks is not None:
+        raise ValueError("attention has sinks, which the latents' kernel for TPUs does not compute; take 'xla'")
+    (T, N, _), config, values = q.shape, schedule.config, pool.values
+    P, C, _, L = values.shape
+    padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
+    new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
+    anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
+    out, kept = pl.pallas_call(
+        functools.partial(_kernel, config=config, logits=logits),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=_PREFETCHED,
+            grid=(1,),
+            in_specs=[pl.BlockSpec((T, L), lambda *_: (0, 0)), anywhere, anywhere],
+            out_specs=[anywhere, anywhere],
+            scratch_shapes=latent_scratch_shapes(q.dtype, values.dtype, config),
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((T, config.num_heads, config.value_dim), q.dtype),
+            jax.ShapeDtypeStruct((P, C, L), values.dtype),
+        ],
+        input_output_aliases={_PREFETCHED + 2: 1},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",),
+            vmem_limit_bytes=config.decode.vmem_limit_bytes,
+            disable_bounds_checks=True,
+        ),
+        interpret=interpret,
+        name="latent_attention_decode",
+    )(*schedule.decode.arrays(), new.astype(jnp.float32), padded, values.reshape(P, C, L))
+    is_served = jnp.arange(T) < schedule.decode.sizes[1]
+    out = jnp.where(is_served[:, None, None], out[:, :N], 0)
+    return out, dataclasses.replace(pool, values=kept.reshape(values.shape))
+
+
+def _kernel(sizes, fetches, *refs, config: LatentConfig, logits: Logits):
+    """refs: the other prefetched arrays, inputs, outputs, scratch."""
+    places, first_blocks, tokens, tables, new, q, _, out, pool, *refs = refs
+    scratch = named(LatentScratch, refs)
+    moves = LatentMovement(
+        places=places,
+        first_blocks=first_blocks,
+        tokens=tokens,
+        tables=tables,
+        new=new,
+        q=q,
+        out=out,
+        pool=pool,
+        scratch=scratch,
+        config=config,
+    )
+    stages = LatentStages(moves=moves, scratch=scratch, config=config, scale=logits.scale, soft_cap=logits.soft_cap)
+    pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], fetches, moves, stages))
+    moves.settle(sizes[1])
+
+
+def _run(steps, fetches, moves: LatentMovement, stages: LatentStages):
+    """Runs all steps, at least one: each stage works on a step of its own."""
+    ahead = moves.config.decode.ahead
+
+    def step(t, _):
+        moves.arrive(t, fetches[t] >> 1)
+        moves.insert(t)
+        moves.release(t - 2)
+        stages.softmax(t - 1)
+        stages.merge(t - 2)
+        stages.score(t, moves.fetch(t + ahead))
+        stages.weigh(t - 1)
+        stages.finish(t - 2)
+        return 0
+
+    def begin(t, _):
+        for start in moves.fetch(t):
+            start()
+        return 0
+
+    jax.lax.fori_loop(0, ahead, begin, 0)
+    jax.lax.fori_loop(0, steps, step, 0)
+    stages.merge(steps - 2)
+    stages.finish(steps - 2)
+    stages.softmax(steps - 1)
+    stages.weigh(steps - 1)
+    stages.merge(steps - 1)
+    stages.finish(steps - 1)
+    moves.release(steps - 2)
+    moves.release(steps - 1)

@@ -1,0 +1,176 @@
+"""What the TPU's kernel for latents moves: blocks, queries and new latents in, results and new latents out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention.tpu.decode.config import LOOK_BACK
+from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
+from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentMovement:
+    """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
+
+    places: Any  # [items] int32, as `DecodeSchedule` has them, and so on
+    first_blocks: Any  # [items] int32
+    tokens: Any  # [items] int32
+    tables: Any  # [R * M and some] int32
+    new: Any  # [T, L] float32, the tokens' latents
+    q: Any  # [T, N, L] in HBM
+    out: Any  # [T, N, V] in HBM
+    pool: Any  # [P, C, L] in HBM
+    scratch: LatentScratch
+    config: LatentConfig
+
+    def item(self, t: Any, s: int) -> Any:
+        """Where the schedule has item s of step t."""
+        return (t + LOOK_BACK) * self.config.decode.items + s
+
+    def at(self, t: Any, s: int) -> Any:
+        """Where the row's new token stands, counted from the item's first; negative where the item is idle."""
+        return self.places[self.item(t, s)]
+
+    def token(self, t: Any, s: int) -> Any:
+        """The flat token of the item's row."""
+        return self.tokens[self.item(t, s)] >> 1
+
+    def is_first(self, t: Any, s: int) -> Any:
+        """Whether the item is its row's first, or idle."""
+        return (self.tokens[self.item(t, s)] & 1) == 1
+
+    def is_last(self, t: Any, s: int) -> Any:
+        """Whether the item has its row's new token."""
+        at = self.at(t, s)
+        return (at >= 0) & (at < self.config.decode.tile_kv)
+
+    def slot(self, t: Any, s: int) -> Any:
+        """Where the row's query and its result are."""
+        return self.token(t, s) & (self.config.slots - 1)
+
+    def buffer(self, t: Any) -> Any:
+        """Where step t's blocks are."""
+        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
+
+    def fetch(self, t: Any) -> list[Any]:
+        """Starts of the DMAs of step t, one function a block and one a query."""
+        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
+        blocks = self.config.decode.tile_kv // C
+        items = range(self.config.decode.items)
+        rows = [(self.at(t, s), self.first_blocks[self.item(t, s)]) for s in items]  # read once, not for each block
+
+        def start(s: int, b: int) -> None:
+            at, first_block = rows[s]
+
+            @pl.when(at >= b * C)
+            def _() -> None:
+                to = x.tiles.at[buffer, s * blocks + b]
+                pltpu.make_async_copy(self.pool.at[self.tables[first_block + b]], to, x.fetched.at[buffer]).start()
+
+        def query(s: int) -> None:
+            pl.when(self._brings_query(t, s))(lambda: self._query(t, s).start())
+
+        return [
+            *(functools.partial(query, s) for s in items),
+            *(functools.partial(start, s, b) for s in items for b in range(blocks)),
+        ]
+
+    def arrive(self, t: Any, num_blocks: Any) -> None:
+        """Waits for step t's blocks, whose number the schedule knows, and for the queries of rows that begin."""
+        buffer, x = self.buffer(t), self.scratch
+        blocks = x.tiles.at[buffer, pl.ds(0, num_blocks)]
+        pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
+        for s in range(self.config.decode.items):
+            pl.when(self._brings_query(t, s))(self._query(t, s).wait)
+
+    def insert(self, t: Any) -> None:
+        """Puts the new latents of rows that end in step t into the buffer and the pool; zeroes what is behind them.
+
+        A pool's tokens lie in tiles, so a transfer has a whole group of them: those before the new one as they were,
+        those behind it zero, which are the row's own places. What the query may not see may be NaN, hence zeroed.
+        """
+        for s in range(self.config.decode.items):
+            pl.when(self.is_last(t, s))(functools.partial(self._insert, t, s))
+
+    def release(self, t: Any) -> None:
+        """Waits until step t's new latents are in the pool, so that its buffer may be filled anew."""
+        for s in range(self.config.decode.items):
+            pl.when(self.is_last(t, s))(self._write(t, s).wait)
+
+    def store(self, t: Any, s: int) -> None:
+        """Starts the DMA of the result of the row that ends in item s of step t."""
+        self._store(self.token(t, s), self.slot(t, s)).start()
+
+    def free_slot(self, t: Any, s: int) -> None:
+        """Waits for the result that was in the slot before, if there was one."""
+        before = self.token(t, s) - self.config.slots
+        pl.when(before >= 0)(lambda: self._store(before, self.slot(t, s)).wait())
+
+    def settle(self, num_rows: Any) -> None:
+        """Waits for the last results."""
+
+        @pl.loop(jnp.maximum(num_rows - self.config.slots, 0), num_rows)
+        def _(token: Any) -> None:
+            self._store(token, token & (self.config.slots - 1)).wait()
+
+    def _insert(self, t: Any, s: int) -> None:
+        tiles, group, C = self.scratch.tiles, self.config.group, self.config.block_size
+        buffer, at = self.buffer(t), self.at(t, s)
+        block, first = s * (self.config.decode.tile_kv // C) + at // C, self._first(at)
+        rows = tiles.at[buffer, block, pl.ds(first, group)]
+        place = jax.lax.broadcasted_iota(jnp.int32, (group, self.config.lanes), 0) + first
+        new = jnp.broadcast_to(self.new[pl.ds(self.token(t, s), 1)], (group, self.config.lanes))
+        within = jax.lax.rem(at, C)
+        kept = jnp.where(place < within, as_dtype(rows[...], self.config.pool_dtype).astype(jnp.float32), 0.0)
+        rows[...] = as_dtype(jnp.where(place == within, new, kept).astype(self.config.pool_dtype), tiles.dtype)
+
+        @pl.loop(first // group + 1, C // group)
+        def _(i: Any) -> None:
+            behind = pl.ds(pl.multiple_of(i * group, group), group)
+            tiles[buffer, block, behind] = jnp.zeros((group, self.config.lanes), tiles.dtype)
+
+        @pl.loop(block + 1, (s + 1) * (self.config.decode.tile_kv // C))
+        def _(b: Any) -> None:
+            tiles[buffer, b] = jnp.zeros((C, self.config.lanes), tiles.dtype)
+
+        self._write(t, s).start()
+
+    def _first(self, at: Any) -> Any:
+        """The place in its block of the first token of the group that place `at` of the item is in."""
+        group = self.config.group
+        return pl.multiple_of(jax.lax.rem(at, self.config.block_size) // group * group, group)
+
+    def _write(self, t: Any, s: int) -> Any:
+        """The transfer of the group of the new token of item s, which has one."""
+        C, group, at, x = self.config.block_size, self.config.group, self.at(t, s), self.scratch
+        at = jnp.maximum(at, 0)
+        here = s * (self.config.decode.tile_kv // C) + jnp.minimum(at // C, self.config.decode.tile_kv // C - 1)
+        there = self.tables[self.first_blocks[self.item(t, s)] + jnp.minimum(at // C, self.config.decode.tile_kv // C)]
+        place = pl.ds(self._first(at), group)
+        return pltpu.make_async_copy(
+            x.tiles.at[self.buffer(t), here, place], self.pool.at[there, place], x.written.at[self.buffer(t)]
+        )
+
+    def _brings_query(self, t: Any, s: int) -> Any:
+        return self.is_first(t, s) & (self.at(t, s) >= 0)
+
+    def _query(self, t: Any, s: int) -> Any:
+        slot = self.slot(t, s)
+        token = jnp.minimum(self.token(t, s), self.q.shape[0] - 1)
+        return pltpu.make_async_copy(self.q.at[token], self.scratch.queries.at[slot], self.scratch.asked.at[slot])
+
+    def _store(self, token: Any, slot: Any) -> Any:
+        return pltpu.make_async_copy(self.scratch.outs.at[slot], self.out.at[token], self.scratch.stored.at[slot])
+
+
+def as_dtype(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The same bits as another dtype of their size, for a pool keeps those of some floats as integers."""
+    return values if values.dtype == dtype else jax.lax.bitcast_convert_type(values, dtype)
