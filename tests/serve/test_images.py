@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import urllib.request
 
 import numpy as np
 import pytest
@@ -60,6 +61,11 @@ def test_an_image_in_a_chat_over_http_is_what_a_program_gives_and_no_other_text_
             assert status == 200 and answer["choices"][0]["message"]["content"] == wanted.text
             assert answer["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
         assert llm.stats()["images_encoded"] == before + 1, "the engine is a fresh one, and encodes it once"
+        page = urllib.request.urlopen(f"{server.url}/").read().decode()
+        assert 'type="file"' in page and "ondrop" in page and "onpaste" in page
+        with urllib.request.urlopen(f"{server.url}/page/events") as events:
+            shown = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])
+        assert shown["sees"] and shown["chats"], "the page offers to take pictures"
         for wrong, said in (
             ({"url": "/etc/passwd"}, "data:"),
             ({"url": "file:///etc/passwd"}, "data:"),

@@ -22,6 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _POLICY += "; frame-ancestors 'none'"  # no other page may show it in a frame of its own
 _SHOWN = ("num_running", "live", "cached", "clean", "hit_tokens", "missed_tokens", "cached_prompts", "preemptions")
 _SHOWN += ("evictions", "weights_bytes", "kv_bytes", "prompts_bytes", "states_bytes", "host_cache_bytes", "executables")
+_SHOWN += ("images_encoded", "image_hits")
 _SHOWN += ("executables_loaded", "executables_missing", "block_size", "recent_steps", "steps", "host_entries")
 
 
@@ -77,5 +78,6 @@ def view(service: Service) -> dict[str, Any]:
         "times": metrics.recent(),
         "facts": {name: facts.get(name) for name in ("architecture", "max_model_len", "num_rows", "generates")},
         "chats": service.prompts.chat is not None,
+        "sees": service.prompts.images is not None,
         **{name: stats[name] for name in _SHOWN if name in stats},
     }
