@@ -107,6 +107,8 @@ class _AdapterReader:
         for name, tensor in tensors.items():
             found = _PART.fullmatch(name.removeprefix(_PREFIX))
             if found is not None:
+                if found["half"] in halves[found["module"]]:
+                    self._problems.append(f"tensor {name} is there twice, with and without {_PREFIX!r}")
                 halves[found["module"]][found["half"]] = self._finite(name, tensor)
             elif name.removeprefix(_PREFIX) == HEAD and self._config.saves_head:
                 head = self._finite(name, tensor)
@@ -141,7 +143,12 @@ class _AdapterReader:
 
     def _finite(self, name: str, tensor: Any) -> np.ndarray:
         array = np.asarray(tensor)
-        if not np.isfinite(array.astype(np.float32)).all():
+        if "float" not in array.dtype.name:
+            self._problems.append(f"tensor {name} is of {array.dtype.name}; A and B are of floating-point numbers")
+            return array
+        with np.errstate(over="ignore"):  # of float64, what float32 cannot hold
+            is_finite = np.isfinite(array.astype(np.float32)).all()
+        if not is_finite:
             self._problems.append(f"tensor {name} holds NaN or infinity")
         return array
 

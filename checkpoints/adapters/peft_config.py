@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 CONFIG = "adapter_config.json"
+_MOST = 3e38  # of a rank or an alpha: scales are float32
 _MERGE = "merge it with PEFT and load the merged model"
 # Key -> values under which the tensors mean what they do without it. Any other value is refused.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -59,17 +60,24 @@ class AdapterConfig:
                 "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
             )
         saved = config.get("modules_to_save") or []
+        if not isinstance(saved, list):
+            problems.append(f"modules_to_save is {saved!r}; it must be a list of names")
+            saved = []
         if others := [name for name in saved if name != "lm_head"]:
             problems.append(f"modules_to_save is {saved!r}, and of {others} whole weights were trained: {_MERGE}")
-        ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
-        numbers = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha"), **ranks, **alphas}
-        wrong = {key: value for key, value in numbers.items() if not _is_number(value)}
-        problems += [f"{key} is {value!r}; it must be a number above 0" for key, value in wrong.items()]
+        wrong = [problem for key in ("rank_pattern", "alpha_pattern") for problem in _pattern_problems(key, config)]
+        ranks, alphas = ({} if wrong else config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+        of_ranks, of_alphas = {"r": config.get("r"), **ranks}, {"lora_alpha": config.get("lora_alpha"), **alphas}
+        wrong += [
+            f"{k} is {_short(v)}; it must be a whole number above 0" for k, v in of_ranks.items() if not _is_rank(v)
+        ]
+        wrong += [f"{k} is {_short(v)}; it must be a number above 0" for k, v in of_alphas.items() if not _is_number(v)]
+        problems += wrong
         return cls(
-            rank=config.get("r", 0) if not wrong else 1,
-            alpha=config.get("lora_alpha", 0) if not wrong else 1,
-            ranks=ranks if not wrong else {},
-            alphas=alphas if not wrong else {},
+            rank=1 if wrong else config["r"],
+            alpha=1 if wrong else config["lora_alpha"],
+            ranks={} if wrong else ranks,
+            alphas={} if wrong else alphas,
             by_root=bool(config.get("use_rslora")),
             base=str(config.get("base_model_name_or_path")),
             saves_head="lm_head" in saved,
@@ -87,5 +95,28 @@ def _of(module: str, patterns: Mapping[str, Any], other: Any) -> Any:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), other)
 
 
+def _pattern_problems(key: str, config: Mapping[str, Any]) -> list[str]:
+    """Why a field is no mapping of names, which may be regular expressions."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        return [f"{key} is {_short(patterns)}; it must be an object of names and numbers"]
+    found = []
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            found.append(f"{key} names {_short(pattern)}, which is no regular expression: {error}")
+    return found
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _MOST
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

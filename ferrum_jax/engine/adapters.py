@@ -60,7 +60,7 @@ class LoadedAdapters:
     @property
     def identity(self) -> str:
         """Names and contents of all, as text; "" for none."""
-        return " ".join(f"{name}={self._by_name[name].digest}" for name in self.names)
+        return " ".join(f"{name}={loaded.digest}" for name, loaded in sorted(self._by_name.items()))
 
     def load(self, name: str, path: str | os.PathLike[str]) -> LoadedAdapter:
         """Reads an adapter and gives it a name; requests that name it from now on have this one.

@@ -125,13 +125,28 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
         ({"peft_type": "IA3"}, r"peft_type is 'IA3'"),
         ({"bias": "all"}, r"bias is 'all'"),
         ({"init_lora_weights": "pissa"}, r"changes the base"),
-        ({"r": 0}, r"r is 0; it must be a number above 0"),
+        ({"r": 0}, r"r is 0; it must be a whole number above 0"),
+        ({"r": 4.5}, r"r is 4.5; it must be a whole number above 0"),
+        ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; it must be a number above 0"),
+        ({"lora_alpha": 10**400}, r"lora_alpha is 10000.*\.\.\.; it must be a number above 0"),
+        ({"rank_pattern": ["q_proj"]}, r"rank_pattern is \['q_proj'\]; it must be an object"),
+        ({"alpha_pattern": {"(": 4}}, r"alpha_pattern names '\(', which is no regular expression: missing \)"),
+        ({"modules_to_save": 3}, r"modules_to_save is 3; it must be a list of names"),
         ({"rank_pattern": {"q_proj": 3}}, r"q_proj has rank 4, and adapter_config.json says 3"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(changed, config, expected):
     with pytest.raises(ValueError, match=expected):
         read(changed(**config))
+
+
+def test_numbers_that_are_not_floating_point_and_halves_that_come_twice_are_refused(changed):
+    ones = np.ones((4, 60))
+    named = {f"{Q}.lora_A.weight": ones.astype(np.int64), f"{Q[17:]}.lora_A.weight": ones.astype(np.float32)}
+    with pytest.raises(
+        ValueError, match=r"(?s)is of int64; A and B are of .*lora_A.weight is there twice, with and wi"
+    ):
+        read(changed(named))
 
 
 def test_an_adapter_of_another_base_is_refused():

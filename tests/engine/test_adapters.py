@@ -17,6 +17,7 @@ from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
 from ferrum_jax.models import registry
+from ferrum_jax.processes import processes
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
@@ -179,6 +180,14 @@ def test_what_cannot_be_served_is_refused_by_name(llm):
         llm.unload_adapter("nobody")
     with pytest.raises(ValueError, match="2 adapters are given for 1 prompts"):
         llm.generate([[5]], SHORT, adapter=["patterns", "attention"])
+
+
+def test_several_processes_load_no_adapter(llm, monkeypatch):
+    monkeypatch.setattr(processes, "_current", object())
+    with pytest.raises(ValueError, match="load_adapter is for one process, and this engine has several"):
+        llm.load_adapter("third", ADAPTERS / "llama_attention")
+    monkeypatch.undo()
+    assert llm.adapters.names == ["attention", "patterns"]
 
 
 @pytest.mark.parametrize("name", ["llama_patterns", "llama_attention"])
