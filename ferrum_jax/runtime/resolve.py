@@ -12,7 +12,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.pools.pools import layer_pool_shape
 from ferrum_jax.sharding import refusals as mesh_refusals
 from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool
+from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
@@ -73,7 +73,7 @@ def lacks_kernels(spec: ModelSpec, config: EngineConfig) -> bool:
     def lacks(own: Kept) -> bool:
         if own.is_latent:
             return own.head_dim % LATENT_LANES > 0 or config.kv_dtype == "int8"
-        return own.head_dim != own.v_head_dim
+        return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)  # Hopper's end there too
 
     return sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
 

@@ -17,15 +17,16 @@ def meant_collectives(layout: Layout, part: Part) -> dict[str, int]:
     parallel block, and the embedding's; norms over all heads of q and of k share one, and a norm over all heads of a
     state space has one. Where data shards have experts together, tokens and routes are gathered before those of a
     layer, and their sums scattered after them. Where devices have parts of a quantised weight's inputs, the largest
-    input of a token that is rounded is that of all of them, and inputs that are put in order are gathered first. What
-    samples exchanges logits once and gathers what it drew, and so do prompt log-probabilities. Where data shards are of
-    several hosts, results of the latter two are gathered too.
+    input of a token that is rounded is that of all of them, and inputs that are put in order are gathered first. Inputs
+    of layers are gathered, of ids and of embeddings. What samples exchanges logits once and gathers what it drew, and
+    so do prompt log-probabilities. Where data shards are of several hosts, results of the latter two are gathered too.
     """
     spec, sizes = layout.options.spec, layout.mesh.shape
     if isinstance(part, Bucket):
         exchanges = len(spec.moe_layers) if layout.options.expert_shards.size > 1 else 0
         divided = [form for name, form in spec.forms if axes_of(name)[-1] in RULES and sizes["tp"] > 1]
         gathers = 2 * exchanges + sum(form.has_order for form in divided)
+        gathers += 2 * (spec.layer_inputs is not None and sizes["tp"] > 1)
         counts = {"all-gather": gathers, "reduce-scatter": exchanges}
         largest = sum(map(_shares_a_scale, divided))
         return counts | ({"all-reduce": _sums_of_layers(spec) + 1 + largest} if sizes["tp"] > 1 else {})
