@@ -1,0 +1,42 @@
+"""Towers of models that see images compile for devices that are not here, at their odd head sizes, and copy nothing.
+
+By hand all of them: `-m aot -k towers`; each call takes half a CPU minute to one. "tpu" targets want libtpu beside jax,
+"gpu:h200" the CUDA plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.aot
+TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
+HEAD_DIMS = {"Qwen3-VL-2B": 64, "Qwen3-VL-8B": 72, "Gemma-3-4B-images": 72}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("model", HEAD_DIMS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_towers_compile_and_neither_widen_a_weight_nor_copy_the_pool(target: str, model: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.aot.tower_program", target, model],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    assert found and {call["patches"]: call["error"] for call in found if "error" in call} == {}
+    for call in found:
+        assert call["head_dim"] == HEAD_DIMS[model]
+        assert call["wide_weights"] == call["constants"] == [], call["patches"]
+        assert call["aliased_bytes"] >= call["pool_bytes"], call["patches"]
+        assert call["temp_bytes"] < 2**30, call["patches"]

@@ -1,0 +1,89 @@
+"""Towers of published models compiled for a device that is not here: one line of JSON for each size of a call.
+
+python -m tests.aot.tower_program TARGET MODEL...
+
+Run as a process of its own, because compilers want their environment before jax. Layers are alike, so one is compiled.
+"""
+
+from __future__ import annotations
+
+from tests.aot import step_program  # isort: skip  # before jax: it sets what libtpu reads
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.models import registry
+from ferrum_jax.sharding import make_mesh, whole
+from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
+from tests.models.published import PUBLISHED
+from tests.models.published_images import MORE_IMAGES
+
+_LAYERS = 1
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
+_LEAST_WEIGHT = 1 << 16  # elements of a matrix
+
+
+def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
+    """The slots of a model whose tower has one of its layers, in bfloat16, and the mesh of one device."""
+    spec = registry.spec_of((PUBLISHED | MORE_IMAGES)[model][0])
+    assert spec.vision is not None, f"{model} sees nothing"
+    deepstack = spec.vision.deepstack and (0,)
+    vision = dataclasses.replace(spec.vision, num_layers=_LAYERS, deepstack=deepstack)
+    spec, mesh, dtype = (
+        dataclasses.replace(spec, vision=vision),
+        make_mesh(MeshShape(), target_devices(target)),
+        jnp.bfloat16,
+    )
+    targets = {
+        name: jax.ShapeDtypeStruct(struct.shape, dtype, sharding=whole(mesh))
+        for name, struct in registry.abstract_tower(spec, dtype)[1].items()
+    }
+    slots = image_slots(EngineConfig(), spec, targets, jnp.dtype(dtype), mesh)
+    assert slots is not None, "a tower has slots"
+    return slots, mesh
+
+
+def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dict[str, Any]:
+    """What the program of a call of so many patches contains."""
+    started = time.process_time()
+    lowered = trace_encode(slots, num_patches, mesh).lower(lowering_platforms=(_PLATFORMS[target.partition(":")[0]],))
+    compiled = lowered.compile()
+    memory, ops = compiled.memory_analysis(), step_program.ops_of(compiled.as_text() or "")
+    assert memory is not None, "the compiler says what its program takes"
+    matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
+    lengths = {num_patches, num_patches // slots.vision.patches_per_token}  # activations may have such weights' shapes
+    weights = {shape for shape in matrices if not lengths.intersection(shape)}
+    return {
+        "patches": num_patches,
+        "head_dim": slots.vision.head_dim,
+        "compile_s": round(time.process_time() - started, 1),
+        "temp_bytes": memory.temp_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "pool_bytes": slots.bytes,
+        "wide_weights": step_program.wide_weights(ops, weights),
+        "constants": step_program.large_constants(ops),
+    }
+
+
+def main(target: str, models: list[str]) -> None:
+    """A size that does not compile has its error instead."""
+    for model in models:
+        slots, mesh = slots_of(model, target)
+        for num_patches in dict.fromkeys((slots.sizes[0], slots.sizes[-1])):
+            try:
+                said = describe(slots, num_patches, mesh, target)
+            except Exception as error:  # whatever the compiler raises is what the test reports
+                said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+            print(json.dumps({"model": model, **said}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
