@@ -35,6 +35,7 @@ class Attend(Protocol):
         *,
         scale: float,
         window: int | None = None,
+        chunked: bool = False,  # of the window those of a token's own stretch, which begin at its multiples
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,  # [N]
         is_latent: bool = False,  # k is V, and k and v together are K
@@ -49,6 +50,7 @@ def causal_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     is_latent: bool = False,
@@ -58,9 +60,9 @@ def causal_attention(
 
     seen_ends: it attends to tokens after it too, those before seen_ends[t].
 
-    Softmax in float32. mask of T = 3:   1 . .     window 2:   1 . .
-                                         1 1 .                 1 1 .
-                                         1 1 1                 . 1 1
+    Softmax in float32. mask of T = 3:   1 . .     window 2:   1 . .     chunks of 2:   1 . .
+                                         1 1 .                 1 1 .                    1 1 .
+                                         1 1 1                 . 1 1                    . . 1
     """
     if is_latent:
         k, v = jnp.concatenate([k, v], axis=-1), k
@@ -73,7 +75,9 @@ def causal_attention(
     mask = jnp.tril(jnp.ones((T, T), bool))
     if seen_ends is not None:
         mask |= jnp.arange(T)[None, :] < seen_ends[:, None]
-    if window is not None:
+    if window is not None and chunked:
+        mask &= jnp.arange(T)[:, None] // window == jnp.arange(T)[None, :] // window
+    elif window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
     scores = jnp.where(mask[None, None], scores, -jnp.inf)
     if sinks is not None:  # one more logit per head, which takes weight and has no value
@@ -155,6 +159,7 @@ class Attention(nnx.Module):
         borrows = self.lender != layer
         self.head_dim, self.value_dim = H, V
         self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
+        self.chunked = spec.is_chunked(layer)
         self.has_gate, self.output_multiplier = own.gate, own.output_multiplier
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
         self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
@@ -192,6 +197,7 @@ class Attention(nnx.Module):
             v,
             scale=self.scale,
             window=self.window,
+            chunked=self.chunked,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )

@@ -48,7 +48,7 @@ def _llama3(freqs: np.ndarray, rope: RopeSpec) -> np.ndarray:
     """Long waves are stretched by factor, short ones kept, those between blended."""
     context = rope.original_max_position_embeddings
     waves = _F32(2 * math.pi) / freqs
-    span = _F32(rope.high_freq_factor - rope.low_freq_factor)
+    span = _F32(rope.high_freq_factor - rope.low_freq_factor) or _F32(1)  # where they are equal nothing is between
     smooth = (_F32(context) / waves - _F32(rope.low_freq_factor)) / span
     blended = (_F32(1) - smooth) * freqs / _F32(rope.factor) + smooth * freqs
     stretched = np.where(waves > context / rope.low_freq_factor, freqs / _F32(rope.factor), blended)

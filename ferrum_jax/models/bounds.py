@@ -120,6 +120,11 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "num_shared_expert": (0, 2**10),
     "rotary_dim": (1, 2**16),
     "llama_4_scaling_beta": (0.0, 1e3),
+    "attn_scale": (0.0, 1e3),
+    "floor_scale": _POSITIONS,
+    "attention_chunk_size": (1, 2**31),
+    "intermediate_size_mlp": _SIZE,
+    "interleave_moe_layer_step": (0, 2**16),  # 0 where no layer has experts
     "alpha": (1.0, 1e6),
     "attention_head_dim": (1, 2**16),
     "rotary_pct": (0.0, 1.0),

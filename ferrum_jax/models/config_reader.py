@@ -125,24 +125,29 @@ class ConfigReader:
             )
 
 
-def cache_groups(kinds: Sequence[str], num_layers: int, window: int | None) -> tuple[CacheGroup, ...]:
-    """The layers that attend to all tokens and those that attend to a sliding window, each where there are any.
+def cache_groups(
+    kinds: Sequence[str], num_layers: int, window: int | None, windowed_kind: str = "sliding_attention"
+) -> tuple[CacheGroup, ...]:
+    """The layers that attend to all tokens and those that attend to a window, each where there are any.
 
-    kinds: of each layer, as in layer_types; without a window all attend to all. Raises ValueError for other kinds and
-    for another number of them.
+    kinds: of each layer, as in layer_types; without a window all attend to all. windowed_kind: "sliding_attention", or
+    "chunked_attention", whose windows begin at their multiples. Raises ValueError for other kinds and for another
+    number of them.
     """
-    odd = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
+    odd = sorted(set(map(str, kinds)) - {"full_attention", windowed_kind})
     if odd:
-        raise ValueError(f"layer_types has {odd}; known are 'full_attention' and 'sliding_attention'")
+        raise ValueError(f"layer_types has {odd}; known are 'full_attention' and {windowed_kind!r}")
     if len(kinds) != num_layers:
         raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {num_layers}")
-    slides = [window is not None and kind == "sliding_attention" for kind in kinds]
+    slides = [window is not None and kind == windowed_kind for kind in kinds]
     if any(slides) and (type(window) is not int or window < 1):
-        raise ValueError(f"sliding_window is {shown(window)}; it must be a whole number, 1 or more, or null for none")
+        name = "sliding_window" if windowed_kind == "sliding_attention" else "attention_chunk_size"
+        raise ValueError(f"{name} is {shown(window)}; it must be a whole number, 1 or more, or null for none")
     full = tuple(layer for layer, does in enumerate(slides) if not does)
     windowed = tuple(layer for layer, does in enumerate(slides) if does)
     groups = (CacheGroup(kind="full", layers=full),) if full else ()
-    return (*groups, CacheGroup(kind="window", layers=windowed, window=window)) if windowed else groups
+    chunked = windowed_kind == "chunked_attention"
+    return (*groups, CacheGroup(kind="window", layers=windowed, window=window, chunked=chunked)) if windowed else groups
 
 
 def window_within(reader: ConfigReader, longest: int, default: int | None = None) -> int | None:

@@ -33,6 +33,7 @@ from ferrum_jax.models import (
     hunyuan,
     lfm2,
     llama,
+    llama4,
     minimax_m2,
     ministral3,
     mistral4,
@@ -148,6 +149,12 @@ FAMILIES: dict[str, Family] = {
         harmless=deepseek.kimi_harmless,
     ),
     "Lfm2ForCausalLM": Family(spec_from_config=lfm2.spec_from_config, weight_rules=lfm2.weight_rules),
+    "Llama4ForCausalLM": Family(spec_from_config=llama4.spec_from_config, weight_rules=llama4.weight_rules),
+    "Llama4ForConditionalGeneration": Family(
+        spec_from_config=llama4.text_part_from_config,
+        weight_rules=llama4.whole_weight_rules,
+        harmless=text_part.harmless_tensors,
+    ),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
     "MiniMaxM2ForCausalLM": Family(
         spec_from_config=minimax_m2.spec_from_config,

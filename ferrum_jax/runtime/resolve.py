@@ -75,7 +75,7 @@ def lacks_kernels(spec: ModelSpec, config: EngineConfig) -> bool:
             return own.head_dim % LATENT_LANES > 0 or config.kv_dtype == "int8"
         return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)  # Hopper's end there too
 
-    return sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
+    return _is_chunked(spec) or sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
 
 
 def sees_images_whole(spec: ModelSpec) -> bool:
@@ -85,6 +85,10 @@ def sees_images_whole(spec: ModelSpec) -> bool:
 
 def _unnamed_implementation(spec: ModelSpec, config: EngineConfig, target: Target) -> str:
     return "xla" if lacks_kernels(spec, config) else default_implementation(target)
+
+
+def _is_chunked(spec: ModelSpec) -> bool:
+    return any(group.chunked for group in spec.kv_groups)
 
 
 def _kept(spec: ModelSpec) -> list[Kept]:
@@ -151,6 +155,7 @@ def _refusals(resolved: Resolved) -> list[str]:
             head_dim=own.head_dim,
             v_head_dim=own.v_head_dim,
             is_latent=own.is_latent,
+            chunked=_is_chunked(spec),
             block_size=config.block_size,
             kv_dtype=resolved.kv_dtype,
         )

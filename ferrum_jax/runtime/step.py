@@ -336,6 +336,7 @@ def _forward_context(
             block_size=options.block_size,
             config=config,
             window=group.window,
+            chunked=group.chunked,
             implementation=_implementation(bucket, options, layers[first]),
         )
         schedule_of |= dict.fromkeys(group.layers, (_implementation(bucket, options, layers[first]), schedule))
@@ -347,12 +348,14 @@ def _forward_context(
         v: jax.Array,
         *,
         window: int | None = None,
+        chunked: bool = False,
         is_latent: bool = False,
         **how: Any,
     ) -> jax.Array:
         lender = options.spec.lender_of(layer)  # whose keys and values these are; they are written again where they are
         implementation, schedule = schedule_of[lender]
         assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
+        assert chunked == getattr(schedule, "chunked", False), f"layer {layer} and its schedule see other positions"
         assert layers[lender].is_latent == is_latent, f"layer {layer} and its pool do not keep alike"
         out, layers[lender] = _attend(q, k, v, layers[lender], schedule, implementation=implementation, **how)
         return out

@@ -27,16 +27,19 @@ class CacheGroup:
     """Layers whose cache is kept alike, under one block table.
 
     kind: "full" (all tokens), "window", or "state" (recurrent layers: a state for each row, no blocks). window:
-    positions that a token attends to, its own the last; None for all.
+    positions that a token attends to, its own the last; None for all. chunked: of these only those in its stretch of
+    `window` positions, which begin at multiples of it.
     """
 
     kind: str
     layers: tuple[int, ...]
     window: int | None = None
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         if (self.window or 0) < 1 if self.kind == "window" else self.window is not None:
             raise ValueError(f"a cache group of kind {self.kind!r} has window {self.window}")
+        assert self.kind == "window" or not self.chunked, "chunks are a shape of a window"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,6 +208,11 @@ class ModelSpec:
         lender = self.lender_of(layer)
         return next((group.window for group in self.kv_groups if lender in group.layers), None)
 
+    def is_chunked(self, layer: int) -> bool:
+        """Whether a token of this layer attends to its chunk alone."""
+        lender = self.lender_of(layer)
+        return any(group.chunked for group in self.kv_groups if lender in group.layers)
+
     def attention_of(self, layer: int) -> AttentionSpec:
         """The attention of a layer."""
         return next((own for layers, own in self.other_attention if layer in layers), self.attention)
@@ -242,6 +250,7 @@ _ABSENT: Mapping[str, Any] = {
     "other_mlp": (),
     "layer_inputs": None,
     "layer_scales": False,
+    "chunked": False,
 }
 
 

@@ -46,9 +46,9 @@ class RopeSpec:
             raise ValueError(f"rope_type is {self.rope_type!r}; supported are {ROPE_TYPES}")
         if self.rope_theta <= 1 or self.factor < 1:
             raise ValueError(f"rope_theta is {self.rope_theta} and factor {self.factor}; they must be > 1 and >= 1")
-        if self.rope_type == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+        if self.rope_type == "llama3" and self.low_freq_factor > self.high_freq_factor:
             raise ValueError(
-                f"low_freq_factor is {self.low_freq_factor}, not less than high_freq_factor, {self.high_freq_factor}"
+                f"low_freq_factor is {self.low_freq_factor}, more than high_freq_factor, {self.high_freq_factor}"
             )
         if not 0 < self.partial_rotary_factor <= 1:
             raise ValueError(f"partial_rotary_factor is {self.partial_rotary_factor}; it must be in (0, 1]")

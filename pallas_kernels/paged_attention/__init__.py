@@ -52,6 +52,7 @@ def make_schedule(
     block_size: int,
     config: AttentionConfig | TpuConfig | LatentConfig | GpuConfig,
     window: int | None = None,
+    chunked: bool = False,
     causal: bool = True,
     implementation: str = "xla",
 ) -> Schedule | TpuSchedule | LatentSchedule | GpuSchedule:
@@ -59,7 +60,8 @@ def make_schedule(
 
     config: AttentionConfig for "xla", GpuConfig for "mosaic_gpu", and for "mosaic_tpu" TpuConfig, or over latents
     LatentConfig, where no row has more than one query. window: a token at position p attends to positions
-    p - window + 1 .. p; None is all up to p. causal: False for encoders, where each token of a row attends to all of
+    p - window + 1 .. p; None is all up to p. chunked: to those of p's own stretch instead, p - p % window .. p, which
+    "xla" alone has. causal: False for encoders, where each token of a row attends to all of
     the row's positions, 0 .. start + count - 1. Raises ValueError for a config of another implementation, for one that
     does not fit the step, for a window that is not causal or over latents, for a number below 1, and for an unknown
     implementation.
@@ -69,6 +71,8 @@ def make_schedule(
         raise ValueError(f"window is {window}; it must be 1 or more, or None, with which a token sees all before it")
     if window is not None and not causal:
         raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
+    if chunked and (window is None or implementation != "xla"):
+        raise ValueError(f"chunked is True with window {window} in {implementation!r}; it is for windows in 'xla'")
     makers: dict[str, tuple[type, Callable[..., Any]]] = {
         "xla": (AttentionConfig, xla_schedule.make_schedule),
         "mosaic_tpu": (TpuConfig, tpu_schedule.make_schedule),
@@ -86,7 +90,8 @@ def make_schedule(
     kind, make = makers[implementation]
     if not isinstance(config, kind):
         raise ValueError(f"config is a {type(config).__name__}; {implementation!r} takes a {kind.__name__}")
-    return make(batch, num_tokens=num_tokens, block_size=block_size, config=config, window=window, causal=causal)
+    shape: dict[str, Any] = {"window": window, "causal": causal} | ({"chunked": True} if chunked else {})
+    return make(batch, num_tokens=num_tokens, block_size=block_size, config=config, **shape)
 
 
 def paged_attention(

@@ -23,7 +23,7 @@ class Case:
 
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
-    K has beside the head_dim values that are V; None is K and V of each head.
+    K has beside the head_dim values that are V; None is K and V of each head. chunked: "xla" alone.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Case:
     decode_only: bool = False
     invariant: bool = False
     window: int | None = None
+    chunked: bool = False
     soft_cap: float | None = None
     has_sinks: bool = False
     causal: bool = True
@@ -88,6 +89,7 @@ class Case:
             "block_size": self.block_size,
             "window": self.window,
             "causal": self.causal,
+            **({"chunked": True} if self.chunked else {}),
         }
 
     @property
@@ -206,6 +208,18 @@ INVARIANT_CASES = (
         num_rows=64,
         invariant=True,
         window=20,
+        tiny=True,
+        head_dim=16,
+        **_F32,
+    ),
+    Case(
+        name="invariant_chunked",
+        rows=_LONG,
+        num_tokens=128,
+        num_rows=64,
+        invariant=True,
+        window=20,
+        chunked=True,
         tiny=True,
         head_dim=16,
         **_F32,
@@ -410,4 +424,6 @@ def _latents(case: Case, context: np.ndarray, implementation: str) -> KVPool:
 
 
 def _oldest(case: Case, start: int) -> int:
-    return 0 if case.window is None else max(0, int(start) - case.window + 1)
+    if case.window is None:
+        return 0
+    return int(start) - int(start) % case.window if case.chunked else max(0, int(start) - case.window + 1)

@@ -24,6 +24,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,  # [N]
     causal: bool = True,
@@ -46,6 +47,7 @@ def paged_attention(
                 token += 1
                 continue
             oldest = 0 if window is None else max(0, position - window + 1)
+            oldest = position - position % window if window is not None and chunked else oldest
             end = position + 1 if causal else start + count
             seen = np.arange(oldest, end if seen_ends is None else max(end, seen_ends[token]))
             kv = pool[table[seen // C], seen % C]  # [S, 2K, H]
@@ -80,6 +82,7 @@ def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float6
         np.asarray(batch.counts),
         **case.attention,
         window=case.window,
+        chunked=case.chunked,
         sinks=None if sinks is None else np.asarray(sinks),
         causal=case.causal,
         seen_ends=case.seen_ends,

@@ -8,6 +8,8 @@ ranges, which are data, so padding costs no iteration.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,7 @@ class Schedule:
     block_size: int = static()
     tile_kv: int = static()
     window: int | None = static()
+    chunked: bool = static()
     causal: bool = static()
 
 
@@ -53,6 +56,7 @@ def make_schedule(
     block_size: int,
     config: AttentionConfig,
     window: int | None = None,
+    chunked: bool = False,
     causal: bool = True,
 ) -> Schedule:
     """Where a step of `num_tokens` flat tokens writes, its query tiles, and the KV tiles that each visits.
@@ -67,21 +71,30 @@ def make_schedule(
         parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q)]
         if config.has_prefill:
             parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q))
+    oldest = functools.partial(oldest_seen, window=window, chunked=chunked)
     write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return Schedule(
         block_tables=batch.block_tables,
         write_blocks=write_blocks,
         write_offsets=write_offsets,
         passes=tuple(
-            _tile_queries(batch, counts, tile, num_tokens, config.tile_kv, window, causal) for counts, tile in parts
+            _tile_queries(batch, counts, tile, num_tokens, config.tile_kv, oldest, causal) for counts, tile in parts
         ),
         seen_ends=batch.seen_ends,
         num_tokens=num_tokens,
         block_size=block_size,
         tile_kv=config.tile_kv,
         window=window,
+        chunked=chunked,
         causal=causal,
     )
+
+
+def oldest_seen(positions: jax.Array, *, window: int | None, chunked: bool) -> jax.Array:
+    """The oldest position that the query at each position sees, of the shape of `positions`."""
+    if window is None:
+        return jnp.zeros_like(positions)
+    return positions - positions % window if chunked else jnp.maximum(positions - window + 1, 0)
 
 
 def _tile_queries(
@@ -90,7 +103,7 @@ def _tile_queries(
     tile_q: int,
     num_tokens: int,
     tile_kv: int,
-    window: int | None,
+    oldest: Callable[[jax.Array], jax.Array],
     causal: bool,
 ) -> QueryTiles:
     """Cuts `counts` queries of each row into tiles of tile_q, rows in order."""
@@ -101,8 +114,7 @@ def _tile_queries(
         high = (batch.starts + batch.counts)[tiles.runs] - 1
     if batch.seen_ends is not None:
         high = jnp.maximum(high, _last_seen(tiles, batch.seen_ends))
-    oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
-    return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest // tile_kv, end_kv=high // tile_kv + 1)
+    return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest(low) // tile_kv, end_kv=high // tile_kv + 1)
 
 
 def _last_seen(tiles: Tiles, seen_ends: jax.Array) -> jax.Array:  # [tiles] int32

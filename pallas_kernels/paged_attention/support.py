@@ -28,6 +28,7 @@ def refusals(
     head_dim: int,
     v_head_dim: int | None = None,
     is_latent: bool = False,
+    chunked: bool = False,
     block_size: int | None,
     kv_dtype: str,
 ) -> list[str]:
@@ -39,6 +40,8 @@ def refusals(
         return []
     if is_latent and implementation == "mosaic_gpu":
         return [f"attention is latent, which {implementation!r} does not have; take implementation 'xla'"]
+    if chunked:
+        return [f"attention is chunked, which {implementation!r} does not have; take implementation 'xla'"]
     if v_head_dim not in (None, head_dim) and not is_latent:
         return [
             f"head_dim is {head_dim} and that of V {v_head_dim}; {implementation!r} has them equal alone; take "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
-from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
+from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule, oldest_seen
 
 _HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
@@ -124,8 +124,9 @@ def _load_kv(
     if schedule.causal:
         visible = at <= tile.last[:, None]
     if schedule.window is not None:
-        visible &= at > tile.positions[:, None] - schedule.window
-        readable &= at > tile.low - schedule.window
+        shape = {"window": schedule.window, "chunked": schedule.chunked}
+        visible &= at >= oldest_seen(tile.positions[:, None], **shape)
+        readable &= at >= oldest_seen(tile.low, **shape)
     if schedule.causal:
         visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
     return k, jnp.where(readable[:, None], v, 0.0), jnp.atleast_2d(visible)[None]

@@ -1,6 +1,6 @@
 """The long tail: decoders that differ from the others in a norm, a rope, a router or a name; one shape of each."""
 
-from scripts.goldens.golden import YARN, Golden
+from scripts.goldens.golden import LLAMA3, YARN, Golden
 
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 
@@ -73,6 +73,53 @@ TAIL = {
             "intermediate_size": 56,
             "no_rope_layers": [1, 0, 1, 0, 1],
             "rope_parameters": _ROPE,
+        },
+    ),
+    "llama4": Golden(
+        seed=91,
+        architecture="Llama4",
+        dtype="bfloat16",
+        gain=2.0,
+        config={
+            "vocab_size": 178,
+            "pad_token_id": 0,
+            "hidden_size": 48,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 36,
+            "intermediate_size_mlp": 52,
+            "num_local_experts": 8,
+            "no_rope_layers": [1, 0, 1, 1],
+            "attention_chunk_size": 20,
+            "floor_scale": 24,
+            "attn_scale": 0.3,
+            "rope_parameters": _ROPE,
+        },
+    ),
+    "llama4_dense": Golden(
+        seed=92,
+        architecture="Llama4",
+        dtype="float32",
+        old_rope=True,
+        gain=2.0,
+        config={
+            "vocab_size": 176,
+            "pad_token_id": 0,
+            "hidden_size": 40,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "intermediate_size": 28,
+            "intermediate_size_mlp": 44,
+            "num_local_experts": 8,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_chunk_size": 33,
+            "rope_parameters": {"rope_theta": 20000.0, **LLAMA3},
         },
     ),
     "seed_oss": Golden(

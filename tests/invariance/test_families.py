@@ -20,6 +20,7 @@ NAMES = (
     *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gemma4", "gemma4_moe", "gpt_oss", "gpt_oss_mxfp4"),
     *("mistral", "mistral_full", "mixtral", "mixtral_window", "phi3", "phi3_long", "qwen2_window"),
     *("cohere2", "glm4_moe", "minimax_m2", "ministral3", "olmo3", "smollm3"),  # of the long tail those of most kinds
+    "llama4",
     "deepseek_v3",
 )
 # Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.

@@ -99,7 +99,7 @@ def test_whatever_values_a_config_has_it_is_read_or_refused(config, values):
         ({"rope_theta": math.inf}, "rope_theta is Infinity"),
         ({"eos_token_id": 10**12}, "eos_token_id is 1000000000000; it must be a token id"),
         ({"architectures": 3}, "architectures is 3; it must name one of"),
-        ({"rope_scaling": LLAMA32_1B["rope_scaling"] | {"low_freq_factor": 4.0}}, "not less than high_freq_factor"),
+        ({"rope_scaling": LLAMA32_1B["rope_scaling"] | {"low_freq_factor": 4.5}}, "more than high_freq_factor"),
         ({"rope_scaling": LLAMA32_1B["rope_scaling"] | {"factor": math.nan}}, "factor is NaN"),
     ],
     ids=lambda value: str(value)[:40],

@@ -52,8 +52,11 @@ def causal_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
+    chunked: bool = False,
 ) -> np.ndarray:
     """[T, N, H], [T, K, H], [T, K, H] -> [T, N, H], one query and one head at a time; of the last `window` tokens.
+
+    chunked: of those since the last multiple of `window` instead.
 
     sinks: [N], of each head the logit of one more key, whose value is zero.
     """
@@ -62,7 +65,8 @@ def causal_attention(
     out = np.zeros_like(q)
     for t in range(T):
         for n in range(N):
-            seen = slice(0 if window is None else max(t + 1 - window, 0), t + 1)
+            oldest = 0 if window is None else t // window * window if chunked else max(t + 1 - window, 0)
+            seen = slice(oldest, t + 1)
             logits = k[seen, n // group] @ q[t, n] * scale
             logits = logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap)
             weights = softmax(logits if sinks is None else np.append(logits, sinks[n]))

@@ -47,11 +47,19 @@ MESHES = {
         *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "deepseek_v3", "granitemoehybrid"),
         *("nemotron_h", "gemma4_moe"),
     ),
-    "tp=2": ("gemma4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
+    "tp=2": ("gemma4", "llama4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
     "dp=4,ep=1": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
-        *("qwen3_moe_raw", "qwen3_next_raw", "deepseek_v3_plain", "glm4_moe_lite", "mistral4", "qwen3_5_moe"),
+        *(
+            "llama4_dense",
+            "qwen3_moe_raw",
+            "qwen3_next_raw",
+            "deepseek_v3_plain",
+            "glm4_moe_lite",
+            "mistral4",
+            "qwen3_5_moe",
+        ),
     ),
 }
 CASES = [(golden, mesh) for mesh, goldens in MESHES.items() for golden in goldens]
