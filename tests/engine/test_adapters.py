@@ -127,6 +127,9 @@ def test_reuse_preemption_and_chunks_change_no_token(llm, settings):
         config = dataclasses.replace(llm.config, **changes)
         engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.adapters, fill=float("nan"))
         asked = [RequestOptions(adapter=name) for name in names]
+        for options in asked:  # all adapters lie in their slots before, so that rows run at once
+            engine.add([5, 6], SHORT, options)
+        finish(engine)
         ids = [engine.add(prompt, params, options) for prompt, options in zip(prompts, asked, strict=True)]
         outputs = finish(engine)
         return [(outputs[i].token_ids, logprobs(outputs[i])) for i in ids], engine.scheduler.metrics().preemptions

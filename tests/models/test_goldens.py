@@ -84,7 +84,7 @@ def test_there_is_a_golden_of_every_family():
     text_parts = {
         *(
             f"{name}ForConditionalGeneration"
-            for name in ("Gemma3", "Gemma4", "KimiK25", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
+            for name in ("Gemma3", "Gemma4", "KimiK25", "Llama4", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
         ),
         "Qwen3VLForConditionalGeneration",
     }

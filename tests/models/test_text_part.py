@@ -20,6 +20,7 @@ from tests.models.test_goldens import GOLDENS, load
         ("gemma3_long_window", "Gemma3ForConditionalGeneration"),
         ("gemma4", "Gemma4ForConditionalGeneration"),
         ("gemma4_moe", "Gemma4ForConditionalGeneration"),
+        ("llama4", "Llama4ForConditionalGeneration"),
         ("mistral_full", "Mistral3ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
         ("deepseek_v3", "KimiK25ForConditionalGeneration"),

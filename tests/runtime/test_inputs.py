@@ -25,7 +25,7 @@ from ferrum_jax.runtime.inputs import (
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
 ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
 ROW_FIELDS += ("adapter_ids", "rope_shifts", "mask_ids")
-OF_TOKENS = {"image_slots", "rope_positions"}
+OF_TOKENS = {"image_slots", "seen_ends", "rope_positions"}
 
 
 def make_plan(rows: int) -> ShardPlan:
@@ -64,13 +64,16 @@ def test_tokens_of_images_arrive_and_a_shard_without_has_the_positions_of_its_ro
     rows = {field: np.zeros(2, np.int32) for field in ROW_FIELDS}
     rows |= {"starts": np.array([7, 3], np.int32), "counts": np.array([1, 4], np.int32)}
     text = ShardPlan(**rows | {"rope_shifts": np.array([-5, 2], np.int32)}, block_tables=())
-    images = ImageTokensPlan(slots=np.array([0, 16, 17, 0, 0]), positions=np.arange(15).reshape(3, 5))
+    images = ImageTokensPlan(
+        slots=np.array([0, 16, 17, 0, 0]), positions=np.arange(15).reshape(3, 5), ends=np.array([0, 9, 9, 0, 0])
+    )
     blob = pack_forward([text, ShardPlan(**rows, block_tables=(), images=images)], bucket)
     plain, imaged = (unpack_forward(part, bucket, 0) for part in np.split(blob, 2))
     np.testing.assert_array_equal(plain.rope_positions[:, :5], np.tile([2, 5, 6, 7, 8], (3, 1)))
-    assert not np.any(plain.image_slots)
+    assert not np.any(plain.image_slots) and not np.any(plain.seen_ends)
     np.testing.assert_array_equal(imaged.rope_positions[:, :5], images.positions)
     np.testing.assert_array_equal(imaged.image_slots, [0, 16, 17, *[0] * 13])
+    np.testing.assert_array_equal(imaged.seen_ends, [0, 9, 9, *[0] * 13])
 
 
 def test_rows_of_two_shards_are_sampled_in_a_smaller_bucket_than_the_forward_s():
