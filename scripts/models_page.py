@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ferrum_jax.config import MeshShape
-from ferrum_jax.models.registry import FAMILIES, spec_of
+from ferrum_jax.models.registry import ENCODERS, FAMILIES, NOT_SERVED, encoder_spec_of, spec_of
 from ferrum_jax.sharding import refusals
 from ferrum_jax.spec import ModelSpec
 from tests.models.published import MORE, PUBLISHED
+from tests.models.published_encoders import PUBLISHED_ENCODERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
@@ -32,10 +33,19 @@ divides heads, widths and experts, up to 64; whether the weights fit a device is
 | architecture | published size | parameters | layers | `tp` may be | reference |
 |---|---|---|---|---|---|
 """
+_ENCODERS = """
+## Encoders
+
+They make vectors of texts, or score pairs of them. The parameters are those that decide a vector: without pooler and
+heads. Where no size stands, the architecture is read as the others of its kind.
+
+| architecture | published size | parameters | layers | reference |
+|---|---|---|---|---|
+"""
 _TAIL = """
 The reference is `transformers`, on tiny models with random weights, which the last column names: every layer's output
-and 64 greedy tokens of seven prompts agree. Weights may be float32, bfloat16 or float16, or in a form that
-[Models](reference/models.md) names.
+and 64 greedy tokens of seven prompts agree, and of encoders the vectors or scores. Weights may be float32, bfloat16 or
+float16, or in a form that [Models](reference/models.md) names.
 
 ## What is refused
 
@@ -45,9 +55,8 @@ A key of `config.json` that is not understood is an error that names it, for it 
 |---|---|
 | DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
-| Llama 4 | attention in chunks is not served yet |
-| `clip_qkv` of OLMoE | no released OLMoE clips |
-| images of other models than Qwen3-VL and Qwen3.5, sounds, videos | the text part is served where the table names it |
+{not_served}| `clip_qkv` of OLMoE | no released OLMoE clips |
+| sounds, videos, images of others than Qwen3-VL, Qwen3.5, Gemma 3 | the text part is served where the table names it |
 """
 
 
@@ -64,12 +73,13 @@ def main() -> None:
 
 def page() -> str:
     """The page's text."""
-    return _HEAD + "".join(rows()) + _TAIL
+    not_served = "".join(f"| `{model_type}` | {why} |\n" for model_type, why in NOT_SERVED.items())
+    return _HEAD + "".join(rows()) + _ENCODERS + "".join(encoder_rows()) + _TAIL.format(not_served=not_served)
 
 
 def rows() -> Iterator[str]:
     """A row for each published size, by architecture and number of parameters."""
-    goldens = goldens_by_architecture()
+    goldens = goldens_by_architecture("*/config.json", "vision/*/config.json")
     for architecture in FAMILIES:
         sizes = sorted((count, name) for name, (config, count) in published(architecture))
         shown = ", ".join(goldens.get(architecture, ["of its text model"]))
@@ -77,6 +87,18 @@ def rows() -> Iterator[str]:
             spec = spec_of((PUBLISHED | MORE)[name][0])
             tps = ", ".join(map(str, meshes(spec)))
             yield f"| `{architecture}` | {name} | {count:,} | {spec.num_hidden_layers} | {tps} | {shown} |\n"
+
+
+def encoder_rows() -> Iterator[str]:
+    """A row for each published size of an encoder, and one for each architecture without."""
+    goldens = goldens_by_architecture("encoders/*/config.json", "scorers/*/config.json")
+    for architecture in ENCODERS:
+        shown = ", ".join(goldens.get(architecture, ["of its kind"]))
+        sizes = [item for item in PUBLISHED_ENCODERS.items() if item[1][0]["architectures"] == [architecture]]
+        for name, (config, count) in sorted(sizes, key=lambda item: item[1][1]):
+            yield f"| `{architecture}` | {name} | {count:,} | {encoder_spec_of(config).num_hidden_layers} | {shown} |\n"
+        if not sizes:
+            yield f"| `{architecture}` | | | | {shown} |\n"
 
 
 def published(architecture: str) -> Iterator[tuple[str, tuple[dict, int]]]:
@@ -89,11 +111,11 @@ def meshes(spec: ModelSpec) -> list[int]:
     return [tp for tp in _TPS if not refusals(spec, MeshShape(dp=1, tp=tp))]
 
 
-def goldens_by_architecture() -> dict[str, list[str]]:
-    """Names of the goldens of each architecture."""
+def goldens_by_architecture(*patterns: str) -> dict[str, list[str]]:
+    """Names of the goldens of each architecture. patterns: of their configs."""
     found: dict[str, list[str]] = {}
     folder = ROOT / "tests" / "goldens"
-    for config in sorted([*folder.glob("*/config.json"), *folder.glob("vision/*/config.json")]):
+    for config in sorted(config for pattern in patterns for config in folder.glob(pattern)):
         (architecture,) = json.loads(config.read_text())["architectures"]
         found.setdefault(architecture, []).append(f"`{config.parent.name}`")
     return found

@@ -16,6 +16,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.forms import WeightForm
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.models import (
+    arcee,
     bert,
     cohere2,
     decoder,
@@ -88,6 +89,7 @@ class EncoderFamily:
 
 
 FAMILIES: dict[str, Family] = {
+    "ArceeForCausalLM": Family(spec_from_config=arcee.spec_from_config),
     "Cohere2ForCausalLM": Family(spec_from_config=cohere2.spec_from_config, weight_rules=cohere2.weight_rules),
     "DeepseekV2ForCausalLM": Family(
         spec_from_config=deepseek.v2_spec_from_config,
@@ -248,6 +250,13 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 
+# Families that are asked for and not served, by model_type, and what is missing.
+NOT_SERVED = {
+    "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
+    "served yet",
+    "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
+    "is not served yet",
+}
 _TOWERS: dict[str, type[VisionTower] | type[siglip.SiglipTower]] = {"qwen": VisionTower, "siglip": siglip.SiglipTower}
 _NOTHING_STORED = StoredForms()
 
@@ -337,6 +346,8 @@ def quantised_spec(spec: ModelSpec, weights: str) -> ModelSpec:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
+    if config.get("model_type") in NOT_SERVED:
+        raise ValueError(f"model_type is {config['model_type']!r}: {NOT_SERVED[config['model_type']]}")
     architectures, known = config.get("architectures") or [], sorted(FAMILIES) + sorted(ENCODERS)
     if not isinstance(architectures, list | tuple) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ValueError(f"config.json's architectures is {shown(architectures, repr)}; it must name one of {known}")

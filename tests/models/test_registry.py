@@ -17,7 +17,17 @@ from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.embedding import Embedding
-from ferrum_jax.models.registry import FAMILIES, abstract_model, abstract_parts, bind, family_of, spec_of, unbind
+from ferrum_jax.models.registry import (
+    FAMILIES,
+    NOT_SERVED,
+    abstract_model,
+    abstract_parts,
+    bind,
+    family_of,
+    is_encoder,
+    spec_of,
+    unbind,
+)
 from ferrum_jax.spec import AttentionSpec, CacheGroup, ExpertsSpec, Mamba2Spec, MlpSpec, RopeSpec
 from tests.models.published import (
     GEMMA2_2B,
@@ -80,10 +90,17 @@ def test_weight_rules_name_every_parameter_once(name: str):
 
 
 def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['Cohere2ForCausalLM', 'Deepseek"):
+    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel'; supported are \['ArceeForCausalLM', 'Cohere2"):
         spec_of({"architectures": ["GPT2LMHeadModel"]})
     with pytest.raises(ValueError, match="must name one of"):
         spec_of({})
+
+
+@pytest.mark.parametrize("model_type", NOT_SERVED)
+def test_a_family_that_is_asked_for_and_not_served_is_refused_with_what_is_missing(model_type: str):
+    for read in (spec_of, is_encoder):
+        with pytest.raises(ValueError, match=f"model_type is '{model_type}': its .* not served yet"):
+            read({"architectures": ["SomeForCausalLM"], "model_type": model_type})
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -44,7 +44,7 @@ MESHES = {
     ),
     "dp=2,tp=2": (
         *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
-        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "deepseek_v3", "granitemoehybrid"),
+        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "arcee", "deepseek_v3", "granitemoehybrid"),
         *("nemotron_h", "gemma4_moe"),
     ),
     "tp=2": ("gemma4", "llama4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
