@@ -44,6 +44,8 @@ def copies_for(
         if names or partial:
             raise ValueError("a folder is taken as a whole, by its own names; leave names and partial out")
         return _of_folder(layout, os.fspath(state), spec)
+    if not isinstance(state, nnx.Module | nnx.State | Mapping):
+        raise ValueError(f"the weights are {type(state).__name__}; give a folder, or arrays by name")
     arrays = {name: _array(name, array) for name, array in _renamed(registry.parameters_of(state), names or {}).items()}
     if not arrays:
         raise ValueError("the weights are empty: 0 arrays; give those that change")

@@ -47,7 +47,7 @@ def tags_to_wake(tags: Collection[str] | None, asleep: Collection[str]) -> froze
         raise ValueError(f"tags are {unknown}; they must be among {TAGS}")
     awake = sorted(wanted - set(asleep))
     if awake or not wanted:
-        raise ValueError(f"{' and '.join(awake) or 'nothing'} cannot wake up, as it does not sleep; call sleep() first")
+        raise ValueError(f"{' and '.join(awake) or 'the engine'} cannot wake up: not asleep; call sleep() first")
     return wanted
 
 

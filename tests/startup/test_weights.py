@@ -43,6 +43,8 @@ def tokens(llm: LLM) -> tuple[int, ...]:
 def test_a_model_in_memory_is_the_model_of_its_folder():
     assert in_memory().loaded.fingerprint == small_llm("qwen3").loaded.fingerprint
     assert in_memory().tokenizer is None
+    with pytest.raises(ValueError, match="the weights are NoneType; give a folder, or arrays by name"):
+        in_memory().update_weights(None)  # pyright: ignore[reportArgumentType]
     in_memory().update_weights(model())
     assert tokens(in_memory()) == tokens(small_llm("qwen3"))
 
