@@ -10,10 +10,11 @@ import pytest
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import RequestOptions
+from ferrum_jax.runtime.compile import CompileCounter
 from tests.engine.gemma3_folder import PROCESSOR, write_gemma3_folder
 from tests.engine.image_folder import picture
 from tests.engine.test_images import GREEDY, Picture, asked, assert_golden, engine_of, golden, run
-from tests.support import GOLDENS, SMALL, finish
+from tests.support import GOLDENS, SMALL, finish, small_llm
 
 FOLDER = "vision/gemma3_vision"
 TOKENS, PATCHES = 16, 144
@@ -210,5 +211,7 @@ def test_no_step_compiles_whatever_stands_beside_images():
         prompt = [*before, 152, *[150] * TOKENS, 153, *after]
         options = RequestOptions(media=[span], images=[image], key=str(number))
         engine.add(prompt, SamplingParams(max_tokens=2, temperature=0.0), options)
+    counter, before = CompileCounter(), small_llm(FOLDER, CONFIG).stats()["compiles_after_ready"]
     finish(engine)
+    assert counter.count == 0 and small_llm(FOLDER, CONFIG).stats()["compiles_after_ready"] == before
     assert engine.image_counts()["images_encoded"] == 40
