@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from safetensors.torch import load_file, save_file
 
 from scripts.goldens.command import run
 
@@ -120,13 +121,29 @@ _GEMMA3 = {
     "boi_token_index": START,
     "eoi_token_index": END,
 }
+_TURNED = "Qwen3VLMoe"  # whose published folders have the experts' matrices [in, out]
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 # The prefix of the reference's classes, and the config.
 GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
+    "qwen3_vl_moe": (
+        _TURNED,
+        {"text_config": _TEXT | _EXPERTS | {"tie_word_embeddings": False}, "vision_config": _VISION} | _TOKENS,
+    ),
     "qwen3_5_vision": (
         "Qwen3_5",
         {
             "text_config": _QWEN35_TEXT,
+            "vision_config": {key: x for key, x in _VISION.items() if key != "deepstack_visual_indexes"},
+        }
+        | _TOKENS,
+    ),
+    "qwen3_5_moe_vision": (
+        "Qwen3_5Moe",
+        {
+            "text_config": {key: x for key, x in _QWEN35_TEXT.items() if key != "intermediate_size"}
+            | _EXPERTS
+            | {"shared_expert_intermediate_size": 28},
             "vision_config": {key: x for key, x in _VISION.items() if key != "deepstack_visual_indexes"},
         }
         | _TOKENS,
@@ -143,6 +160,8 @@ def make(name: str, folder: Path) -> None:
     """Writes one folder."""
     model = build(*GOLDENS[name], seed=31)
     model.save_pretrained(folder)
+    if GOLDENS[name][0] == _TURNED:
+        turn_experts(folder / "model.safetensors")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     rng = np.random.default_rng(7)
@@ -159,12 +178,19 @@ def make(name: str, folder: Path) -> None:
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
+def turn_experts(path: Path) -> None:
+    """Stores the experts' matrices [in, out], as the published folders have them; the reference reads both."""
+    tensors = load_file(path)
+    turned = {name: x.mT.contiguous() if ".mlp.experts." in name else x for name, x in tensors.items()}
+    save_file(turned, path, metadata={"format": "pt"})
+
+
 def build(family: str, config: dict[str, Any], seed: int) -> Any:
     """The model in float32 with weights for which greedy outputs vary."""
     torch.manual_seed(seed)
     made = getattr(transformers, f"{family}Config")(**config, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
-    is_zero_centred = family in ("Qwen3_5", "Gemma3")  # but for norms of recurrences and of the tower
+    is_zero_centred = family in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")  # but for norms of recurrences and of the tower
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name == "model.language_model.norm.weight" and family == "Gemma3":

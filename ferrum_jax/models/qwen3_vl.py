@@ -8,7 +8,8 @@ Source: Bai et al. 2025 (Qwen3-VL); keys and defaults as in Hugging Face's confi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import BASE, HEAD, Rule
@@ -32,11 +33,16 @@ _DEEPSTACK = (8, 16, 24)
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Qwen3-VL config.json. Raises ValueError naming what is missing or not understood."""
-    return with_tower(text_part_from(config, _OF_IMAGES, _text_spec), config, _DEEPSTACK)
+    return spec_with_text(config, qwen3_spec_from_config)
 
 
-def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Qwen3's, whose rotary positions have sections."""
+def spec_with_text(config: Mapping[str, Any], spec_from_text: Callable[[Mapping[str, Any]], ModelSpec]) -> ModelSpec:
+    """The same over another text model, whose rotary positions get sections."""
+    text = text_part_from(config, _OF_IMAGES, functools.partial(_text_spec, spec_from_text))
+    return with_tower(text, config, _DEEPSTACK)
+
+
+def _text_spec(spec_from_text: Callable[[Mapping[str, Any]], ModelSpec], config: Mapping[str, Any]) -> ModelSpec:
     config, sections = dict(config), None
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(config.get(key), Mapping):
@@ -47,8 +53,7 @@ def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
             own = ("mrope_section", "mrope_interleaved")
             config[key] = {name: value for name, value in config[key].items() if name not in own}
     config.setdefault("rope_theta", 500000.0) if not config.get("rope_parameters") else None
-    spec = qwen3_spec_from_config(config)
-    return with_sections(spec, sections or _SECTIONS)
+    return with_sections(spec_from_text(config), sections or _SECTIONS)
 
 
 def with_tower(spec: ModelSpec, config: Mapping[str, Any], deepstack: Sequence[int] = ()) -> ModelSpec:

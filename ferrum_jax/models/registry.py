@@ -48,6 +48,7 @@ from ferrum_jax.models import (
     qwen3_5,
     qwen3_next,
     qwen3_vl,
+    qwen3_vl_moe,
     recurrent,
     seed_oss,
     siglip,
@@ -214,6 +215,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3VLForConditionalGeneration": Family(
         spec_from_config=qwen3_vl.spec_from_config,
         weight_rules=qwen3_vl.weight_rules,
+        harmless=qwen3_vl.harmless_tensors,
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        spec_from_config=qwen3_vl_moe.spec_from_config,
+        weight_rules=qwen3_vl_moe.weight_rules,
         harmless=qwen3_vl.harmless_tensors,
     ),
     "SeedOssForCausalLM": Family(spec_from_config=seed_oss.spec_from_config),

@@ -72,6 +72,25 @@ _TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstac
 QWEN3_VL_2B = _qwen3_vl(_text(2048, 28, 16, 6144), _SMALL_TOWER, tied=True)
 
 
+def _with_experts(config: dict[str, Any]) -> dict[str, Any]:
+    experts = {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_vl_moe_text",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+    }
+    return config | {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "model_type": "qwen3_vl_moe",
+        "text_config": config["text_config"] | experts,
+        "vision_config": config["vision_config"] | {"model_type": "qwen3_vl_moe"},
+    }
+
+
 def _gemma3(text: dict[str, int]) -> dict[str, Any]:
     return {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -114,5 +133,6 @@ IMAGES = {
 MORE_IMAGES = {
     "Qwen3-VL-4B": (_qwen3_vl(_text(2560, 36, 32, 9728), _SMALL_TOWER, tied=True), 4_437_815_808),
     "Qwen3-VL-8B": (_qwen3_vl(_text(4096, 36, 32, 12288), _TOWER, tied=False), 8_767_123_696),
+    "Qwen3-VL-30B-A3B": (_with_experts(_qwen3_vl(_text(2048, 48, 32, 6144), _TOWER, tied=False)), 31_070_754_032),
     "Qwen3-VL-32B": (_qwen3_vl(_text(5120, 64, 64, 25600), _TOWER, tied=False), 33_357_390_064),
 }
