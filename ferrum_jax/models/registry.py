@@ -260,6 +260,10 @@ ENCODERS: dict[str, EncoderFamily] = {
 NOT_SERVED = {
     "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
     "served yet",
+    "mimo_v2_flash": "its layers with a window have sinks, twice the KV heads of the others and keys wider than "
+    "values, which is not served yet",
+    "phimoe": "its router weighs an expert among those whose scores come near its own (SparseMixer), and its head has "
+    "a bias, which is not served yet",
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
     "is not served yet",
 }
