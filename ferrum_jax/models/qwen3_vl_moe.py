@@ -37,6 +37,9 @@ def _joined(rule: Rule, spec: ModelSpec) -> Rule:
     if not rule.experts or spec.experts is None:
         return rule
     width, parameter = spec.experts.intermediate_size, rule.target.rpartition(".")[2]
-    columns = {"gate": {"stop": width}, "up": {"start": width}}.get(parameter, {})
-    stack = rule.source.partition("{e}")[0] + ("gate_up_proj" if columns else "down_proj")
-    return dataclasses.replace(rule, joined=StoredTensor(stack, TensorSlice(axis=2, transposed=True, **columns)))
+    part = TensorSlice(transposed=True)
+    if parameter in ("gate", "up"):
+        start, stop = (0, width) if parameter == "gate" else (width, None)
+        part = TensorSlice(axis=2, start=start, stop=stop, transposed=True)
+    stack = rule.source.partition("{e}")[0] + ("down_proj" if parameter == "down" else "gate_up_proj")
+    return dataclasses.replace(rule, joined=StoredTensor(stack, part))
