@@ -36,14 +36,18 @@ _COMPRESSORS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand."""
+    """rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand.
+
+    model: "dense", "experts" or "latent". not_rounded: ends of the names of modules whose inputs are not rounded.
+    """
 
     config: Mapping[str, Any]
     pack: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor] | None]
     rounding: str | None = None
     group: int | None = None
     input_scale: float | None = None
-    experts: bool = False
+    model: str = "dense"
+    not_rounded: tuple[str, ...] = ()
 
 
 def ignored(module: str) -> bool:
@@ -187,7 +191,7 @@ def _gptq(bits: int, *, is_v1: bool, symmetric: bool, ordered: bool) -> Quantise
     return Quantised(config=config, pack=pack)
 
 
-def _awq(*, experts: bool) -> Quantised:
+def _awq(model: str) -> Quantised:
     def pack(module: str, weight: torch.Tensor):
         if ignored(module):
             return None
@@ -197,10 +201,10 @@ def _awq(*, experts: bool) -> Quantised:
         return words | {"scales": scale.T.contiguous()}, decoded
 
     config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-    return Quantised(config=config | {"modules_to_not_convert": ["mlp.gate"]}, pack=pack, experts=experts)
+    return Quantised(config=config | {"modules_to_not_convert": ["mlp.gate"]}, pack=pack, model=model)
 
 
-def _fp8(*, blocks: bool, experts: bool = False) -> Quantised:
+def _fp8(*, blocks: bool, model: str = "dense") -> Quantised:
     def pack(module: str, weight: torch.Tensor):
         if ignored(module):
             return None
@@ -215,8 +219,16 @@ def _fp8(*, blocks: bool, experts: bool = False) -> Quantised:
 
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     config |= {"weight_block_size": [BLOCK, BLOCK]} if blocks else {}
-    config |= {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]}
-    return Quantised(config=config, pack=pack, rounding="fp8", group=BLOCK if blocks else None, experts=experts)
+    if model != "latent":  # DeepSeek-V3 names none of its dense modules
+        config |= {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]}
+    return Quantised(
+        config=config,
+        pack=pack,
+        rounding="fp8",
+        group=BLOCK if blocks else None,
+        model=model,
+        not_rounded=("kv_b_proj",),  # it is absorbed, so what it multiplies is not its published input
+    )
 
 
 _INT8 = {"num_bits": 8, "strategy": "channel", "symmetric": True}
@@ -243,9 +255,10 @@ FORMATS: dict[str, Quantised] = {
     "gptq": _gptq(4, is_v1=True, symmetric=True, ordered=False),
     "gptq_v2_ordered": _gptq(4, is_v1=False, symmetric=False, ordered=True),
     "gptq_8_bits": _gptq(8, is_v1=True, symmetric=False, ordered=True),
-    "awq": _awq(experts=False),
-    "w4a16_experts": _ct("pack-quantized", _W4 | {"symmetric": True}, experts=True),
-    "w8a8_experts": _ct("int-quantized", _INT8, _TOKEN, experts=True),
-    "fp8_blocks_experts": _fp8(blocks=True, experts=True),
-    "awq_experts": _awq(experts=True),
+    "awq": _awq("dense"),
+    "w4a16_experts": _ct("pack-quantized", _W4 | {"symmetric": True}, model="experts"),
+    "w8a8_experts": _ct("int-quantized", _INT8, _TOKEN, model="experts"),
+    "fp8_blocks_experts": _fp8(blocks=True, model="experts"),
+    "fp8_blocks_latent": _fp8(blocks=True, model="latent"),
+    "awq_experts": _awq("experts"),
 }

@@ -32,7 +32,7 @@ def load(name: str):
 def test_there_is_a_golden_of_every_format():
     methods = [json.loads((FOLDER / name / "config.json").read_text())["quantization_config"] for name in NAMES]
     assert {method["quant_method"] for method in methods} == {"awq", "compressed-tensors", "fp8", "gptq"}
-    assert len(NAMES) == 19
+    assert len(NAMES) == 20
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
