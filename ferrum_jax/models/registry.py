@@ -260,8 +260,8 @@ ENCODERS: dict[str, EncoderFamily] = {
 NOT_SERVED = {
     "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
     "served yet",
-    "mimo_v2_flash": "its layers with a window have sinks, twice the KV heads of the others and keys wider than "
-    "values, which is not served yet",
+    "mimo_v2_flash": "its attention (sinks and other KV heads in layers with a window, keys wider than values, "
+    "scaled values) was not compared with its reference, so it is not served yet",
     "phimoe": "its router weighs an expert among those whose scores come near its own (SparseMixer), and its head has "
     "a bias, which is not served yet",
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
@@ -356,8 +356,9 @@ def quantised_spec(spec: ModelSpec, weights: str) -> ModelSpec:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    if config.get("model_type") in NOT_SERVED:
-        raise ValueError(f"model_type is {config['model_type']!r}: {NOT_SERVED[config['model_type']]}")
+    missing = NOT_SERVED.get(str(config.get("model_type")))
+    if missing is not None:
+        raise ValueError(f"model_type is {config['model_type']!r}: {missing}")
     architectures, known = config.get("architectures") or [], sorted(FAMILIES) + sorted(ENCODERS)
     if not isinstance(architectures, list | tuple) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ValueError(f"config.json's architectures is {shown(architectures, repr)}; it must name one of {known}")
