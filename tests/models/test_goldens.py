@@ -86,7 +86,7 @@ def test_there_is_a_golden_of_every_family():
             f"{name}ForConditionalGeneration"
             for name in ("Gemma3", "Gemma4", "KimiK25", "Llama4", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
         ),
-        "Qwen3VLForConditionalGeneration",
+        *(f"{name}ForConditionalGeneration" for name in ("Qwen3VL", "Qwen3VLMoe")),
     }
     assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts
 
