@@ -35,6 +35,7 @@ from ferrum_jax.models import (
     lfm2,
     llama,
     llama4,
+    mimo_v2_flash,
     minimax_m2,
     ministral3,
     mistral4,
@@ -159,6 +160,11 @@ FAMILIES: dict[str, Family] = {
         harmless=text_part.harmless_tensors,
     ),
     "LlamaForCausalLM": Family(spec_from_config=llama.spec_from_config),
+    "MiMoV2FlashForCausalLM": Family(
+        spec_from_config=mimo_v2_flash.spec_from_config,
+        weight_rules=mimo_v2_flash.weight_rules,
+        harmless=mimo_v2_flash.harmless_tensors,
+    ),
     "MiniMaxM2ForCausalLM": Family(
         spec_from_config=minimax_m2.spec_from_config,
         weight_rules=minimax_m2.weight_rules,
@@ -260,8 +266,6 @@ ENCODERS: dict[str, EncoderFamily] = {
 NOT_SERVED = {
     "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
     "served yet",
-    "mimo_v2_flash": "its attention (sinks and other KV heads in layers with a window, keys wider than values, "
-    "scaled values) was not compared with its reference, so it is not served yet",
     "phimoe": "its router weighs an expert among those whose scores come near its own (SparseMixer), and its head has "
     "a bias, which is not served yet",
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "

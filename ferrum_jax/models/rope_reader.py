@@ -66,11 +66,12 @@ def ropes_by_kind(
     default_theta: float,
     local_theta: float | None = None,
     default_partial: float | None = None,
+    local_partial: float | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Ropes of full and of windowed layers: from `rope_parameters` by kind, or from keys of the older spelling.
 
     Scaling in the older spelling is of full layers alone. local_theta: of windowed layers where the config is silent
-    of theirs; None is the other's. default_partial: of full layers, as in `rope_from`.
+    of theirs; None is the other's. default_partial, local_partial: of full and of windowed layers, as in `rope_from`.
     """
     by_kind = mapping(reader, "rope_parameters")
     unknown = sorted(set(by_kind) - {"full_attention", "sliding_attention"})
@@ -84,7 +85,10 @@ def ropes_by_kind(
     full = {"rope_theta": theta, **mapping(reader, "rope_scaling"), **(by_kind.get("full_attention") or {})}
     local = {"rope_theta": near, **(by_kind.get("sliding_attention") or {})}
     near, far = (ConfigReader({"rope_parameters": values}) for values in (local, full))
-    return rope_from(far, max_positions, default_partial=default_partial), rope_from(near, max_positions)
+    return (
+        rope_from(far, max_positions, default_partial=default_partial),
+        rope_from(near, max_positions, default_partial=local_partial),
+    )
 
 
 def mapping(reader: ConfigReader, key: str) -> dict[str, Any]:

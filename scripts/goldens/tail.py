@@ -1,6 +1,7 @@
 """The long tail: decoders that differ from the others in a norm, a rope, a router or a name; one shape of each."""
 
 from scripts.goldens.golden import LLAMA3, YARN, Golden
+from scripts.goldens.tail_moe import TAIL_MOE
 
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 
@@ -442,4 +443,5 @@ TAIL = {
             "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5},
         },
     ),
+    **TAIL_MOE,
 }

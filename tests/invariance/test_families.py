@@ -22,6 +22,7 @@ NAMES = (
     *("cohere2", "glm4_moe", "minimax_m2", "ministral3", "olmo3", "smollm3"),  # of the long tail those of most kinds
     "llama4",
     "deepseek_v3",
+    "mimo_v2_flash",
 )
 # Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
 BY_HAND = (

@@ -4,6 +4,8 @@ Source: the config.json that each model's authors published, without some keys t
 those of the reference implementation built without memory from the same values; they agree with the model cards.
 """
 
+from tests.models.published_tail_moe import TAIL_MOE
+
 OLMO2_7B = {
     "architectures": ["Olmo2ForCausalLM"],
     "attention_bias": False,
@@ -628,6 +630,7 @@ TAIL = {
     "Qwen1.5-MoE-A2.7B": (QWEN15_MOE_A27B, 14_315_784_192),
     "Ministral-3-8B": (MINISTRAL3_8B, 8_489_553_920),
     "MiniMax-M2": (MINIMAX_M2, 228_689_764_864),
+    **TAIL_MOE,
 }
 MORE_TAIL = {
     "OLMo-2-0425-1B": (

@@ -476,3 +476,27 @@ def test_longrope_takes_the_long_factors_where_the_longest_context_is_beyond_the
         with pytest.raises(ValueError, match=f"{key} is {str(value).lower()}; of this architecture it must be"):
             spec_of(config | {key: value})
     assert spec_of(PHI3_MINI_4K).window_of(0) == 2047
+
+
+def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references():
+    config = ALL["MiMo-V2-Flash"][0]
+    spec = spec_of(config)
+    far, near = spec.attention, spec.attention_of(1)
+    assert (far.kept, near.kept) == ((4, 192, 128, False), (8, 192, 128, False))
+    assert not far.sinks and near.sinks and spec.window_of(0) is None and spec.window_of(1) == 129
+    assert (far.rope.rope_theta, near.rope.rope_theta, near.rope.rotary_dim(192)) == (5e6, 1e4, 64)
+    assert spec.experts.layers == tuple(range(1, 48)) and not spec.experts.shared_intermediate_size
+    published = (*("hybrid_layer_pattern", "moe_layer_freq", "layernorm_epsilon", "sliding_window_size"),)
+    published += ("partial_rotary_factor", "rope_theta", "swa_rope_theta", "sliding_window")
+    assert spec_of({key: value for key, value in config.items() if key not in published}) == spec
+    assert spec_of(config | {"attention_value_scale": None}).attention.output_multiplier == 1
+    for change, message in (
+        ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads is 4; of this architecture it must be 8"),
+        ({"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias is true"),
+        ({"n_shared_experts": 1}, "n_shared_experts is 1; of this architecture it must be 0"),
+        ({"moe_layer_freq": [0, 1]}, "it must name 'dense' or 'sparse' for each of 48 layers"),
+        ({"sliding_window_size": "128"}, 'sliding_window_size is "128"; it must be a number'),
+        ({"attention_value_scale": 0}, "attention_value_scale is 0; it must be a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spec_of(config | change)

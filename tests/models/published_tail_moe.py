@@ -1,0 +1,56 @@
+"""Published configs of the long tail's families whose experts or attention no other has."""
+
+from typing import Any
+
+# XiaomiMiMo/MiMo-V2-Flash without its fp8, with values as copies of its config.json have them in the tests of other
+# readers of it.
+MIMO_V2_FLASH: dict[str, Any] = {
+    "add_full_attention_sink_bias": False,
+    "add_swa_attention_sink_bias": True,
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "attention_bias": False,
+    "attention_chunk_size": 128,
+    "attention_dropout": 0.0,
+    "attention_value_scale": 0.707,
+    "head_dim": 192,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "hybrid_block_size": None,
+    "hybrid_layer_pattern": [0 if layer == 0 or layer % 6 == 5 else 1 for layer in range(48)],
+    "initializer_range": 0.02,
+    "intermediate_size": 16384,
+    "layernorm_epsilon": 1e-5,
+    "max_position_embeddings": 262144,
+    "model_type": "mimo_v2_flash",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": [0] + [1] * 47,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": None,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.334,
+    "rope_theta": 5000000,
+    "routed_scaling_factor": None,
+    "scoring_func": "sigmoid",
+    "sliding_window": 128,
+    "sliding_window_size": 128,
+    "swa_head_dim": 192,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 8,
+    "swa_rope_theta": 10000,
+    "swa_v_head_dim": 128,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 152576,
+}
+TAIL_MOE: dict[str, tuple[dict[str, Any], int]] = {
+    "MiMo-V2-Flash": (MIMO_V2_FLASH, 308_778_780_864),
+}
