@@ -52,6 +52,7 @@ RULES: dict[str, str | tuple[str, ...]] = {
 PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("embed.weight", ("vocabulary", None)),
     ("head.weight", ("vocabulary", None)),
+    ("head.bias", ("vocabulary",)),
     ("layers.*.attention.q.weight", ("heads", None)),
     ("layers.*.attention.q.bias", ("heads",)),
     ("layers.*.attention.[kv].weight", ("kv_heads", None)),

@@ -45,11 +45,12 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLogits:
-    """The logits of a few tokens. rows: their vectors in the head, [n, D] float32."""
+    """The logits of a few tokens. rows: their vectors in the head, [n, D] float32; bias: [n] float32, or none."""
 
     rows: np.ndarray
     scale: float
     cap: float | None
+    bias: np.ndarray | None = None
 
     @classmethod
     def of(cls, spec: ModelSpec, weights: Mapping[str, jax.Array], token_ids: Sequence[int]) -> TokenLogits:
@@ -60,16 +61,23 @@ class TokenLogits:
                 f"{spec.architecture} has a quantised head, and scores are made of dense vectors of tokens; name a "
                 "checkpoint whose lm_head is dense"
             )
-        rows = np.asarray(_rows(weights[name], np.asarray(token_ids, np.int32)), np.float32)
-        return cls(rows=rows, scale=spec.logit_scale, cap=spec.final_logit_softcapping)
+        ids = np.asarray(token_ids, np.int32)
+        bias = None if spec.tie_word_embeddings else weights.get("head.bias")
+        return cls(
+            rows=np.asarray(_rows(weights[name], ids), np.float32),
+            scale=spec.logit_scale,
+            cap=spec.final_logit_softcapping,
+            bias=None if bias is None else np.asarray(_rows(bias, ids), np.float32),
+        )
 
     def __call__(self, state: np.ndarray) -> np.ndarray:  # [D] -> [n] float64
-        logits = self.scale * (self.rows.astype(np.float64) @ state.astype(np.float64))
+        logits = self.rows.astype(np.float64) @ state.astype(np.float64)
+        logits = self.scale * (logits if self.bias is None else logits + self.bias)
         return logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
 
 
 @jax.jit
-def _rows(weight: jax.Array, ids: jax.Array) -> jax.Array:  # [V, D], [n] -> [n, D]
+def _rows(weight: jax.Array, ids: jax.Array) -> jax.Array:  # [V, ...], [n] -> [n, ...]
     return jnp.take(weight, ids, axis=0)
 
 

@@ -2,7 +2,8 @@
 
 Source: Shazeer et al. 2017 (routing); Qwen3-MoE's reference implementation (softmax before top-k; with the
 weights of the chosen made to sum to one, that is softmax over the top-k, as in Mixtral and gpt-oss); DeepSeek-AI 2024
-(DeepSeek-V3, section 2.1: sigmoid scores, groups, a correction that chooses and does not weigh).
+(DeepSeek-V3, section 2.1: sigmoid scores, groups, a correction that chooses and does not weigh); Liu et al. 2024
+(GRIN, SparseMixer-v2: weights among rivals, without the noise of training).
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class MoE(nnx.Module):
         logits = project(x, self.router.weight[...], out_dtype=jnp.float32)
         if self.router.bias is not None:
             logits += self.router.bias[...].astype(jnp.float32)[None, :]
+        if self.spec.rivals_within is not None:
+            return _among_rivals(logits, self.spec.num_experts_per_tok, self.spec.rivals_within)
         scores = jax.nn.softmax(logits, axis=-1) if self.spec.scoring == "softmax" else jax.nn.sigmoid(logits)
         weights, ids = self._choose(scores)
         if self.spec.norm_topk_prob:
@@ -210,6 +213,25 @@ class NormedMoE(MoE):
         shared = self.shared.down(self.shared.hidden(self.shared_norm(x)))
         shards = context.shards
         return self.shared_out_norm(shards.sum(shared)) + self.experts_out_norm(shards.sum(routed))
+
+
+def _among_rivals(
+    logits: jax.Array,  # [T, E] float32
+    num_chosen: int,
+    within: float,
+) -> tuple[jax.Array, jax.Array]:  # ids [T, X] int32, weights [T, X] float32
+    """The experts of the best logits, each with its softmax over those that are near it and not chosen before it.
+
+    Near is what is behind by at most `within` times the larger of the best logit and its own size.
+    """
+    best, ids = jax.lax.top_k(logits, num_chosen)
+    is_left, weights = jnp.ones(logits.shape, bool), []
+    for i in range(num_chosen):
+        top = best[:, i : i + 1]
+        is_rival = is_left & (top - logits <= within * jnp.maximum(jnp.abs(logits), top))
+        weights.append(1 / jnp.sum(jnp.where(is_rival, jnp.exp(logits - top), 0), axis=-1))
+        is_left &= jnp.arange(logits.shape[1])[None, :] != ids[:, i : i + 1]
+    return ids, jnp.stack(weights, axis=-1)
 
 
 _bits = jax.lax.bitcast_convert_type

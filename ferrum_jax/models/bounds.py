@@ -97,6 +97,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "moe_norm_min": (0.0, 1e-3),
     "attention_multiplier": _CAP,
     "attention_value_scale": _CAP,
+    "router_jitter_noise": (0.0, 1.0),
     "embedding_multiplier": _CAP,
     "residual_multiplier": _CAP,
     "logits_scaling": _CAP,

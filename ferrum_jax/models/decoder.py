@@ -12,6 +12,7 @@ the context's `attend`. A family adds how its config.json is read; see llama.py,
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -133,7 +134,8 @@ class Decoder(nnx.Module):
         )
         self.norm = norm_of(spec.norm, spec.hidden_size, dtype=dtype)
         tied = spec.tie_word_embeddings
-        self.head = None if tied else Linear(spec.hidden_size, spec.vocab_size, dtype=dtype, rngs=rngs)
+        head = functools.partial(Linear, spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
+        self.head = None if tied else head(dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -163,6 +165,8 @@ class Decoder(nnx.Module):
             scores = self.embed.attend(hidden)
         else:
             scores = project(hidden, self.head.weight[...], out_dtype=jnp.float32)
+            if self.head.bias is not None:
+                scores = scores + self.head.bias[...].astype(jnp.float32)[None, :]
         if self.spec.logit_scale != 1:
             scores = scores * self.spec.logit_scale
         cap = self.spec.final_logit_softcapping
@@ -183,14 +187,14 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
     """Embedding, head and the norms between layers. norms: names of those of a layer, by ours."""
     every = tuple(range(spec.num_hidden_layers))
-    head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
+    of_head = () if spec.tie_word_embeddings else ("weight", "bias") if spec.head_bias else ("weight",)
     final = ("weight", "bias") if spec.norm.bias else ("weight",)
     usual = BOTH if spec.norm.after and spec.norm.before else AFTER if spec.norm.after else BEFORE
     of_layer = (usual if norms is None else norms).items()
     return (
         Rule(source="model.embed_tokens.weight", target="embed.weight"),
         *(Rule(source=f"model.norm.{part}", target=f"norm.{part}") for part in final),
-        *head,
+        *(Rule(source=f"lm_head.{part}", target=f"head.{part}") for part in of_head),
         *(rule for ours, theirs in of_layer for rule in linear(theirs, ours, every, spec.norm.bias)),
     )
 

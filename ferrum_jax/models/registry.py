@@ -45,6 +45,7 @@ from ferrum_jax.models import (
     nemotron_h,
     olmo,
     phi,
+    phimoe,
     qwen,
     qwen3_5,
     qwen3_next,
@@ -189,6 +190,7 @@ FAMILIES: dict[str, Family] = {
     "Olmo3ForCausalLM": Family(spec_from_config=olmo.olmo3_spec_from_config),
     "OlmoeForCausalLM": Family(spec_from_config=olmo.olmoe_spec_from_config),
     "Phi3ForCausalLM": Family(spec_from_config=phi.spec_from_config, weight_rules=phi.weight_rules),
+    "PhimoeForCausalLM": Family(spec_from_config=phimoe.spec_from_config, weight_rules=phimoe.weight_rules),
     "Qwen2ForCausalLM": Family(spec_from_config=qwen.qwen2_spec_from_config),
     "Qwen2MoeForCausalLM": Family(spec_from_config=qwen.qwen2_moe_spec_from_config),
     "Qwen3ForCausalLM": Family(spec_from_config=qwen.qwen3_spec_from_config),
@@ -262,12 +264,11 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 
+_SPELLINGS = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # as published, and as in the reference implementation
 # Families that are asked for and not served, by model_type, and what is missing.
 NOT_SERVED = {
     "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
     "served yet",
-    "phimoe": "its router weighs an expert among those whose scores come near its own (SparseMixer), and its head has "
-    "a bias, which is not served yet",
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
     "is not served yet",
 }
@@ -350,7 +351,7 @@ def spec_of(
     family = family_of(_architecture(config))
     spec = family.spec_from_config(without_forms(config))
     if not spec.tie_word_embeddings and not has_head():
-        spec = dataclasses.replace(spec, tie_word_embeddings=True)
+        spec = dataclasses.replace(spec, tie_word_embeddings=True, head_bias=False)
     return dataclasses.replace(spec, forms=forms_of(family.weight_rules(spec), config, stored))
 
 
@@ -366,8 +367,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
     architectures, known = config.get("architectures") or [], sorted(FAMILIES) + sorted(ENCODERS)
     if not isinstance(architectures, list | tuple) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ValueError(f"config.json's architectures is {shown(architectures, repr)}; it must name one of {known}")
-    whole = architectures[0].removesuffix("Model") + "ForCausalLM"  # of a base model that was saved alone
-    return whole if architectures[0] not in ENCODERS and whole in FAMILIES else architectures[0]
+    name = _SPELLINGS.get(architectures[0], architectures[0])
+    whole = name.removesuffix("Model") + "ForCausalLM"  # of a base model that was saved alone
+    return whole if name not in ENCODERS and whole in FAMILIES else name
 
 
 def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> decoder.Decoder:

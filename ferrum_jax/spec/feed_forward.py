@@ -39,7 +39,9 @@ class ExpertsSpec:
     scoring: what makes an expert's score of its logit. corrected: experts are chosen by score plus a correction, and
     weighed by score alone. num_groups, num_chosen_groups: only experts of the groups whose num_best best scores sum
     highest are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
-    routed_scaling_factor. weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
+    routed_scaling_factor. rivals_within: an expert is weighed by softmax over its rivals, which are those not chosen
+    before it whose logits are behind its own by this share at most; None is by its score.
+    weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
     shared_intermediate_size: of one more expert that all tokens go to, 0 for none; shared_gate: behind a gate.
     own_norms: the shared expert, the others together, and the router each norm what they are given, and the first two
     what they give; the router's norm has a scale of each value, and an expert's weight one of that expert.
@@ -59,6 +61,7 @@ class ExpertsSpec:
     num_best: int = 2
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
+    rivals_within: float | None = None
     weighs_inputs: bool = False
     shared_intermediate_size: int = 0
     shared_gate: bool = True
@@ -81,6 +84,7 @@ class ExpertsSpec:
         in_chosen = self.num_experts // self.num_groups * self.num_chosen_groups
         if self.num_experts_per_tok > in_chosen:
             raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {in_chosen} in the chosen groups")
+        assert self.rivals_within is None or not (self.corrected or self.num_groups > 1), "no layer computes this"
         assert not self.own_norms or (self.shared_intermediate_size and not self.shared_gate), "no layer computes this"
         if self.weighs_inputs and self.num_experts_per_tok != 1:
             raise ValueError(

@@ -91,7 +91,7 @@ class ModelSpec:
     layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
     weight, one number. parallel: attention and MLP are given the same norm's output. embedding_scale,
     residual_multiplier, logit_scale: embeddings, what a layer's halves add, and logits of tokens are multiplied by it.
-    final_logit_softcapping: logits of tokens become cap * tanh(logits / cap).
+    head_bias: of a head that is no embedding. final_logit_softcapping: logits become cap * tanh(logits / cap).
     cache_groups: empty takes one group "full" of all layers.
     forms: of the parameters that are not dense, by their dotted path, in its order.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
@@ -120,6 +120,7 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     final_logit_softcapping: float | None = None
     cache_groups: tuple[CacheGroup, ...] = ()
     borrowed: tuple[tuple[int, int], ...] = ()
@@ -133,6 +134,10 @@ class ModelSpec:
             object.__setattr__(self, "cache_groups", (group,))
         check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
         check_above_zero(self, "final_logit_softcapping")
+        if self.head_bias and self.tie_word_embeddings:
+            raise ValueError(
+                "lm_head_bias and tie_word_embeddings are true; a head that is the embedding has no bias here"
+            )
         self._check_layers()
         kinds = [group.kind for group in self.cache_groups]
         if "state" in kinds[:-1] or kinds == ["state"]:
@@ -240,6 +245,8 @@ _ABSENT: Mapping[str, Any] = {
     "tower": "qwen",
     "sections": (),
     "without_mlp": (),
+    "head_bias": False,
+    "rivals_within": None,
     "gate_multiplier": 1.0,
     "output_multiplier": 1.0,
     "has_gates": True,

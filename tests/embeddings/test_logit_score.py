@@ -88,7 +88,9 @@ def test_what_cannot_score_is_refused_by_name(tmp_path):
         LLM(str(GOLDENS / "scorers" / "bert"), config).score(PAIRS[:1], instruction="x")
 
 
-def test_logits_have_the_models_scale_and_cap():
+def test_logits_have_the_models_scale_cap_and_bias():
     rows, state = np.asarray([[1.0, 2.0], [3.0, -1.0]], np.float32), np.asarray([2.0, 1.0], np.float32)
     logits = TokenLogits(rows=rows, scale=0.5, cap=3.0)(state)
     np.testing.assert_allclose(logits, 3.0 * np.tanh(np.asarray([2.0, 2.5]) / 3.0))
+    biased = TokenLogits(rows=rows, scale=0.5, cap=None, bias=np.asarray([1.0, -2.0], np.float32))
+    np.testing.assert_allclose(biased(state), [2.5, 1.5])

@@ -23,6 +23,7 @@ NAMES = (
     "llama4",
     "deepseek_v3",
     "mimo_v2_flash",
+    "phimoe",
 )
 # Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
 BY_HAND = (

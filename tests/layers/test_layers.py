@@ -266,6 +266,19 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     assert_close(jitted(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
 
 
+@pytest.mark.parametrize("within", [0.02, 0.5, 1.5])
+def test_experts_are_weighed_among_their_rivals(within: float):
+    experts = dataclasses.replace(EXPERTS, rivals_within=within)
+    layer = MoE(SPEC.hidden_size, experts, SPEC.mlp, dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (33, 20), "float32")
+    ids, weights = oracle.route_among_rivals(wide, w["router.weight"], 2, within)
+    found_ids, found_weights = layer.route(x)
+    np.testing.assert_array_equal(found_ids, ids)
+    assert_close(found_weights, weights, "float32")
+    assert np.any(weights < 1)
+
+
 def test_experts_with_biases_and_a_clamped_gate():
     biased = dataclasses.replace(EXPERTS, norm_topk_prob=True, bias=True)
     mlp = dataclasses.replace(SPEC.mlp, swiglu_limit=0.4, swiglu_alpha=1.5)

@@ -51,6 +51,41 @@ MIMO_V2_FLASH: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 152576,
 }
+# microsoft/Phi-3.5-MoE-instruct under the reference implementation's name, without its longrope: no source shows its
+# lists of factors in full.
+PHI35_MOE: dict[str, Any] = {
+    "architectures": ["PhimoeForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 32000,
+    "hidden_act": "silu",
+    "hidden_dropout": 0.0,
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "input_jitter_noise": 0.01,
+    "intermediate_size": 6400,
+    "lm_head_bias": True,
+    "max_position_embeddings": 131072,
+    "model_type": "phimoe",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "original_max_position_embeddings": 4096,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.0,
+    "router_jitter_noise": 0.01,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 32064,
+}
 TAIL_MOE: dict[str, tuple[dict[str, Any], int]] = {
     "MiMo-V2-Flash": (MIMO_V2_FLASH, 308_778_780_864),
+    "Phi-3.5-MoE": (PHI35_MOE, 41_873_153_344),
 }

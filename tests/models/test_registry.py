@@ -500,3 +500,24 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
     ):
         with pytest.raises(ValueError, match=message):
             spec_of(config | change)
+
+
+def test_phi35_moe_is_read_under_its_published_name_with_one_mscale_and_a_head_that_has_a_bias():
+    config = ALL["Phi-3.5-MoE"][0]
+    factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    mscales = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
+    scaling = {"type": "longrope", "original_max_position_embeddings": 4096, **factors, **mscales}
+    spec = spec_of(config | {"architectures": ["PhiMoEForCausalLM"], "rope_scaling": scaling})
+    assert spec_of(config | {"rope_scaling": scaling}) == spec
+    assert spec.attention.rope.attention_factor == mscales["long_mscale"] and spec.attention.rope.is_long
+    assert not spec.fitted(4096).attention.rope.is_long and spec.window_of(0) is None
+    assert spec.experts.rivals_within == 0.02 and "head.bias" in abstract_parts(spec)[1]
+    without_head = spec_of(config, has_head=lambda: False)
+    assert without_head.tie_word_embeddings and not without_head.head_bias
+    for change, message in (
+        ({"num_experts_per_tok": 4}, "num_experts_per_tok is 4; of this architecture it must be 2"),
+        ({"rope_scaling": scaling | {"long_mscale": 1.3}}, "long_mscale 1.3 of the rope; they must be one number"),
+        ({"tie_word_embeddings": True}, "lm_head_bias and tie_word_embeddings are true"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spec_of(config | change)

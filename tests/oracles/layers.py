@@ -89,6 +89,23 @@ def route(
     return ids, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
 
 
+def route_among_rivals(
+    x: np.ndarray, router: np.ndarray, num_chosen: int, within: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """[T, D], [E, D] -> (expert ids [T, X], weights [T, X]): each the best that is left, and its softmax over those
+    left that are behind it by at most `within`, as a share of the larger of its logit and the size of theirs."""
+    logits, ids, weights = x @ router.T, [], []
+    for row in logits:
+        left = list(range(len(row)))
+        for _ in range(num_chosen):
+            best = max(left, key=lambda e: row[e])
+            rivals = [e for e in left if (row[best] - row[e]) / max(abs(row[e]), row[best]) <= within]
+            ids.append(best)
+            weights.append(1 / sum(math.exp(row[e] - row[best]) for e in rivals))
+            left.remove(best)
+    return np.reshape(ids, (len(x), -1)), np.reshape(weights, (len(x), -1))
+
+
 def llama3_frequencies(
     head_dim: int, theta: float, factor: float, low: float, high: float, context: int
 ) -> list[float]:

@@ -45,7 +45,7 @@ MESHES = {
     "dp=2,tp=2": (
         *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
         *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "arcee", "deepseek_v3", "granitemoehybrid"),
-        *("nemotron_h", "gemma4_moe", "mimo_v2_flash"),
+        *("nemotron_h", "gemma4_moe", "mimo_v2_flash", "phimoe_long"),
     ),
     "tp=2": ("gemma4", "llama4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
     "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
@@ -59,6 +59,7 @@ MESHES = {
             "glm4_moe_lite",
             "mistral4",
             "mimo_v2_flash_grouped",
+            "phimoe",
             "qwen3_5_moe",
         ),
     ),
