@@ -70,8 +70,8 @@ def whole_targets(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.
     for name, target in targets.items():
         weight, leaf = weight_of_leaf(name) or (name, None)
         if leaf in (None, "codes"):
-            *lead, width = target.shape
-            shape = (*lead, width * 2) if leaf and is_packed(np.dtype(target.dtype).name) else target.shape
+            packs = leaf is not None and is_packed(np.dtype(target.dtype).name)
+            shape = (*target.shape[:-1], target.shape[-1] * 2) if packs else target.shape
             found[weight] = jax.ShapeDtypeStruct(shape, np.float32 if leaf else target.dtype)
     return found
 

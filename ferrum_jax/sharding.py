@@ -101,6 +101,10 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # of towers: each device has all of one
     ("vision.patch.weight", (None,) * 5),
     ("vision.convolution.weight", (None,) * 4),
+    ("vision.positions", (None,) * 3),
+    ("vision.std_*", (None,)),
+    ("vision.layers.*_min", ()),
+    ("vision.layers.*_max", ()),
     ("vision.*.weight", (None, None)),
     ("vision.*.bias", (None,)),
     # of encoders
@@ -340,7 +344,7 @@ def shard_model(
     targets, expansions = {}, {}
     for name, parameter in parameters.items():
         axes = tuple(None if n == 1 else axis for axis, n in zip(axes_of(name), parameter.shape, strict=True))
-        if axes[0] == "experts" and not shape.has_experts_once:
+        if axes[:1] == ("experts",) and not shape.has_experts_once:
             axes = ("experts_of_shard", *axes[1:])
         expansion = _expansion(attention_of, name, axes, parameter.shape, tp)
         if expansion is not None:
@@ -385,9 +389,9 @@ def _expansion(
     shape: tuple[int, ...],
     tp: int,
 ) -> Expansion | None:
-    if axes[0] == "vocabulary" and shape[0] % tp:
+    if axes[:1] == ("vocabulary",) and shape[0] % tp:
         return Expansion(rows=shape[0], size=round_up(shape[0], tp))
-    if axes[0] == "kv_heads":
+    if axes[:1] == ("kv_heads",):
         own = attention_of(_layer_in(name))
         if (repeats := head_copies(own, tp)) > 1:
             run = shape[0] // own.num_key_value_heads

@@ -53,6 +53,21 @@ GEMMA = {
     "rescale_factor": 0.00392156862745098,
     "size": {"height": 896, "width": 896},
 }
+GEMMA4 = {
+    "do_convert_rgb": True,
+    "do_normalize": False,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.0, 0.0, 0.0],
+    "image_processor_type": "Gemma4ImageProcessor",
+    "image_seq_length": 280,
+    "image_std": [1.0, 1.0, 1.0],
+    "max_soft_tokens": 70,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
 SCANNED = {**GEMMA, "do_pan_and_scan": True, "size": {"height": 112, "width": 112}, "image_seq_length": 4}
 
 CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
@@ -68,6 +83,9 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "gemma_scan_tall": (SCANNED, (1301, 300)),
     "gemma_scan_narrow": (SCANNED, (200, 900)),  # crops would be too small
     "gemma_scan_square": (SCANNED, (300, 310)),
+    "gemma4": (GEMMA4, (200, 333)),
+    "gemma4_shrunk": (GEMMA4, (700, 411)),
+    "gemma4_tall": (GEMMA4, (1900, 9)),
 }
 QWEN_PROMPTS = [
     ([(64, 64)], "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"),
@@ -81,10 +99,14 @@ GEMMA_PROMPTS = [
     ([(50, 50)], "<start_of_turn>user\n<start_of_image>What is it?<end_of_turn>\n"),
     ([(50, 50), (300, 801)], "one\n<start_of_image>\ntwo\n\n<start_of_image>"),
 ]
+GEMMA4_PROMPTS = [
+    ([(50, 90)], "<|image|>What is it?\n"),
+    ([(50, 50), (300, 801)], "one\n<|image|>\ntwo\n\n<|image|>"),
+]
 SPECIAL = (
     *("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"),
     *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
-    "<|video_pad|>",
+    *("<|video_pad|>", "<|image>", "<|image|>", "<image|>"),
 )
 
 
@@ -108,9 +130,12 @@ def reference(settings: dict[str, Any]) -> Any:
     """The Pillow processor of transformers for a file's settings, with the defaults of Gemma's processor."""
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # pyright: ignore[reportMissingImports]
 
     given = {name: value for name, value in settings.items() if not name.endswith(("_type", "_class"))}
+    if settings["image_processor_type"].startswith("Gemma4"):
+        return Gemma4ImageProcessorPil(**given)
     if settings["image_processor_type"].startswith("Qwen"):
         return Qwen2VLImageProcessorPil(**given)
     given.pop("image_seq_length", None)
@@ -127,6 +152,11 @@ def processed(name: str) -> tuple[np.ndarray, list[int]]:
     settings, size = CASES[name]
     found = reference(settings)(picture(*size, 0), input_data_format="channels_last", return_tensors="np")
     values = np.asarray(found["pixel_values"], np.float32)
+    if "image_position_ids" in found:
+        places = np.asarray(found["image_position_ids"])[0]
+        real = places[:, 0] >= 0
+        _, rows, columns = grid = [1, *(int(n) for n in places[real].max(axis=0)[::-1] + 1)]
+        return values[0][real].reshape(rows, columns, -1), grid
     if "image_grid_thw" in found:
         return values, [int(n) for n in found["image_grid_thw"][0]]
     return values, [len(values), values.shape[2] // 14, values.shape[3] // 14]
@@ -137,6 +167,7 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor  # pyright: ignore[reportMissingImports]
 
@@ -148,6 +179,14 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
     for i, (sizes, text) in enumerate(GEMMA_PROMPTS):
         given = {"images": [images_of(sizes)], "do_pan_and_scan": True, "input_data_format": "channels_last"}
         arrays[f"ids_gemma3_{i}"] = gemma(text=[text], **given)["input_ids"][0]
+    gemma4 = Gemma4Processor.__new__(Gemma4Processor)  # likewise
+    gemma4.image_processor, gemma4.image_token = reference(GEMMA4), "<|image|>"
+    gemma4.boi_token, gemma4.eoi_token = "<|image>", "<image|>"
+    for i, (sizes, text) in enumerate(GEMMA4_PROMPTS):
+        found = gemma4.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
+        replaced = [gemma4.replace_image_token(found, index) for index in range(len(sizes))]
+        texts, _ = gemma4.get_text_with_replacements([text], images_replacements=replaced)
+        arrays[f"ids_gemma4_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
     qwen = Qwen3VLProcessor.__new__(Qwen3VLProcessor)  # a whole one wants torchvision, for videos
     qwen.image_processor, qwen.image_token = reference(SMALL), "<|image_pad|>"
     qwen_tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)

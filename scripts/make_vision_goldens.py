@@ -123,6 +123,52 @@ _GEMMA3 = {
 }
 _TURNED = "Qwen3VLMoe"  # whose published folders have the experts' matrices [in, out]
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_GEMMA4 = {
+    "text_config": {
+        "vocab_size": 154,
+        "vocab_size_per_layer_input": 154,
+        "hidden_size": 40,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "global_head_dim": 16,
+        "intermediate_size": 56,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 7,  # less than an image
+        "final_logit_softcapping": 9.0,
+        "max_position_embeddings": 512,
+        "pad_token_id": 4,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 8,
+        "patch_size": 4,
+        "position_embedding_size": 18,
+        "use_clipped_linears": True,
+        "standardize": True,
+    },
+    "audio_config": None,
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "audio_token_id": VIDEO,
+    "boi_token_id": START,
+    "eoi_token_id": END,
+}
+_GEMMA4_CAUSAL = _GEMMA4 | {  # as the small ones: an image's tokens see the past alone, and no mean is taken off
+    "text_config": {key: x for key, x in _GEMMA4["text_config"].items() if key != "use_bidirectional_attention"},
+    "vision_config": _GEMMA4["vision_config"] | {"use_clipped_linears": False, "standardize": False},
+}
 # The prefix of the reference's classes, and the config.
 GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
@@ -149,11 +195,24 @@ GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
         | _TOKENS,
     ),
     "gemma3_vision": ("Gemma3", _GEMMA3),
+    "gemma4_vision": ("Gemma4", _GEMMA4),
+    "gemma4_vision_causal": ("Gemma4", _GEMMA4_CAUSAL),
 }
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
 SQUARE = (12, 12)  # the one size that Gemma's tower takes
 SQUARE_PROMPTS = ((41,), (9, SQUARE, 12), (5, SQUARE, 3, SQUARE, 17, SQUARE, 4))
+
+POOLED_PROMPTS = ((41,), (9, (6, 9), 12), (5, (12, 3), 3, (3, 3), 17, (6, 15), 4))
+
+
+def _sizes(name: str) -> tuple[tuple[tuple[Any, ...], ...], int, int]:
+    """Prompts of a golden, patches of a token and values of a patch."""
+    if name == "gemma3_vision":
+        return SQUARE_PROMPTS, 9, 3 * 4 * 4
+    if name.startswith("gemma4"):
+        return POOLED_PROMPTS, 9, 3 * 4 * 4
+    return PROMPTS, 4, 3 * 2 * 4 * 4
 
 
 def make(name: str, folder: Path) -> None:
@@ -166,9 +225,9 @@ def make(name: str, folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     rng = np.random.default_rng(7)
     arrays: dict[str, np.ndarray] = {}
-    is_gemma = name == "gemma3_vision"
-    for i, parts in enumerate(SQUARE_PROMPTS if is_gemma else PROMPTS):
-        prompt, grids, patches = draw(parts, rng, *((9, 3 * 4 * 4) if is_gemma else (4, 3 * 2 * 4 * 4)))
+    prompts, per_token, values = _sizes(name)
+    for i, parts in enumerate(prompts):
+        prompt, grids, patches = draw(parts, rng, per_token, values)
         seen = observe(model, prompt, grids, patches)
         tokens, best = greedy(model, prompt, grids, patches)
         gap = np.min(best[:, 0] - best[:, 1])
@@ -195,6 +254,8 @@ def build(family: str, config: dict[str, Any], seed: int) -> Any:
         for name, weight in model.named_parameters():
             if name == "model.language_model.norm.weight" and family == "Gemma3":
                 weight.normal_(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
+            elif name == "model.language_model.norm.weight" and family == "Gemma4":
+                weight.normal_(0.0, 1.0)  # likewise
             elif "norm" in name and name.endswith("weight"):
                 is_offset = is_zero_centred and not any(
                     part in name for part in ("visual", "linear_attn", "vision_tower")
@@ -204,11 +265,19 @@ def build(family: str, config: dict[str, Any], seed: int) -> Any:
                 weight.uniform_(-4.0, 1.0)
             elif name.endswith("bias"):
                 weight.normal_(0.0, 0.3)
-            elif "embed" in name and "patch" not in name:
-                weight.normal_(0.0, 0.2 if "embed_tokens" in name and family == "Gemma3" else 0.5)  # which is scaled
+            elif name.endswith(("layer_scalar", "position_embedding_table")):
+                weight.uniform_(-0.5, 1.5)
+            elif "embed" in name and "patch" not in name and "projection" not in name:
+                is_scaled = "embed_tokens" in name and family in ("Gemma3", "Gemma4")
+                weight.normal_(0.0, 0.2 if is_scaled else 0.5)
             else:
                 gain = 3.0 if name == "lm_head.weight" else 1.5
                 weight.normal_(0.0, gain / math.sqrt(math.prod(weight.shape[1:])))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):  # so that some of a product's values are cut
+                buffer.fill_((-1.0 if name.endswith("min") else 1.0) * float(torch.empty(()).uniform_(1.0, 2.0)))
+            elif "std_" in name or name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3)
     return model
 
 
@@ -235,12 +304,30 @@ def _inputs(model: Any, ids: torch.Tensor, grids: np.ndarray, patches: np.ndarra
         return {"input_ids": ids}
     if isinstance(model, transformers.Gemma3ForConditionalGeneration):
         return {"input_ids": ids, "token_type_ids": (ids == IMAGE).int(), "pixel_values": _pixels(grids, patches)}
+    if isinstance(model, transformers.Gemma4ForConditionalGeneration):
+        return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **_places(grids, patches)}
     return {
         "input_ids": ids,
         "mm_token_type_ids": (ids == IMAGE).int(),
         "pixel_values": torch.from_numpy(patches),
         "image_grid_thw": torch.from_numpy(grids).long(),
     }
+
+
+def _places(grids: np.ndarray, patches: np.ndarray) -> dict[str, torch.Tensor]:
+    """Patches with their places, padded to the longest image; they stand by squares of 3 x 3, channels last."""
+    side = round((patches.shape[1] // 3) ** 0.5)
+    values = patches.reshape(-1, 3, side, side).transpose(0, 2, 3, 1).reshape(patches.shape)
+    most = max(int(math.prod(grid)) for grid in grids)
+    pixels = np.zeros((len(grids), most, patches.shape[1]), np.float32)
+    places = np.full((len(grids), most, 2), -1)
+    at = 0
+    for i, (_, rows, columns) in enumerate(grids.tolist()):
+        squares = itertools.product(range(0, rows, 3), range(0, columns, 3), range(3), range(3))
+        places[i, : rows * columns] = [(left + x, top + y) for top, left, y, x in squares]
+        pixels[i, : rows * columns] = values[at : at + rows * columns]
+        at += rows * columns
+    return {"pixel_values": torch.from_numpy(pixels), "image_position_ids": torch.from_numpy(places)}
 
 
 def _pixels(grids: np.ndarray, patches: np.ndarray) -> torch.Tensor:
@@ -291,6 +378,9 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
     if not len(grids):
         return found
     inputs = _inputs(model, ids, grids, patches)
+    if "image_position_ids" in inputs:
+        images = model.model.get_image_features(inputs["pixel_values"], inputs["image_position_ids"], return_dict=True)
+        return found | {"tower": torch.cat(list(images.pooler_output)).numpy()}
     if "image_grid_thw" not in inputs:
         images = model.model.get_image_features(inputs["pixel_values"], return_dict=True).pooler_output
         return found | {"tower": images.reshape(-1, images.shape[-1]).numpy()}

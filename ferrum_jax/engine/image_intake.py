@@ -14,7 +14,8 @@ from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
 class ImageLimits:
     """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
     image. merge: patches of a side of a token. grid: of each image, where all have the same. counts_places: rotary
-    positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it."""
+    positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it, and so stand in
+    one step, which has max_whole_tokens beside those of other rows."""
 
     max_tokens: int = 0
     max_patches: int = 0
@@ -22,6 +23,7 @@ class ImageLimits:
     grid: tuple[int, int, int] | None = None
     counts_places: bool = False
     sees_both_ways: bool = False
+    max_whole_tokens: int = 0
 
 
 NO_IMAGES = ImageLimits()
@@ -68,6 +70,12 @@ def placed_images(
             raise ValueError(
                 f"image {number} has {math.prod(image.grid)} patches, and max_image_patches is {limits.max_patches}; "
                 "give a smaller image, or raise it"
+            )
+        if limits.sees_both_ways and image.num_tokens > limits.max_whole_tokens:
+            raise ValueError(
+                f"image {number} has {image.num_tokens} tokens, which see each other and so are computed in one step, "
+                f"and a step has room for {limits.max_whole_tokens} beside those of other rows; give a smaller image, "
+                "raise max_num_batched_tokens, or lower max_num_seqs"
             )
     if (total := _room(kept)) > limits.max_tokens:
         raise ValueError(

@@ -13,13 +13,16 @@ def segment_attention(
     k: jax.Array,  # [T, N, H]
     v: jax.Array,  # [T, N, H]
     segments: jax.Array,  # [T] int32
+    *,
+    scale: float | None = None,
 ) -> jax.Array:  # [T, N, H], q's dtype
-    """softmax(q kᵀ / sqrt(H)) v over the tokens of the same segment; softmax in float32."""
+    """softmax(scale q kᵀ) v over the tokens of the same segment; softmax in float32. scale: 1 / sqrt(H) if None."""
     T, N, H = q.shape
+    times = H**-0.5 if scale is None else scale
 
     def one_tile(tile: tuple[jax.Array, jax.Array]) -> jax.Array:
         q, own = tile  # [t, N, H], [t]
-        scores = jnp.einsum("tnh,snh->nts", q, k, preferred_element_type=jnp.float32) * H**-0.5
+        scores = jnp.einsum("tnh,snh->nts", q, k, preferred_element_type=jnp.float32) * times
         scores = jnp.where((own[:, None] == segments[None, :])[None], scores, -jnp.inf)  # its own token at least
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
         return jnp.einsum("nts,snh->tnh", weights, v)

@@ -148,7 +148,7 @@ class Decoder(nnx.Module):
         x = self.embed(token_ids, context.shards)
         x = x if images is None else images.in_place_of(x)
         context.show("embed", x)
-        inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x, context.shards)
+        inputs = None if self.layer_inputs is None else self._inputs_of_layers(token_ids, x, context)
         kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
         rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
         for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
@@ -158,6 +158,12 @@ class Decoder(nnx.Module):
         x = self.norm(x)
         context.show("norm", x)
         return x
+
+    def _inputs_of_layers(self, token_ids: jax.Array, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, L, P]
+        assert self.layer_inputs is not None and self.spec.layer_inputs is not None, "each layer has an input"
+        if context.images is not None:  # whose ids say nothing; their embeddings count alone
+            token_ids = jnp.where(context.images.are_here, self.spec.layer_inputs.image_id, token_ids)
+        return self.layer_inputs(token_ids, x, context.shards)
 
     def logits(self, hidden: jax.Array) -> jax.Array:  # [R, D] -> [R, V] float32
         """Scores of every token after each hidden state; on a mesh, of the tokens whose vectors are here."""

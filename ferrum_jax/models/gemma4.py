@@ -1,9 +1,10 @@
-"""Gemma4ForCausalLM and the text part of Gemma4ForConditionalGeneration.
+"""Gemma4ForCausalLM and Gemma4ForConditionalGeneration, which sees images.
 
 Gemma 3's decoder, whose norms multiply by their weight. Full layers have heads of another size and number, may make V
 of the key's projection, and turn the first pairs of a head. Late layers attend to the keys and values of the last layer
 of their kind that has some. The E models give each layer an input of its own; the 26B-A4B has experts beside its MLPs,
-each half with norms of its own.
+each half with norms of its own. Tokens of images have the embeddings of a tower; in the large
+models they attend to all of their image in layers with a window.
 Source: Gemma Team 2026 (Gemma 4); keys and defaults as in Hugging Face's Gemma4TextConfig.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import decoder, gemma4_vision
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups
 from ferrum_jax.models.plain import every_nth_full, layers_where, norm_from, spec_from
@@ -43,8 +44,9 @@ _OF_NORMED_EXPERTS = {
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a Gemma 4 text config.json. Raises ValueError naming what is missing or not understood."""
     reader = ConfigReader({**config, "rope_parameters": config.get("rope_parameters") or _ROPES})
-    if reader.get("use_bidirectional_attention", "vision") != "vision":  # between tokens of an image alone
+    if reader.nullable("use_bidirectional_attention", None) not in (None, "vision"):  # between tokens of an image alone
         raise ValueError("use_bidirectional_attention is not 'vision'; a decoder here attends to the past alone")
+    pad = reader.nullable("pad_token_id", 0)
     reader.only(vocab_size_per_layer_input=reader.require("vocab_size"), attention_bias=False)
     num_layers, hidden_size = reader.require("num_hidden_layers"), reader.require("hidden_size")
     kinds = [*every_nth_full(reader, 6)[:-1], "full_attention"]  # whatever it says of the last
@@ -70,7 +72,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         other_mlp=((doubled, wide),) if doubled else (),
         experts=_experts(reader, mlp),
         norm=norm_from(reader, rounds_once=True, after=True),
-        layer_inputs=LayerInputSpec(size=size, hidden_act=mlp.hidden_act) if size else None,
+        layer_inputs=LayerInputSpec(size=size, hidden_act=mlp.hidden_act, image_id=pad or 0) if size else None,
         layer_scales=True,
         embedding_scale=hidden_size**0.5,
         cache_groups=tuple(own),
@@ -224,22 +226,29 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
 _OF_LENDERS = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
-def text_part_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a Gemma 4 that sees images and hears sounds; it is served as a text model.
+def whole_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """ModelSpec of a Gemma 4 that sees images and hears sounds, which are refused here; without a `vision_config` of
+    its text part alone.
 
     Raises ValueError naming what is missing or not understood.
     """
-    return text_part_from(config, _OF_OTHERS, spec_from_config)
+    spec = text_part_from(config, _OF_OTHERS, spec_from_config)
+    if not config.get("vision_config"):
+        return spec
+    both_ways = config["text_config"].get("use_bidirectional_attention") == "vision"
+    vision = gemma4_vision.vision_spec_from(config["vision_config"], spec.hidden_size, windows_see_whole=both_ways)
+    return dataclasses.replace(spec, vision=vision)
 
 
-def text_part_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    return tuple(rule.renamed(_of_part) for rule in weight_rules(spec))
+def whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
+    text = (rule.renamed(_of_part) for rule in weight_rules(spec))
+    return (*text, *(() if spec.vision is None else gemma4_vision.tower_rules(spec.vision)))
 
 
-def text_part_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the text part does not need."""
-    others = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+def whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that the model does not need: those of sounds, and of text alone the tower's."""
+    others = ("audio_tower", "embed_audio", *(("vision_tower", "embed_vision") if spec.vision is None else ()))
     return (*map(_of_part, harmless_tensors(spec)), *(f"model.{name}.*" for name in others))
 
 

@@ -27,6 +27,7 @@ from ferrum_jax.models import (
     falcon_h1,
     gemma,
     gemma4,
+    gemma4_vision,
     glm4,
     gpt_oss,
     granite,
@@ -123,9 +124,9 @@ FAMILIES: dict[str, Family] = {
         harmless=gemma4.harmless_tensors,
     ),
     "Gemma4ForConditionalGeneration": Family(
-        spec_from_config=gemma4.text_part_spec_from_config,
-        weight_rules=gemma4.text_part_rules,
-        harmless=gemma4.text_part_harmless,
+        spec_from_config=gemma4.whole_from_config,
+        weight_rules=gemma4.whole_rules,
+        harmless=gemma4.whole_harmless,
     ),
     "Glm4ForCausalLM": Family(spec_from_config=glm4.spec_from_config, weight_rules=glm4.weight_rules),
     "Glm4MoeForCausalLM": Family(
@@ -272,7 +273,11 @@ NOT_SERVED = {
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
     "is not served yet",
 }
-_TOWERS: dict[str, type[VisionTower] | type[siglip.SiglipTower]] = {"qwen": VisionTower, "siglip": siglip.SiglipTower}
+_TOWERS: dict[str, type[VisionTower] | type[siglip.SiglipTower] | type[gemma4_vision.PooledTower]] = {
+    "qwen": VisionTower,
+    "siglip": siglip.SiglipTower,
+    "gemma4": gemma4_vision.PooledTower,
+}
 _NOTHING_STORED = StoredForms()
 
 

@@ -254,5 +254,9 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
 
 def _first_tokens(layout: Layout) -> int:
     """Tokens of the first forward: an image whose tokens see each other is computed in one step, beside all rows."""
-    tokens = None if layout.images is None else layout.images.vision.tokens_of_all
-    return FIRST_TOKENS if tokens is None else max(FIRST_TOKENS, tokens + layout.ladder.row_buckets[-1].num_rows)
+    vision = None if layout.images is None else layout.images.vision
+    if vision is None or not vision.sees_both_ways:
+        return FIRST_TOKENS
+    if vision.tokens_of_all is None:  # images of any size that a step holds
+        return max(bucket.num_tokens for bucket in layout.ladder.buckets)
+    return max(FIRST_TOKENS, vision.tokens_of_all + layout.ladder.row_buckets[-1].num_rows)

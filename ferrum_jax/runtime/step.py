@@ -319,7 +319,6 @@ def _forward_context(
     """The context that a model's layers call; it leaves each layer's pool in `layers`, its states in `recurrent`."""
     schedule_of: dict[int, tuple[str, Any]] = {}  # by layer: what computes its attention, and the schedule for it
     vision = options.spec.vision
-    sees_both_ways = vision is not None and vision.sees_both_ways
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
         first = group.layers[0]
         config = attention_config(bucket, options, layers[first], options.local.attention_of(first).num_attention_heads)
@@ -328,7 +327,7 @@ def _forward_context(
             starts=inputs.starts,
             counts=inputs.counts,
             query_offsets=tokens.offsets,
-            seen_ends=inputs.seen_ends if sees_both_ways else None,
+            seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
         )
         schedule = make_schedule(
             batch,

@@ -68,11 +68,12 @@ class NormSpec:
 class LayerInputSpec:
     """What each layer is given beside the residual: some values of a token and layer, which a gate of the layer weighs.
 
-    size: values of a token and layer. hidden_act: of the gate.
+    size: values of a token and layer. hidden_act: of the gate. image_id: the token whose values those of images have.
     """
 
     size: int
     hidden_act: str
+    image_id: int = 0
 
     def __post_init__(self) -> None:
         check_positive(self, "size")
@@ -243,6 +244,9 @@ _ABSENT: Mapping[str, Any] = {
     "grouped": True,
     "vision": None,
     "tower": "qwen",
+    "clipped": False,
+    "standardized": False,
+    "windows_see_whole": False,
     "sections": (),
     "without_mlp": (),
     "head_bias": False,
@@ -256,6 +260,7 @@ _ABSENT: Mapping[str, Any] = {
     "rounds_once": False,
     "other_mlp": (),
     "layer_inputs": None,
+    "image_id": 0,
     "layer_scales": False,
     "chunked": False,
 }

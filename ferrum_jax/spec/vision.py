@@ -7,17 +7,20 @@ import math
 
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("qwen", "siglip")
+TOWERS = ("qwen", "siglip", "gemma4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """One tower: patches, layers that attend within an image, and merge x merge patches made one embedding.
 
-    tower: "qwen", for images of any size, whose tokens attend to the past alone as text does; or "siglip", for those
-    of one square grid, whose tokens attend to all of their image.
+    tower: "qwen", for images of any size, whose tokens attend to the past alone as text does; "siglip", for those of
+    one square grid, whose tokens attend to all of their image; or "gemma4", for images of any size.
+    windows_see_whole: tokens attend to all of their image in layers with a window, in others as text does.
     patch_values: floats of a patch as it is given. num_positions: of the learned square grid, which is resampled to
-    each image's. deepstack: layers whose states are merged too, and added to the text model's first layers.
+    each image's; of "gemma4" of a row and of a column, each learned. clipped: products have bounds of their inputs and
+    outputs. standardized: pooled states have a mean and a scale. deepstack: layers whose states are merged too, and
+    added to the text model's first layers.
     out_size: of an embedding, the text model's width.
 
     Raises ValueError naming the field whose value cannot be.
@@ -35,16 +38,20 @@ class VisionSpec:
     hidden_act: str = "gelu_pytorch_tanh"
     rope_theta: float = 10000.0
     tower: str = "qwen"
+    clipped: bool = False
+    standardized: bool = False
+    windows_see_whole: bool = False
 
     def __post_init__(self) -> None:
         assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
         check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "merge", "num_positions")
-        if self.hidden_size % self.num_heads or (self.tower == "qwen" and self.head_dim % 4):
+        turns = self.tower != "siglip"
+        if self.hidden_size % self.num_heads or (turns and self.head_dim % 4):
             raise ValueError(
                 f"vision_config's hidden_size is {self.hidden_size} and num_heads {self.num_heads}; the size of a head "
-                f"must be a {'multiple of 4' if self.tower == 'qwen' else 'whole number'}"
+                f"must be a {'multiple of 4' if turns else 'whole number'}"
             )
-        if self.grid_side**2 != self.num_positions:
+        if self.tower != "gemma4" and self.grid_side**2 != self.num_positions:
             raise ValueError(f"num_position_embeddings is {self.num_positions}; it must be a square")
         if self.tower == "siglip" and self.grid_side % self.merge:
             raise ValueError(
@@ -93,12 +100,16 @@ class VisionSpec:
     @property
     def sees_both_ways(self) -> bool:
         """Whether a token of an image attends to all of its image, so that a chunk may not end inside one."""
-        return self.tower == "siglip"
+        return self.tower == "siglip" or self.windows_see_whole
+
+    def sees_whole(self, window: int | None) -> bool:
+        """Whether it does so in layers with this window, None of one that attends to all."""
+        return self.tower == "siglip" or (self.windows_see_whole and window is not None)
 
     @property
     def neighbours(self) -> int:
         """Side of the squares of patches that stand together as they are given; 1 where they stand row by row."""
-        return self.merge if self.tower == "qwen" else 1
+        return 1 if self.tower == "siglip" else self.merge
 
     @property
     def embedding_size(self) -> int:

@@ -89,7 +89,7 @@ def build_engine(
             grammar=constraints.grammar,
             forms=forms,
             adapter=adapters.get,
-            images=_image_limits(layout),
+            images=_image_limits(layout, config),
             num_routed_layers=_num_routed_layers(layout),
         ),
         constraints=constraints,
@@ -101,7 +101,7 @@ def build_engine(
     return engine
 
 
-def _image_limits(layout: Layout) -> ImageLimits:
+def _image_limits(layout: Layout, config: EngineConfig) -> ImageLimits:
     images, rope = layout.images, layout.options.spec.attention.rope
     if images is None:
         return NO_IMAGES
@@ -111,6 +111,7 @@ def _image_limits(layout: Layout) -> ImageLimits:
         merge=images.vision.merge,
         grid=images.vision.grid_of_all,
         sees_both_ways=images.vision.sees_both_ways,
+        max_whole_tokens=config.max_num_batched_tokens - config.num_rows + 1,
         counts_places=rope is not None and bool(rope.sections),
     )
 

@@ -134,7 +134,7 @@ def _sizes(config: EngineConfig, vision: VisionSpec) -> tuple[int, ...]:
 
 def encoder_sizes(max_patches: int, per_token: int, *, invariant: bool) -> tuple[int, ...]:
     """Numbers of patches that encoders are compiled for; the largest alone where bits must not depend on them."""
-    largest = round_up(max_patches, QUERY_TILE if max_patches > QUERY_TILE else per_token)
+    largest = round_up(round_up(max_patches, QUERY_TILE) if max_patches > QUERY_TILE else max_patches, per_token)
     sizes, size = [], round_up(QUERY_TILE, per_token)
     while size < largest and not invariant:
         sizes.append(size)

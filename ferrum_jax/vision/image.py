@@ -33,6 +33,7 @@ class ProcessedImage:
 
     pixels: uint8 [t * h * w, 3, patch, patch], of patches: channel, y, x.
       Qwen: patches in groups of merge * merge that one token stands for, groups row by row.
+      Gemma 4: likewise, of squares that are pooled.
       Gemma 3: patches row by row, crop after crop.
     normalising: of their values. temporal: how often a patch has each channel's values, as frames of a video.
     grid: (t, h, w) in patches. Gemma 3: (crops, 64, 64), the whole image first, then what pan-and-scan cut from it.

@@ -2,6 +2,7 @@
 
     Qwen      <|vision_start|> <|image_pad|> <|vision_end|>      one pad becomes n of them
     Gemma 3   <start_of_image>      becomes      \\n\\n <start_of_image> <image_soft_token> * 256 <end_of_image> \\n\\n
+    Gemma 4   <|image|>             becomes      <|image> <|image|> * n <image|>
 
 A text is expanded before it is tokenised, because line breaks of Gemma's expansion join those around it, as the
 reference has it. Token ids are expanded as they are; there the expansion is encoded on its own.
@@ -49,7 +50,8 @@ GEMMA3 = Placeholders(
     after="<end_of_image>\n\n",
     with_crops=True,
 )
-PLACEHOLDERS = {"qwen": QWEN, "gemma3": GEMMA3}  # by the processor's kind
+GEMMA4 = Placeholders(placeholder="<|image|>", token="<|image|>", before="<|image>", after="<image|>")
+PLACEHOLDERS = {"qwen": QWEN, "gemma3": GEMMA3, "gemma4": GEMMA4}  # by the processor's kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.vision.image import Normalising
-from ferrum_jax.vision.processors import Gemma3Images, ImageProcessor, QwenImages
+from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, ImageProcessor, QwenImages
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _FILTERS = range(6)
+_AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
 
 # key -> values that change nothing
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -44,6 +46,7 @@ _SCAN = "pan_and_scan_"
 _GEMMA = frozenset(
     {"do_pan_and_scan", f"{_SCAN}min_crop_size", f"{_SCAN}max_num_crops", f"{_SCAN}min_ratio_to_activate"}
 ) | {"image_seq_length"}
+_GEMMA4 = frozenset({"patch_size", "pooling_kernel_size", "max_soft_tokens", "image_seq_length", "do_normalize"})
 
 
 def read_processor(folder: str | Path) -> ImageProcessor | None:
@@ -147,10 +150,36 @@ def _gemma(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Image
     )
 
 
+def _gemma4(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
+    """Of `size` and `image_seq_length` no image depends, as in the reference."""
+    most = _whole("max_soft_tokens", _given(settings, "max_soft_tokens", 280))
+    if most not in _SOFT_TOKENS:
+        raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(_SOFT_TOKENS)}")
+    normalises = settings.get("do_normalize")
+    if normalises not in (None, True, False):
+        raise ValueError(f"do_normalize is {normalises!r}; it must be true or false")
+    patch, pooling = (
+        _whole(key, _given(settings, key, default)) for key, default in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    for key, value in (("patch_size", patch), ("pooling_kernel_size", pooling)):
+        if tower.get(key, value) != value:
+            raise ValueError(f"{key} is {value}, and config.json's vision_config has {tower[key]!r}; make them equal")
+    return Gemma4Images(
+        normalising=_normalising(
+            settings if normalises else {**settings, "image_mean": None, "image_std": None}, *_AS_IT_IS
+        ),
+        patch_size=patch,
+        pooling=pooling,
+        max_tokens=most,
+        resample=_filter(settings, _BICUBIC),
+    )
+
+
 _Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
 _KINDS: Mapping[str, tuple[_Reader, frozenset[str]]] = {
     "Qwen2VLImageProcessor": (_qwen, _QWEN),
     "Gemma3ImageProcessor": (_gemma, _GEMMA),
+    "Gemma4ImageProcessor": (_gemma4, _GEMMA4),
 }
 
 

@@ -72,11 +72,8 @@ class QwenImages:
         grid = self.grid(*pixels.shape[:2])
         _, rows, columns = grid
         patch, merge = self.patch_size, self.merge_size
-        resized = _resized(pixels, rows * patch, columns * patch, self.resample)
-        parts = resized.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        parts = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, patch, patch)  # [patches, channel, y, x]
         return ProcessedImage(
-            pixels=np.ascontiguousarray(parts),
+            pixels=_squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
             normalising=self.normalising,
             temporal=self.temporal_patch_size,
             grid=grid,
@@ -138,7 +135,63 @@ class Gemma3Images:
         )
 
 
-ImageProcessor = QwenImages | Gemma3Images
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma4Images:
+    """Images of any size for Gemma 4's tower: the most pixels of the same shape that some soft tokens have.
+
+    pooling: patches of a side of a soft token. max_tokens: soft tokens of an image.
+    """
+
+    normalising: Normalising
+    patch_size: int
+    pooling: int
+    max_tokens: int
+    resample: int
+
+    kind: ClassVar[str] = "gemma4"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing, multiples of a soft token's; max_tokens of them at most, one at least."""
+        unit = self.patch_size * self.pooling
+        most = self.max_tokens * unit**2  # pixels
+        factor = math.sqrt(most / (height * width))
+        rows, columns = (math.floor(factor * side / unit) for side in (height, width))
+        if rows == 0:
+            rows, columns = 1, min(width // height, self.max_tokens)
+        elif columns == 0:
+            rows, columns = min(height // width, self.max_tokens), 1
+        return rows * unit, columns * unit
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """(1, h, w) in patches of an image of this size."""
+        resized = self.size(height, width)
+        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image of this size, from its header alone."""
+        return math.prod(self.grid(height, width)) // self.pooling**2
+
+    def process(self, pixels: np.ndarray) -> ProcessedImage:
+        """pixels: uint8 [H, W, 3]."""
+        height, width = self.size(*pixels.shape[:2])
+        grid = 1, height // self.patch_size, width // self.patch_size
+        return ProcessedImage(
+            pixels=_squares(_resized(pixels, height, width, self.resample), self.patch_size, self.pooling),
+            normalising=self.normalising,
+            grid=grid,
+            num_tokens=math.prod(grid) // self.pooling**2,
+            digest=_digest(pixels, grid, self),
+        )
+
+
+ImageProcessor = QwenImages | Gemma3Images | Gemma4Images
+
+
+def _squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """uint8 [patches, channel, y, x] of [H, W, 3]; squares of merge x merge patches stand together, row by row."""
+    rows, columns = (side // (patch * merge) for side in pixels.shape[:2])
+    parts = pixels.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    return np.ascontiguousarray(parts.reshape(-1, 3, patch, patch))
 
 
 def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:

@@ -90,6 +90,40 @@ _26B_A4B = _31B | {
 }
 
 
+_SMALL_TOWER = {
+    "attention_bias": False,
+    "default_output_length": 280,
+    "global_head_dim": 64,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 131072,
+    "model_type": "gemma4_vision",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 12,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    "standardize": False,
+    "use_clipped_linears": True,
+}
+_TOWER = _SMALL_TOWER | {
+    "global_head_dim": 72,
+    "head_dim": 72,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "standardize": True,
+    "use_clipped_linears": False,
+}
+
+
 def _whole(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A folder's config.json, of a model that sees images."""
     return {
@@ -109,7 +143,7 @@ def _whole(text: dict[str, Any], **more: Any) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "transformers_version": "5.5.0.dev0",
         "video_token_id": 258884,
-        "vision_config": {"hidden_size": 768, "model_type": "gemma4_vision"},
+        "vision_config": _TOWER if text["hidden_size_per_layer_input"] == 0 else _SMALL_TOWER,
         "vision_soft_tokens_per_image": 280,
         **more,
     }
@@ -117,11 +151,11 @@ def _whole(text: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 _SOUNDS = {"audio_config": {"hidden_size": 1024, "model_type": "gemma4_audio"}}
 GEMMA4: dict[str, tuple[dict[str, Any], int]] = {
-    "Gemma-4-E2B": (_whole(_E2B, **_SOUNDS), 4_628_569_379),
+    "Gemma-4-E2B": (_whole(_E2B, **_SOUNDS), 4_797_114_083),
     "Gemma-4-26B-A4B-text": ({**_26B_A4B, "architectures": ["Gemma4ForCausalLM"]}, 25_233_141_790),
 }
 MORE_GEMMA4: dict[str, tuple[dict[str, Any], int]] = {
-    "Gemma-4-E4B": (_whole(_E4B, **_SOUNDS), 7_463_013_418),
-    "Gemma-4-26B-A4B": (_whole(_26B_A4B, audio_config=None), 25_233_141_790),
-    "Gemma-4-31B": (_whole(_31B, audio_config=None), 30_697_345_340),
+    "Gemma-4-E4B": (_whole(_E4B, **_SOUNDS), 7_632_344_554),
+    "Gemma-4-26B-A4B": (_whole(_26B_A4B, audio_config=None), 25_805_936_206),
+    "Gemma-4-31B": (_whole(_31B, audio_config=None), 31_273_088_876),
 }

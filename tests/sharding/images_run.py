@@ -12,15 +12,21 @@ import sys
 
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
-from tests.engine import test_gemma3_images
+from tests.engine import test_gemma3_images, test_gemma4_images
 from tests.engine.test_images import CONFIG, asked, run
 from tests.support import GOLDENS
+
+# Sizes of an engine, its prompts by number, and blocks that hold one of them whole and not two.
+_KINDS = {
+    "vision/qwen3_vl": (CONFIG, asked, 8),
+    test_gemma3_images.FOLDER: (test_gemma3_images.CONFIG, test_gemma3_images.prompt_of, 11),
+    test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
+}
 
 
 def say(name: str, mesh: str) -> dict[str, object]:
     """Tokens of the golden prompts together, again, of others' images, and where blocks are few."""
-    is_gemma = name == test_gemma3_images.FOLDER
-    sizes, ask = (test_gemma3_images.CONFIG, test_gemma3_images.prompt_of) if is_gemma else (CONFIG, asked)
+    sizes, ask, few_blocks = _KINDS[name]
     config = dataclasses.replace(sizes, mesh=mesh, max_num_seqs=2)
     llm = LLM(str(GOLDENS / name), config)
     engine = build_engine(llm.loaded, config, None, fill=math.nan)
@@ -29,9 +35,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
     again = run(engine, *map(ask, range(3)))
     encoded_again = engine.image_counts()["images_encoded"] - encoded
     other = run(engine, ask(2, brighter=0.5))
-    pressed = build_engine(
-        llm.loaded, dataclasses.replace(config, num_blocks=11 if is_gemma else 8), None, fill=math.nan
-    )
+    pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=few_blocks), None, fill=math.nan)
     late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
     return {
         "tokens": [output.token_ids for output in first],

@@ -14,6 +14,7 @@ MESHES = ("tp=1", "tp=2", "dp=2", "dp=2,tp=2")
     [
         ("vision/qwen3_vl", MESHES[:1] + MESHES[-1:]),
         ("vision/gemma3_vision", MESHES[:1] + MESHES[-1:]),
+        pytest.param("vision/gemma4_vision", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
         pytest.param("vision/qwen3_vl", MESHES[:1] + MESHES[1:3], marks=pytest.mark.long),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.vision.processor_files import processor_of, read_processor
-from ferrum_jax.vision.processors import Gemma3Images, QwenImages
+from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, QwenImages
 from scripts.goldens.pictures import picture, sampled
 from tests.support import GOLDENS
 
@@ -38,6 +38,10 @@ def test_patches_are_the_reference_s_to_one_step_of_a_channel(name):
         side = processor.patch_size
         values = values.reshape(*image.grid, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
         values = values.reshape(image.grid[0], 3, processor.height, processor.width)
+    if isinstance(processor, Gemma4Images):  # the reference has patches row by row, and a pixel's channels last
+        side, merge = processor.patch_size, processor.pooling
+        squares = values.reshape(image.grid[1] // merge, image.grid[2] // merge, merge, merge, 3, side, side)
+        values = squares.transpose(0, 2, 1, 3, 5, 6, 4).reshape(*image.grid[1:], -1)
     assert list(image.grid) == CASES[name]["grid"]
     least = min(processor.normalising.std)
     np.testing.assert_allclose(sampled(values), golden()[f"patches_{name}"], rtol=0, atol=STEP / least + 1e-6)
@@ -49,8 +53,10 @@ def test_patches_are_the_reference_s_to_one_step_of_a_channel(name):
 def test_the_number_of_tokens_is_known_from_a_size_alone(name):
     processor, image = process(name)
     assert processor.num_tokens(*CASES[name]["size"]) == image.num_tokens
-    merged = processor.merge_size**2 if isinstance(processor, QwenImages) else image.grid[1] * image.grid[2]
-    each = 1 if isinstance(processor, QwenImages) else processor.tokens_per_crop
+    if isinstance(processor, Gemma3Images):
+        merged, each = image.grid[1] * image.grid[2], processor.tokens_per_crop
+    else:
+        merged, each = (processor.merge_size if isinstance(processor, QwenImages) else processor.pooling) ** 2, 1
     assert image.num_tokens == len(image.patches) // merged * each
 
 
@@ -97,6 +103,29 @@ def test_an_image_too_narrow_for_qwen_is_refused_with_its_size():
 def test_what_no_image_is_processed_by_is_refused_by_name(change, said):
     with pytest.raises(ValueError, match=said):
         processor_of(CASES["qwen3"]["settings"] | change, {})
+
+
+def test_an_image_of_any_shape_has_one_token_of_gemma_4_at_least_and_no_more_than_it_may():
+    processor, rng = processor_of(CASES["gemma4"]["settings"], {}), np.random.default_rng(5)
+    sizes = np.exp(rng.uniform(0, np.log(30_000), (5_000, 2))).astype(int).tolist()
+    for height, width in [*sizes, (1, 1), (1, 30_000), (30_000, 1), (48, 48 * 70), (48 * 7, 48 * 10)]:
+        rows, columns = processor.size(height, width)
+        assert rows % 48 == columns % 48 == 0 and rows >= 48 and columns >= 48
+        assert processor.num_tokens(height, width) == rows * columns // 48**2 <= 70
+
+
+@pytest.mark.parametrize(
+    ("change", "tower", "said"),
+    [
+        ({"max_soft_tokens": 71}, {}, r"max_soft_tokens is 71; it must be one of \[70"),
+        ({"do_normalize": 1.5}, {}, "do_normalize is 1.5; it must be true or false"),
+        ({"do_pan_and_scan": True}, {}, "do_pan_and_scan is True, and no image is processed so here"),
+        ({}, {"patch_size": 14}, "patch_size is 16, and config.json's vision_config has 14"),
+    ],
+)
+def test_what_no_image_of_gemma_4_is_processed_by_is_refused_by_name(change, tower, said):
+    with pytest.raises(ValueError, match=said):
+        processor_of(CASES["gemma4"]["settings"] | change, tower)
 
 
 def test_gemma_s_sizes_fit_its_patches_and_its_crops():
