@@ -335,6 +335,8 @@ class EngineSizes:
     block_bytes, host_block_bytes: for each group, bytes of a block in all its layers, for the metrics; may be empty.
     num_host_blocks: blocks of each group in host memory; 0 without a host tier. max_snapshots: states kept beside the
     rows' own; None for a model without recurrent layers. state_bytes: bytes of one recurrent state.
+    num_image_runs: runs of image embeddings, shared by all shards; 0 where the engine takes no images.
+    max_image_patches: the most patches that a step encodes while rows run.
     max_num_seqs, max_num_batched_tokens, max_model_len, max_cached_prompts, min_cached_prompt_tokens: see EngineConfig.
 
     Raises ValueError if a step cannot hold one token of every row.
@@ -354,6 +356,8 @@ class EngineSizes:
     max_snapshots: int | None = None
     state_bytes: int = 0
     num_shards: int = 1
+    num_image_runs: int = 0
+    max_image_patches: int = 0
 
     def __post_init__(self) -> None:
         _refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)

@@ -174,6 +174,7 @@ def logged(submission: Submission) -> LoggedRequest:
         adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),
         media=first.media,
+        images=first.images,
     )
 
 

@@ -2,7 +2,8 @@
 
 Every request arrives at the step at which it arrived and gets the tokens that it got, so at the size of the
 pool that wrote the request log the counters are those of the engine. At another size, requests wait, are
-preempted and hit as they would there; arrivals do not wait for answers.
+preempted and hit as they would there; arrivals do not wait for answers. Images are encoded, found and evicted in
+the pool of embeddings that the engine had.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segme
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
+_IMAGE_COUNTERS = ("images_encoded", "image_hits", "image_evictions")
+_TOTALS = (*_COUNTERS, *_IMAGE_COUNTERS, "steps", "too_large")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,9 @@ class Outcome:
 
     resumed_tokens: what preempted rows found of themselves when they came back. They are no hits, for a pool that
     preempts nobody has none.
+
+    images_encoded, image_hits: images that the tower was run for, and those whose embeddings were found.
+    image_evictions: runs of embeddings that others took.
     """
 
     num_blocks: int
@@ -46,6 +52,9 @@ class Outcome:
     refusals: int
     preemptions: int
     too_large: int
+    images_encoded: int
+    image_hits: int
+    image_evictions: int
 
     @property
     def hit_rate(self) -> float:
@@ -67,10 +76,11 @@ def replay(
     for segment in segments:
         run = _Replay(segment, num_blocks, on_plan)
         run.to_the_end(on_step)
-        metrics = run.scheduler.metrics()
+        metrics, images = run.scheduler.metrics(), run.scheduler.images.counts()
         totals.update({name: getattr(metrics, name) for name in _COUNTERS})
+        totals.update({name: getattr(images, name) for name in _IMAGE_COUNTERS})
         totals.update(steps=run.num_steps, too_large=run.num_too_large)
-    return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in (*_COUNTERS, "steps", "too_large")})
+    return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in _TOTALS})
 
 
 class _ReplayedChoice(NamedTuple):
@@ -142,6 +152,7 @@ class _Replay:
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,
+            images=logged.images,
         )
 
     def _step(self) -> None:

@@ -17,6 +17,8 @@ from ferrum_jax.paths import install_command
 from ferrum_jax.scheduling.request_log import Segment, read_request_log
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Columns that a table has only where one of its pools counted any.
+_RARE = {"images_encoded": "encoded", "image_hits": "images found", "too_large": "too large"}
 
 
 def simulate(request_log: Path, sizes: Sequence[int] | None, plot: Path | None, console: Console) -> None:
@@ -49,8 +51,8 @@ def outcome_table(outcomes: Sequence[Outcome], segments: Sequence[Segment]) -> T
     sizes = segments[-1].sizes
     requests = sum(len(segment.requests) for segment in segments)
     columns = ["blocks", "memory", "hit rate", "evictions", "preempted", "resumed", "put off", "steps"]
-    if any(outcome.too_large for outcome in outcomes):
-        columns.append("too large")
+    rare = [name for name in _RARE if any(getattr(outcome, name) for outcome in outcomes)]
+    columns += [_RARE[name] for name in rare]
     table = _table(f"{requests:,} requests, blocks of {sizes.block_size} tokens", columns)
     for outcome in outcomes:
         mark = "*" if outcome.num_blocks == sizes.num_blocks else ""
@@ -59,9 +61,9 @@ def outcome_table(outcomes: Sequence[Outcome], segments: Sequence[Segment]) -> T
             f"{mark}{outcome.num_blocks:,}",
             _bytes(_pool_bytes(sizes, outcome.num_blocks)),
             f"{outcome.hit_rate:.1%}",
-            *(f"{count:,}" for count in (*counts, outcome.too_large)),
+            *(f"{count:,}" for count in (*counts, *(getattr(outcome, name) for name in rare))),
         ]
-        table.add_row(*cells[: len(columns)])
+        table.add_row(*cells)
     if any(outcome.num_blocks == sizes.num_blocks for outcome in outcomes):
         table.caption = "* the pool that wrote the request log"
     return table

@@ -3,7 +3,7 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line. Prompts stand in it in full.
+that a step may have change; each change has a line. Prompts stand in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.config import EngineSizes
-from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.prompt import MediaSpan, PlacedImage
 
-FORMAT = 4
-_READS = (3, FORMAT)  # 3 has no token limits
+FORMAT = 5
+_READS = range(3, FORMAT + 1)  # 3 has no token limits, 3 and 4 have no images
 _HEADER = "ferrum_jax_request_log"  # of a header line, its format
 _START = f'{{"{_HEADER}":'.encode()  # of a file
 _PIECE_BYTES = 1 << 16
@@ -49,6 +49,7 @@ class LoggedRequest:
     adapter: str = ""  # its digest
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
+    images: tuple[PlacedImage, ...] = ()  # those that the model is given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,8 @@ class RequestLogWriter:
 
     def write(self, request: LoggedRequest) -> None:
         line = dataclasses.asdict(request)
-        line["media"] = [{**span, "digest": span["digest"].hex()} for span in line["media"]]
+        for name in ("media", "images"):
+            line[name] = [{**part, "digest": part["digest"].hex()} for part in line[name]]
         self._write(line)
 
     def limit(self, limit: TokenLimit) -> None:
@@ -158,6 +160,20 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit:
         return EngineSizes(**line)
     if "token_limit" in line:
         return TokenLimit(**line)
-    media = tuple(MediaSpan(**{**span, "digest": bytes.fromhex(span["digest"])}) for span in line.pop("media"))
+    media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
+    if "images" not in line and any(span.kind == "image" for span in media):
+        raise ValueError(
+            f"its prompt has images, and only logs of format {FORMAT} say what was encoded of them; write the log again"
+        )
+    images = tuple(_image(image) for image in line.pop("images", ()))
     choices = [LoggedChoice(**choice) for choice in line.pop("choices")]
-    return LoggedRequest(**line, choices=choices, media=media)
+    return LoggedRequest(**line, choices=choices, media=media, images=images)
+
+
+def _image(part: Mapping[str, Any]) -> PlacedImage:
+    grids = {name: part[name] and tuple(part[name]) for name in ("grid", "rope_grid")}
+    return PlacedImage(**{**_with_digest(part), **grids})
+
+
+def _with_digest(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {**part, "digest": bytes.fromhex(part["digest"])}

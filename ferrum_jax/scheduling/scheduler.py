@@ -30,9 +30,10 @@ from ferrum_jax.scheduling.waiting import WaitingQueue
 class Scheduler:
     """Continuous batching over data shards, each with a cache, row slots and a token budget of its own."""
 
-    def __init__(self, caches: Sequence[CacheManager], images: ImageBook | None = None) -> None:
+    def __init__(self, caches: Sequence[CacheManager]) -> None:
         """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has."""
-        self.images = images or ImageBook()
+        sizes = caches[0].sizes
+        self.images = ImageBook(sizes.num_image_runs, sizes.max_image_patches)
         self.caches = tuple(caches)
         self._waiting = WaitingQueue(caches[0].junctions())  # keys are the same on all shards
         self._shards = [

@@ -21,7 +21,6 @@ from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.startup.load import Loaded
@@ -71,14 +70,13 @@ def build_engine(
         images=layout.images,
         names=tuple(layout.targets),
     )
-    images = ImageBook() if layout.images is None else ImageBook(layout.images.num_runs, layout.images.sizes[-1])
     constraints = Constraints(tokenizer, vocab_size=layout.options.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         current(),
         runner=runner,
-        scheduler=Scheduler(caches, images),
+        scheduler=Scheduler(caches),
         intake=Intake(
             tokenizer=tokenizer,
             vocab_size=layout.options.spec.vocab_size,
@@ -144,6 +142,8 @@ def _sizes(layout: Layout, config: EngineConfig) -> EngineSizes:
         max_snapshots=_max_snapshots(layout, config),
         state_bytes=ledger.state_bytes,
         num_shards=ledger.num_shards,
+        num_image_runs=0 if layout.images is None else layout.images.num_runs,
+        max_image_patches=0 if layout.images is None else layout.images.sizes[-1],
     )
 
 

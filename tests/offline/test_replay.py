@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from ferrum_jax.__main__ import main
 from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import replay, reuse_distances
+from ferrum_jax.offline.simulate_cache import outcome_table
 from ferrum_jax.paths import install_command
+from ferrum_jax.prompt import MediaSpan, PlacedImage
 from ferrum_jax.request import NOT_FINITE_REASON
 from ferrum_jax.scheduling.request_log import (
     LoggedChoice,
@@ -103,6 +106,89 @@ def test_reuse_distances_are_those_of_a_naive_count():
     assert sorted(found.elements(), key=str) == sorted(expected, key=str) and len(set(expected)) > 5
 
 
+def pictured(name: str, arrival: int, *, start: int = 2, length: int = 20, whole: bool = False) -> LoggedRequest:
+    """A request with one image of 80 patches before its last three tokens."""
+    grid, digest = (1, 8, 10), name.encode()
+    image = PlacedImage(start=start, length=length, digest=digest, grid=grid, rope_grid=(1, 4, 5), sees_both_ways=whole)
+    span = MediaSpan(kind="image", digest=digest, start=start, length=length)
+    prompt = [arrival] * start + [5] * length + [7] * 3
+    return dataclasses.replace(request(prompt, arrival), media=(span,), images=(image,))
+
+
+def imaged(num_runs: int = 4, patches: int = 80, **sizes) -> EngineSizes:
+    return dataclasses.replace(SIZES, group_blocks=[64], num_image_runs=num_runs, max_image_patches=patches, **sizes)
+
+
+def test_images_of_a_request_log_are_read_back_as_they_were_placed(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    wanted = [pictured("cat", 0), request([1] * 9, 1), pictured("dog", 2, whole=True)]
+    writer = RequestLogWriter(str(path), imaged())
+    for each in wanted:
+        writer.write(each)
+    (segment,) = read_request_log(path)
+    assert segment.requests == wanted and segment.sizes.num_image_runs == 4
+
+
+def test_a_replay_encodes_an_image_once_and_again_after_its_runs_were_taken():
+    """Each image takes 2 runs of 16 tokens; no prompt hits another's KV, as their first tokens differ."""
+    names = ["cat", "dog", "cat", "bird", "cat", "dog"]
+    logged = [pictured(name, 20 * index) for index, name in enumerate(names)]
+    large, small = (replay([Segment(sizes=imaged(num_runs), requests=logged)], 64) for num_runs in (6, 4))
+    assert (large.images_encoded, large.image_hits, large.image_evictions) == (3, 3, 0)
+    assert (small.images_encoded, small.image_hits, small.image_evictions) == (4, 2, 4)
+
+
+def test_prompts_whose_images_wait_in_a_replay_are_admitted_a_step_later_and_text_passes_them():
+    logged = [
+        request([1] * 4, 0, output=20),
+        pictured("cat", 1),
+        dataclasses.replace(pictured("dog", 1), id=2),
+        dataclasses.replace(request([2] * 4, 1), id=3),
+    ]
+    sizes, plans = imaged(max_num_seqs=4, max_num_batched_tokens=64), []
+    replay([Segment(sizes=sizes, requests=logged)], 64, on_plan=plans.append)
+    assert [[request for *_, request in plan.admitted] for plan in plans[:4]] == [[1], [2, 4], [3], []]
+    assert [[order.request for order in plan.encodes] for plan in plans[:4]] == [[], [2], [3], []]
+
+
+def test_no_chunk_of_a_replay_ends_inside_an_image_that_is_seen_whole():
+    ends = {}
+    for whole in (False, True):
+        plans = []
+        segment = Segment(sizes=imaged(max_num_batched_tokens=21), requests=[pictured("cat", 0, whole=whole)])
+        replay([segment], 64, on_plan=plans.append)
+        ends[whole] = [int(plan.shards[0].starts[0] + plan.shards[0].counts[0]) for plan in plans[:2]]
+    assert ends == {False: [21, 25], True: [2, 22 + 1]}
+
+
+@pytest.mark.parametrize("format_", [3, 4])
+def test_prompts_with_images_in_a_log_that_does_not_describe_them_are_refused_by_line(tmp_path, format_):
+    path = tmp_path / "requests.jsonl"
+    writer = RequestLogWriter(str(path), SIZES)
+    writer.write(request([1] * 9))
+    writer.write(pictured("cat", 1))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["ferrum_jax_request_log"] = format_
+    for line in lines[1:]:
+        del line["images"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    assert len(read_request_log(path)[0].requests) == 1, "logs of text are read as before"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"line 3 .* has images, and only logs of format 5 say what was encoded"):
+        read_request_log(path)
+
+
+def test_the_table_counts_images_only_where_prompts_have_some(request_log):
+    def columns(segments):
+        outcomes = [replay(segments, 64)]
+        return {column.header: list(column.cells) for column in outcome_table(outcomes, segments).columns}
+
+    assert "encoded" not in columns(read_request_log(request_log))
+    logged = [pictured(name, 20 * index) for index, name in enumerate(["cat", "cat", "dog"])]
+    found = columns([Segment(sizes=imaged(), requests=logged)])
+    assert (found["encoded"], found["images found"]) == (["2"], ["1"]) and "too large" not in found
+
+
 def test_a_line_that_was_cut_short_is_left_out(request_log):
     text = request_log.read_text()
     request_log.write_text(text[:-20])
@@ -132,7 +218,7 @@ def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
         ("nonsense\n", "line 1 is not a line of a request log"),
         (
             '{"ferrum_jax_request_log": 7}\n',
-            "line 1 is not a line of a request log: its format is 7, this version reads 3 to 4",
+            "line 1 is not a line of a request log: its format is 7, this version reads 3 to 5",
         ),
         ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
         ("[1]\n", "line 1 is not a line of a request log"),
