@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from checkpoints.formats import Leaf, Scheme, join
+from checkpoints.formats.leaves import check_leaf
 from checkpoints.formats.quantise import quantised
 from checkpoints.huggingface import sources_of
 from checkpoints.placement import leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.rules import Expansion, Rule, as_stored, expand, touching
-from ferrum_jax.forms import weight_of
+from ferrum_jax.forms import weight_of, weight_of_leaf
 
 Copies = dict[str, Callable[[], jax.Array]]  # by parameter, what makes the copy of its array
 
@@ -45,13 +46,14 @@ def copies_of(
     """The same, as functions that make one copy each. partial: parameters without an array are left out."""
     wanted = stored_targets(targets, expansions)
     arrays = _in_forms(arrays, wanted)
-    problems = [f"{name} is missing" for name in wanted if name not in arrays and not partial]
+    problems = _leaf_problems(arrays, wanted)
+    problems += [f"{name} is missing" for name in wanted if name not in arrays and not partial]
     problems += [f"{name} is left over: the model has no such parameter" for name in arrays if name not in wanted]
     for name in wanted.keys() & arrays.keys():
         have, want = arrays[name], wanted[name]
         if tuple(have.shape) != tuple(want.shape):
             problems.append(f"{name} is {list(have.shape)}; the model wants {list(want.shape)}")
-        elif have.dtype != want.dtype and not cast:
+        elif have.dtype != want.dtype and (not cast or weight_of_leaf(name)):
             problems.append(f"{name} is {have.dtype}; the model computes in {want.dtype}")
     _refuse(problems)
     given = {name: target for name, target in targets.items() if name in arrays}
@@ -101,6 +103,20 @@ def _refuse(problems: Sequence[str]) -> None:
         raise ValueError(f"the weights do not fit the model, {len(problems)} mismatches:\n  {listed}")
 
 
+def _leaf_problems(arrays: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """What is wrong with the values of leaves that were given, and not made here from a dense weight."""
+    problems = []
+    for name, array in arrays.items():
+        leaf = weight_of_leaf(name)
+        is_here = getattr(array, "is_fully_addressable", True) and not isinstance(array, Leaf)
+        if leaf is not None and name in wanted and is_here and array.dtype == wanted[name].dtype:
+            try:
+                check_leaf(leaf[1], np.asarray(array), name)
+            except ValueError as error:
+                problems.append(str(error))
+    return problems
+
+
 def _refuse_not_finite(dense: Mapping[str, Any]) -> None:
     """Raises ValueError for weights that are to be quantised and hold what no scale stands for."""
     bad = [name for name, array in dense.items() if not np.isfinite(np.asarray(array).astype(np.float32)).all()]
@@ -119,11 +135,23 @@ def _in_forms(arrays: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStru
         for name, form in made_forms(wanted).items()
         if name in found and tuple(found[name].shape) == tuple(whole[name].shape)
     }
+    _refuse([problem for name in forms if (problem := _not_made(name, wanted)) is not None])
     _refuse_not_finite({name: found[name] for name in forms})
     for name, form in forms.items():
         packed = quantised(name, np.asarray(found.pop(name)), form)
         found |= {f"{name}.{leaf}": packed.leaf(leaf) for leaf in packed.leaf_shapes}
     return found
+
+
+def _not_made(name: str, wanted: Mapping[str, Any]) -> str | None:
+    """Why a weight cannot be given dense: its other leaves would be those of the old one."""
+    kept = [f"{name}.{leaf}" for leaf in ("zeros", "order", "input_scale") if f"{name}.{leaf}" in wanted]
+    if not kept:
+        return None
+    return (
+        f"{name} is dense, and the model keeps it with {', '.join(kept)}, which are not made from a dense weight; "
+        f"give these with {name}.codes and {name}.scales"
+    )
 
 
 def _copier(

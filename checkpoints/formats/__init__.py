@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,10 +56,10 @@ def scheme_of(config: Mapping[str, Any], scale_dtype: str | None = None) -> Sche
     scale_dtype: of the scales as they are stored; None takes what config.json says. Raises ValueError for a format, or
     a kind of one, that is not supported.
     """
-    for key in KEYS:
-        value = config.get(key)
-        if value in (None, {}):
-            continue
+    said = {key: config[key] for key in KEYS if config.get(key) not in (None, {})}
+    if len(said) > 1 and len({json.dumps(value, sort_keys=True) for value in said.values()}) > 1:
+        raise ValueError(f"config.json says of quantised weights two things, in {' and '.join(said)}; keep one of them")
+    for key, value in said.items():
         method = value.get("quant_method") if isinstance(value, Mapping) else None
         if not isinstance(method, str) or method not in _FORMATS:
             raise ValueError(refusal(key, value))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.formats.leaves import nibble_leaf, scale_leaf, unpacked, whole_leaf
+from checkpoints.formats.leaves import check_words, nibble_leaf, scale_leaf, unpacked, whole_leaf
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size, is_within
 from ferrum_jax.forms import WeightForm
@@ -55,6 +55,7 @@ def _pack(module: Module) -> PackedWeight:
     for end, size in ((_QZEROS, (groups, words.shape[1])), (_SCALES, (groups, shape[0]))):
         if tuple(tensors[end].shape) != size:
             raise ValueError(f"{base}{end} is {list(tensors[end].shape)}; of a weight {list(shape)} it is {list(size)}")
+    check_words(tensors[_QZEROS], base + _QZEROS)
 
     def codes(outputs: range) -> np.ndarray:
         first = outputs.start // 8 if outputs else 0

@@ -209,12 +209,13 @@ def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
         return tuple(stored.shape), plain if form.kind == "int8" else finite_leaf(plain, f"{base}.weight")
     if ".weight" in tensors:
         raise ValueError(f"{base} has .weight and .weight_packed, a dense weight and a quantised one; keep one of them")
-    words, shape = tensors[_PACKED], tuple(np.asarray(_of(module, ".weight_shape")).tolist())
+    words, said = tensors[_PACKED], np.asarray(_of(module, ".weight_shape"))
+    shape = tuple(said.reshape(-1).tolist())
     bits = {"int4": 4, "int8": 8}.get(form.kind, 0)
-    fits = len(shape) == 2 and words.dtype == np.int32 and bits
+    fits = said.shape == (2,) and said.dtype.kind == "i" and words.dtype == np.int32 and bits
     if not fits or tuple(words.shape) != (shape[0], -(-shape[1] * bits // 32)):
         raise ValueError(
-            f"{base}.weight_shape is {list(shape)}, which contradicts {base}{_PACKED}, {words.dtype} "
+            f"{base}.weight_shape is {said.dtype} {list(shape)}, which contradicts {base}{_PACKED}, {words.dtype} "
             f"{list(words.shape)} of {form.kind}; copy the checkpoint again"
         )
     order = None

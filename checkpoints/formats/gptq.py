@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.formats.leaves import byte_leaf, nibble_leaf, order_of, scale_leaf, unpacked, whole_leaf
+from checkpoints.formats.leaves import (
+    byte_leaf,
+    check_words,
+    nibble_leaf,
+    order_of,
+    scale_leaf,
+    unpacked,
+    whole_leaf,
+)
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
 from ferrum_jax.forms import WeightForm
@@ -36,7 +44,10 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     settings.only(bits=(4, 8), checkpoint_format=(None, "gptq", "gptq_v2"), format=(None, "gptq", "gptq_v2"))
     settings.only(pack_dtype=(None, "int32"), is_marlin_format=(None, False))
     form = _form(settings, settings.values, scale_dtype)
-    is_v1 = "gptq_v2" not in (settings.values.get("checkpoint_format"), settings.values.get("format"))
+    versions = {settings.values.get(name) for name in ("checkpoint_format", "format")} - {None}
+    if len(versions) > 1:
+        settings.refuse("checkpoint_format = {checkpoint_format!r} and format = {format!r}".format(**settings.values))
+    is_v1 = versions != {"gptq_v2"}
     overrides = []
     for name, values in settings.get("dynamic", {}).items():
         if not isinstance(values, Mapping):
@@ -69,9 +80,10 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
 
 
 def _form(settings: Settings, values: Mapping[str, Any], scale_dtype: str) -> WeightForm:
-    unknown = values.keys() - settings.values.keys() - set(_HOW)
-    flags = [values.get(name) for name in ("sym", "desc_act")]
-    if unknown or values["bits"] not in (4, 8) or not all(flag in (None, True, False) for flag in flags):
+    for name in ("sym", "desc_act"):
+        if not isinstance(values.get(name), bool | None):
+            settings.refuse(f"{name} = {values[name]!r}"[:200])
+    if values.keys() - settings.values.keys() - set(_HOW) or values["bits"] not in (4, 8):
         settings.refuse(f"dynamic = {settings.values.get('dynamic')!r}"[:200])
     group = group_size(settings, "group_size", values.get("group_size", 128))
     return WeightForm(
@@ -96,6 +108,7 @@ def _pack(module: Module, is_v1: bool) -> PackedWeight:
     for end, size in wanted.items():
         if tuple(tensors[end].shape) != size:
             raise ValueError(f"{base}{end} is {list(tensors[end].shape)}; of a weight {list(shape)} it is {list(size)}")
+    check_words(tensors[_QZEROS], base + _QZEROS)
     order = _order(module, base, shape[1])
 
     def codes(outputs: range) -> np.ndarray:
@@ -120,15 +133,13 @@ def _pack(module: Module, is_v1: bool) -> PackedWeight:
 
 
 def _order(module: Module, base: str, num_inputs: int) -> np.ndarray | None:
-    """The inputs sorted by group; None without groups. Raises ValueError where g_idx is not what config.json says."""
+    """The inputs sorted by group; None without any. Raises ValueError where g_idx is not what config.json says."""
     form = module.form
-    if form.group is None:
-        return None
     if _G_IDX not in module.tensors:
         if form.has_order:
             raise ValueError(f"{base}{_G_IDX} is missing, and config.json says desc_act; copy the checkpoint again")
         return None
-    order = order_of(module.tensors[_G_IDX], base + _G_IDX, num_inputs, form.group)
+    order = order_of(module.tensors[_G_IDX], base + _G_IDX, num_inputs, form.group or num_inputs)
     if not form.has_order and (order != np.arange(num_inputs)).any():
         raise ValueError(f"{base}{_G_IDX} orders the inputs, and config.json says that desc_act is false; correct it")
     return order

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.formats.packed import Leaf, Ranges, slices
+from checkpoints.formats.packed import Leaf, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import Module
 
 _E8M0_NAN = 255
@@ -23,10 +23,12 @@ def scale_leaf(module: Module, stored: Any, name: str, shape: tuple[int, int], r
     groups = 1 if module.form.group is None else shape[1] // module.form.group
     wanted = (-(-shape[0] // rows), groups)
     size = int(np.prod(stored.shape, dtype=np.int64))
-    if size != 1 and (size != wanted[0] * wanted[1] or stored.shape[0] != wanted[0]):
+    is_one = size == 1 and module.form.group is None
+    if not is_one and (size != wanted[0] * wanted[1] or not stored.shape or stored.shape[0] != wanted[0]):
         raise ValueError(
             f"{name} is {list(stored.shape)}; the scales of a weight {list(shape)} are {list(wanted)} here"
         )
+    _refuse_kind(stored, name, jnp.floating, "a scale is a float")
     dtype = jnp.dtype(module.form.scale_dtype)
 
     def read(ranges: Ranges) -> np.ndarray:
@@ -39,7 +41,7 @@ def scale_leaf(module: Module, stored: Any, name: str, shape: tuple[int, int], r
 
 def checked_scales(stored: np.ndarray, name: str, dtype: np.dtype) -> np.ndarray:
     """The scales in a dtype that holds each of them. Raises ValueError for one that is not finite or not above 0."""
-    numbers = stored.astype(np.float32)
+    numbers = stored.astype(np.float64)
     wrong = ~(np.isfinite(numbers) & (numbers > 0))
     if wrong.any():
         place = tuple(map(int, np.argwhere(wrong)[0]))
@@ -47,8 +49,9 @@ def checked_scales(stored: np.ndarray, name: str, dtype: np.dtype) -> np.ndarray
             f"{name} is {numbers[place]} at {list(place)}; a scale must be finite and above 0: copy the "
             "checkpoint again"
         )
-    found = stored.astype(dtype)
-    if (found.astype(np.float32) != numbers).any():
+    with np.errstate(over="ignore"):
+        found = stored.astype(dtype)
+    if (found.astype(np.float64) != numbers).any():
         raise ValueError(f"{name} is {stored.dtype}, and its scales are not the same in {dtype}")
     return found
 
@@ -65,6 +68,7 @@ def input_scale_leaf(module: Module, stored: Any, name: str) -> Leaf:
     """[1] float32 of a scale of activations that is known beforehand."""
     if int(np.prod(stored.shape, dtype=np.int64)) != 1:
         raise ValueError(f"{name} is {list(stored.shape)}; activations of {module.name} have one scale")
+    _refuse_kind(stored, name, jnp.floating, "a scale is a float")
 
     def read(ranges: Ranges) -> np.ndarray:
         return checked_scales(np.asarray(stored).reshape(1), name, np.dtype(np.float32))[slices(ranges)]
@@ -112,6 +116,7 @@ def whole_leaf(array: Callable[[], np.ndarray], shape: tuple[int, ...], dtype: A
 
 def order_of(g_idx: Any, name: str, num_inputs: int, group: int) -> np.ndarray:
     """[in] int32: inputs sorted by their group. Raises ValueError unless each group has `group` of them."""
+    _refuse_kind(g_idx, name, jnp.integer, "groups are whole numbers")
     groups = np.asarray(g_idx)
     num_groups = num_inputs // group
     if groups.shape != (num_inputs,):
@@ -124,6 +129,32 @@ def order_of(g_idx: Any, name: str, num_inputs: int, group: int) -> np.ndarray:
         odd = int(np.flatnonzero(counts != group)[0])
         raise ValueError(f"{name} puts {counts[odd]} inputs into group {odd}; each group must have {group}")
     return np.argsort(groups, kind="stable").astype(np.int32)
+
+
+def check_leaf(leaf: str, array: np.ndarray, name: str) -> None:
+    """Raises ValueError where a leaf of a form holds what no weight has: `checked_scales`, a code that is NaN, an order
+    that is no permutation."""
+    if leaf in ("scales", "input_scale"):
+        if array.dtype == np.uint8:
+            checked_exponents(array, name)
+        else:
+            checked_scales(array, name, array.dtype)
+    elif leaf == "order" and (np.sort(array, axis=-1) != np.arange(array.shape[-1])).any():
+        raise ValueError(f"{name} is no order of inputs; it must have each of 0 to {array.shape[-1] - 1} once")
+    elif array.dtype == float8():
+        np.asarray(finite_leaf(stored_leaf(array), name))
+
+
+def check_words(stored: Any, name: str) -> None:
+    """Raises ValueError for codes that are not in words of 32 bits: read as bytes they would be other codes."""
+    if stored.dtype != np.int32:
+        raise ValueError(f"{name} is {stored.dtype}; codes are packed in int32: copy the checkpoint again")
+
+
+def _refuse_kind(stored: Any, name: str, kind: Any, what: str) -> None:
+    """Raises ValueError for a tensor of another kind of dtype: its bits may mean something else."""
+    if not jnp.issubdtype(stored.dtype, kind):
+        raise ValueError(f"{name} is {stored.dtype}; {what}: copy the checkpoint again")
 
 
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:  # [.., n] int32 -> [.., n * 32 / bits] uint8

@@ -45,9 +45,9 @@ def forms_of(
         for target, sources in rule.expand():
             if not _is_matrix(target):
                 continue
-            module = sources[0].name.removesuffix(".weight")
-            modules.update(source.name.removesuffix(".weight") for source in sources)
-            form = scheme.form_of(module)
+            own = [source.name.removesuffix(".weight") for source in sources]
+            module, form = own[0], _form_of_all(scheme, own, target)
+            modules.update(own)
             if form is None or (not scheme.names_all and _fits(target, _SMALL) and not _names(scheme, module)):
                 continue
             _refuse_layout(rule, scheme, config)
@@ -73,6 +73,18 @@ def with_made_forms(spec: ModelSpec, rules: Sequence[Rule], weights: str) -> Mod
     targets = {target for rule in rules for target, _ in rule.expand()}
     names = sorted(name for name in targets if _is_matrix(name) and not _fits(name, _SMALL))
     return dataclasses.replace(spec, forms=tuple((name, form) for name in names))
+
+
+def _form_of_all(scheme: Scheme, modules: Sequence[str], target: str) -> WeightForm | None:
+    """The form of these modules, which are one parameter. Raises ValueError where config.json gives them several."""
+    forms = {scheme.form_of(module): module for module in reversed(modules)}
+    if len(forms) > 1:
+        (form, module), (other, its) = list(forms.items())[:2]
+        raise ValueError(
+            f"{target} is of one form, and config.json says that {module} is {form or 'dense'} and {its} is "
+            f"{other or 'dense'}; give a checkpoint whose modules of a kind are quantised alike"
+        )
+    return scheme.form_of(modules[0])
 
 
 def _is_matrix(target: str) -> bool:

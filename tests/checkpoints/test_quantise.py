@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from checkpoints import Rule, convert, open_checkpoint
 from checkpoints.formats.quantise import quantised
-from checkpoints.memory import take
+from checkpoints.memory import copies_of, take
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.forms import made_form
 from ferrum_jax.models.registry import quantised_spec, spec_of
@@ -101,3 +101,28 @@ def test_embeddings_norms_routers_and_the_head_stay_dense():
         *(f"mlp.{x}.weight" for x in ("gate", "up", "down")),
         *(f"mlp.experts.{x}" for x in ("gate", "up", "down")),
     }
+
+
+PACKED = {
+    "w.codes": np.zeros((2, 8), np.uint8),
+    "w.scales": np.ones((2, 2), np.float32),
+    "w.zeros": np.zeros((2, 2), np.int8),
+    "w.order": np.arange(16, dtype=np.int32),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"w": np.ones((2, 16), np.float32)}, "w is dense, and the model keeps it with w.zeros, w.order"),
+        ({"w.scales": np.array([[1, 1], [0, 1]], np.float32)}, r"w.scales is 0.0 at \[1, 0\]"),
+        ({"w.scales": np.array([[1, 1], [np.nan, 1]], np.float32)}, r"w.scales is nan at \[1, 0\]"),
+        ({"w.order": np.zeros(16, np.int32)}, "w.order is no order of inputs; it must have each of 0 to 15 once"),
+        ({"w.codes": np.zeros((2, 8), np.float32)}, "w.codes is float32; the model computes in uint8"),
+    ],
+)
+def test_an_update_of_a_part_of_a_form_that_would_mean_something_else_is_refused(given, message):
+    targets = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in PACKED.items()}
+    assert copies_of(PACKED, targets).keys() == PACKED.keys()
+    with pytest.raises(ValueError, match=message):
+        copies_of(given, targets, partial=True, cast=True)

@@ -83,3 +83,11 @@ def test_a_config_that_does_not_fit_the_model_is_refused_before_a_weight_is_read
     said["ignore"] = others.get("ignore", said["ignore"])
     with pytest.raises(ValueError, match=message):
         abstract_model(spec_of(config))
+
+
+def test_experts_that_config_json_rounds_differently_are_refused_for_they_are_one_parameter():
+    config = json.loads((FOLDER / "w8a8_experts" / "config.json").read_text())
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_1"] = groups["group_0"] | {"targets": ["re:.*experts.1.*"], "input_activations": None}
+    with pytest.raises(ValueError, match=r"mlp\.experts\.\w+ is of one form, and config.json says that"):
+        spec_of(config)

@@ -120,6 +120,12 @@ GPTQ_TENSORS = {
     "scales": np.ones((2, 8), np.float16),
     "g_idx": np.repeat(np.arange(2, dtype=np.int32), 8),
 }
+ONE_GROUP = GPTQ_TENSORS | {end: GPTQ_TENSORS[end][:1] for end in ("qzeros", "scales")}
+AWQ_TENSORS = {
+    "qweight": np.zeros((8, 1), np.int32),
+    "qzeros": np.zeros((1, 1), np.int32),
+    "scales": np.ones((1, 8), np.float16),
+}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,13 @@ GPTQ_TENSORS = {
         (ct(), FOUR | {"weight_scale": halves(1, 1, 1, np.inf).reshape(2, 2)}, r"weight_scale is inf at \[1, 1\]"),
         (ct(), FOUR | {"weight_scale": halves(-2, 1, 1, 1).reshape(2, 2)}, r"weight_scale is -2.0 at \[0, 0\]"),
         (ct(), FOUR | {"weight_scale": np.ones((2, 3), np.float16)}, r"weight_scale is \[2, 3\]; the scales"),
-        (ct(), FOUR | {"weight_shape": np.array([2, 24])}, r"weight_shape is \[2, 24\], which contradicts"),
+        (ct(), FOUR | {"weight_shape": np.array([2, 24])}, r"weight_shape is int64 \[2, 24\], which contradicts"),
+        (ct(), FOUR | {"weight_shape": np.array([[2], [16]])}, r"weight_shape is int64 \[2, 16\], which contradicts"),
+        (ct(), FOUR | {"weight_shape": np.array(2)}, r"weight_shape is int64 \[2\], which contradicts"),
+        (ct(), FOUR | {"weight_shape": np.array([2.0, 16.0])}, "weight_shape is float64"),
+        (ct(), FOUR | {"weight_scale": halves(1)}, r"weight_scale is \[1\]; the scales of a weight \[2, 16\]"),
+        (ct(), FOUR | {"weight_scale": np.ones((2, 2), np.uint8)}, "weight_scale is uint8; a scale is a float"),
+        (ct(), FOUR | {"weight_scale": np.full((2, 2), 1e-60)}, "weight_scale is float64, and its scales are not the"),
         (ct(), {k: v for k, v in FOUR.items() if k != "weight_shape"}, "weight_shape is missing"),
         (ct(), FOUR | {"weight": np.ones((2, 16), np.float16)}, "has .weight and .weight_packed"),
         (ct(), FOUR | {"weight_g_idx": np.zeros(16, np.int32)}, "weight_g_idx is there, and config.json says nothing"),
@@ -140,6 +152,11 @@ GPTQ_TENSORS = {
         (GPTQ, GPTQ_TENSORS | {"g_idx": np.zeros(16, np.int32)}, "g_idx puts 16 inputs into group 0; each"),
         (GPTQ, GPTQ_TENSORS | {"g_idx": np.tile([1, 0], 8)}, "g_idx orders the inputs, and config.json"),
         (GPTQ | {"sym": True}, GPTQ_TENSORS, "qzeros has 1; config.json says sym, with which it is 8"),
+        (GPTQ, GPTQ_TENSORS | {"g_idx": GPTQ_TENSORS["g_idx"] * 1.0}, "g_idx is float64; groups are whole numbers"),
+        (GPTQ | {"group_size": -1}, ONE_GROUP | {"g_idx": np.arange(16)}, "g_idx is 1 at 1; there are groups 0 to 0"),
+        (GPTQ, GPTQ_TENSORS | {"qzeros": np.zeros((2, 1), np.float32)}, "qzeros is float32; codes are packed in int32"),
+        (AWQ, AWQ_TENSORS | {"qzeros": np.zeros((1, 1), np.int64)}, "qzeros is int64; codes are packed in int32"),
+        (AWQ, AWQ_TENSORS | {"scales": np.ones((1, 8), np.int32)}, "scales is int32; a scale is a float"),
         (GPTQ, {k: v for k, v in GPTQ_TENSORS.items() if k != "scales"}, "scales is missing beside"),
         (AWQ, {"qweight": np.zeros((8, 1)), "qzeros": np.zeros(1), "scales": np.zeros(1)}, "qweight is float64"),
         (
@@ -168,6 +185,11 @@ def test_tensors_that_contradict_one_another_or_config_json_are_refused_by_name(
         (ct(odd=1), "odd = 1"),
         (AWQ | {"bits": 3}, "awq of 3 bits with bits = 3"),
         (GPTQ | {"bits": 2}, "gptq of 2 bits with bits = 2"),
+        (GPTQ | {"sym": "true"}, "gptq of 4 bits with sym = 'true'"),
+        (
+            GPTQ | {"checkpoint_format": "gptq_v2", "format": "gptq"},
+            "= 'gptq_v2' and format = 'gptq'",
+        ),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
         (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
         ({"quant_method": "bitsandbytes"}, "says bitsandbytes"),
@@ -177,3 +199,9 @@ def test_tensors_that_contradict_one_another_or_config_json_are_refused_by_name(
 def test_what_is_not_supported_is_refused_by_name(config, message):
     with pytest.raises(ValueError, match=message):
         scheme_of({"quantization_config": config})
+
+
+def test_two_descriptions_of_quantised_weights_that_differ_are_refused():
+    assert scheme_of({"quantization_config": GPTQ, "compression_config": dict(GPTQ)}) is not None
+    with pytest.raises(ValueError, match="two things, in quantization_config and compression_config; keep one"):
+        scheme_of({"quantization_config": GPTQ, "compression_config": AWQ})
