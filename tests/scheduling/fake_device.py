@@ -312,8 +312,11 @@ class Engine:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    def drain(self, max_steps: int = 2000) -> int:
+    def drain(self) -> int:
         """Run until nothing is left; every request that was not ended from outside is then right. How many steps."""
+        # The oldest row is never preempted and gets a token of each step, so a request costs its tokens at the most;
+        # twice that, for the steps a row waits for the host tier or for those in flight.
+        max_steps = 100 + 2 * sum(r.max_total_tokens for r in self.requests.values() if r.finish_reason is None)
         steps = 0
         while steps < max_steps and not self.is_idle:
             self.step()
