@@ -4,7 +4,7 @@
     embedding = merger(x), of merge x merge neighbours;  beside it one merger more for each deepstack layer's x
 
 Patches of several images lie one after the other and attend within their own (`ImagePatches.segments`). Neighbours that
-are merged stand together, as the processor gives them.
+are merged stand together, as the processor gives them. All is computed tile by tile, and tiles of padding are not.
 Source: Bai et al. 2025 (Qwen3-VL).
 """
 
@@ -23,13 +23,14 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.rope import rotate
-from ferrum_jax.layers.segment_attention import segment_attention
+from ferrum_jax.layers.segment_attention import attention_of_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.spec import VisionSpec
 
 PREFIX = "vision."  # of the tower's parameters among those of its model
 _EPS = 1e-6
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImagePatches:
     """Patches of some images, padded. Rows and columns count patches; heights and widths are their image's."""
@@ -58,13 +59,20 @@ class TowerLayer(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,  # [T, D]
-        cos: jax.Array,  # [T, 1, H/2]
-        sin: jax.Array,  # [T, 1, H/2]
-        segments: jax.Array,  # [T]
-    ) -> jax.Array:  # [T, D]
+        x: jax.Array,  # [tiles, t, D]
+        cos: jax.Array,  # [tiles, t, 1, H/2]
+        sin: jax.Array,  # [tiles, t, 1, H/2]
+        segments: jax.Array,  # [tiles, t]
+    ) -> jax.Array:  # [tiles, t, D]
+        count = num_real_tiles(segments)
+        q, k, v = map_tiles(self._heads, count, x, cos, sin)
+        return map_tiles(self._mixed, count, x, attention_of_tiles(q, k, v, segments))
+
+    def _heads(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
         q, k, v = (a.reshape(len(x), self.num_heads, -1) for a in jnp.split(self.qkv(self.attention_norm(x)), 3, -1))
-        attended = segment_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, segments)
+        return tuple(jnp.swapaxes(a, 0, 1) for a in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+
+    def _mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
         x = x + self.o(attended.reshape(x.shape))
         return x + self.down(self.act(self.up(self.mlp_norm(x))))
 
@@ -109,15 +117,21 @@ class VisionTower(nnx.Module):
         self.deep = nnx.List([PatchMerger(spec, norms_whole=True, dtype=dtype) for _ in spec.deepstack])
 
     def __call__(self, patches: ImagePatches) -> jax.Array:  # [T / merge², (1 + deepstack) * out]
-        x = self.patch(patches.pixels)
-        x = x + self._positions(patches).astype(x.dtype)
-        cos, sin = _rotation(self.spec, patches)
+        tile = tile_of(len(patches.segments))
+        tiles = jax.tree.map(lambda x: x.reshape(-1, tile, *x.shape[1:]), patches)
+        count = num_real_tiles(tiles.segments)
+        x, cos, sin = map_tiles(self._start, count, tiles)
         deep = []
         for i, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, patches.segments)
+            x = layer(x, cos, sin, tiles.segments)
             if i in self.spec.deepstack:
-                deep.append(self.deep[len(deep)](x))
-        return jnp.concatenate([self.merger(x), *deep], axis=-1)
+                deep.append(map_tiles(self.deep[len(deep)], count, x))
+        merged = jnp.concatenate([map_tiles(self.merger, count, x), *deep], axis=-1)
+        return merged.reshape(-1, merged.shape[-1])
+
+    def _start(self, patches: ImagePatches) -> tuple[jax.Array, ...]:  # x [t, D], cos and sin [t, 1, H/2]
+        x = self.patch(patches.pixels)
+        return x + self._positions(patches).astype(x.dtype), *_rotation(self.spec, patches)
 
     def _positions(self, patches: ImagePatches) -> jax.Array:  # [T, D] float32
         """The learned grid, resampled bilinearly so that corners fall on corners."""

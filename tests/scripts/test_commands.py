@@ -25,6 +25,7 @@ PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "
 OF_THE_REFERENCE = {
     "bench_encoder_reference",
     "bench_reference",
+    "bench_vision_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
     "make_encoder_goldens",

@@ -1,0 +1,85 @@
+"""Attention within segments, tile by tile, against NumPy in float64: packed images, padding, sizes of the array."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ferrum_jax.layers.segment_attention import map_tiles, segment_attention, tile_of
+from pallas_kernels.tolerance import TOLERANCE
+
+HEADS, HEAD_DIM = 2, 8
+
+
+def drawn(num_tokens: int, lengths: tuple[int, ...], dtype: str = "float32") -> tuple[jax.Array, jax.Array]:
+    """[3, T, N, H], q, k and v, and segments of these lengths, padding behind."""
+    rng = np.random.default_rng(num_tokens)
+    segments = np.repeat(np.arange(len(lengths)), lengths) + 1
+    arrays = rng.normal(size=(3, num_tokens, HEADS, HEAD_DIM))
+    return jnp.asarray(arrays, dtype), jnp.asarray(np.pad(segments, (0, num_tokens - len(segments))), jnp.int32)
+
+
+def attend(arrays: jax.Array, segments: jax.Array) -> np.ndarray:
+    q, k, v = arrays
+    return np.asarray(jax.jit(segment_attention)(q, k, v, segments), np.float64)
+
+
+def oracle(arrays: jax.Array, segments: jax.Array) -> np.ndarray:
+    q, k, v = np.asarray(arrays, np.float64)
+    scores = np.einsum("tnh,snh->nts", q, k) / np.sqrt(HEAD_DIM)
+    own = np.asarray(segments)
+    weights = np.exp(np.where(own[:, None] == own, scores - scores.max(), -np.inf))
+    return np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("num_tokens", "lengths"),
+    [
+        pytest.param(1024, (1000,), id="an image over all tiles"),
+        pytest.param(1024, (100, 300, 5, 400), id="images that begin and end within tiles, the last tile empty"),
+        pytest.param(768, (256, 256, 1), id="images that end where tiles do"),
+        pytest.param(40, (24, 8), id="one tile"),
+        pytest.param(600, (500, 100), id="an array that is no multiple of a tile"),
+    ],
+)
+def test_every_token_attends_to_all_of_its_segment_and_to_nothing_else(num_tokens, lengths, dtype):
+    arrays, segments = drawn(num_tokens, lengths, dtype)
+    found, total, close = attend(arrays, segments), sum(lengths), TOLERANCE[dtype]
+    wanted = oracle(arrays, segments)[:total]
+    np.testing.assert_allclose(found[:total], wanted, rtol=close["rtol"], atol=close["atol"])
+    assert np.isfinite(found).all()
+
+
+def test_tiles_of_padding_are_not_read():
+    arrays, segments = drawn(1024, (300,))
+    found = attend(arrays.at[:, 512:].set(jnp.nan), segments)
+    np.testing.assert_array_equal(found[:300], attend(arrays, segments)[:300])
+    assert not found[512:].any()
+
+
+def test_a_tile_meets_no_tile_of_other_segments():
+    arrays, segments = drawn(1024, (256, 256, 512))
+    found, wanted = attend(arrays.at[:, 256:512].set(jnp.nan), segments), attend(arrays, segments)
+    others = np.r_[:256, 512:1024]
+    np.testing.assert_array_equal(found[others], wanted[others])
+
+
+def test_bits_of_an_image_do_not_depend_on_the_size_of_the_array():
+    arrays, segments = drawn(768, (700,))
+    longer = jnp.pad(arrays, ((0, 0), (0, 1280), (0, 0), (0, 0)), constant_values=3)
+    found = attend(longer, jnp.pad(segments, (0, 1280)))
+    np.testing.assert_array_equal(found[:700], attend(arrays, segments)[:700])
+
+
+def test_an_array_has_at_most_sixteen_tiles_of_at_least_256_tokens_unless_it_has_fewer():
+    assert [tile_of(n) for n in (4, 256, 1024, 4096, 16384)] == [4, 256, 256, 256, 1024]
+
+
+def test_what_is_mapped_over_tiles_is_zeros_behind_the_last_one():
+    x = jnp.arange(12.0).reshape(3, 4)
+    doubled, sums = map_tiles(lambda tile: (tile * 2, jnp.sum(tile)), jnp.int32(2), x)
+    np.testing.assert_array_equal(doubled, [[0, 2, 4, 6], [8, 10, 12, 14], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(sums, [6, 22, 0])
