@@ -16,16 +16,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ferrum_jax.ints import ceil_div
+from ferrum_jax.ints import ceil_div, round_up
 
 QUERY_TILE = 256  # tokens of an array's tiles at least, unless it has fewer
 _MOST_TILES = 16  # so that weights, which each tile reads, are not read more often
 _MASKED = -1e30  # finite: a tile may have no key for a query, and the softmax so far must not be NaN
 
 
-def tile_of(num_tokens: int) -> int:
-    """Tokens of a tile of an array that has so many: of all arrays up to 4,096 tokens 256."""
-    return min(num_tokens, max(QUERY_TILE, ceil_div(num_tokens, _MOST_TILES)))
+def tile_of(num_tokens: int, multiple: int = 1) -> int:
+    """Tokens of a tile of an array that has so many: 256 of an array up to 4,096. multiple: of what, rounded up."""
+    return round_up(min(num_tokens, max(QUERY_TILE, ceil_div(num_tokens, _MOST_TILES))), multiple)
+
+
+def in_tiles(x: jax.Array, tile: int) -> jax.Array:  # [T, ...] -> [tiles, tile, ...], zeros behind
+    return jnp.pad(x, ((0, -len(x) % tile), *[(0, 0)] * (x.ndim - 1))).reshape(-1, tile, *x.shape[1:])
 
 
 def num_real_tiles(segments: jax.Array) -> jax.Array:  # [tiles, t] int32 -> int32
@@ -115,11 +119,7 @@ def segment_attention(
     scale: float | None = None,
 ) -> jax.Array:  # [T, N, H], q's dtype
     """`attention_of_tiles` of an array that is not in tiles."""
-    T, tile = len(q), tile_of(len(q))
-
-    def in_tiles(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, ((0, -T % tile), *[(0, 0)] * (x.ndim - 1))).reshape(-1, tile, *x.shape[1:])
-
-    heads_first = [jnp.swapaxes(in_tiles(x), 1, 2) for x in (q, k, v)]
-    found = attention_of_tiles(heads_first[0], heads_first[1], heads_first[2], in_tiles(segments), scale=scale)
-    return found.reshape(-1, *q.shape[1:])[:T]
+    tile = tile_of(len(q))
+    heads_first = [jnp.swapaxes(in_tiles(x, tile), 1, 2) for x in (q, k, v)]
+    found = attention_of_tiles(heads_first[0], heads_first[1], heads_first[2], in_tiles(segments, tile), scale=scale)
+    return found.reshape(-1, *q.shape[1:])[: len(q)]

@@ -23,7 +23,7 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.rope import rotate
-from ferrum_jax.layers.segment_attention import attention_of_tiles, map_tiles, num_real_tiles, tile_of
+from ferrum_jax.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.spec import VisionSpec
 
 PREFIX = "vision."  # of the tower's parameters among those of its model
@@ -117,8 +117,9 @@ class VisionTower(nnx.Module):
         self.deep = nnx.List([PatchMerger(spec, norms_whole=True, dtype=dtype) for _ in spec.deepstack])
 
     def __call__(self, patches: ImagePatches) -> jax.Array:  # [T / merge², (1 + deepstack) * out]
-        tile = tile_of(len(patches.segments))
-        tiles = jax.tree.map(lambda x: x.reshape(-1, tile, *x.shape[1:]), patches)
+        T, per_token = len(patches.segments), self.spec.patches_per_token
+        tile = tile_of(T, per_token)  # what is merged lies in one tile
+        tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)
         count = num_real_tiles(tiles.segments)
         x, cos, sin = map_tiles(self._start, count, tiles)
         deep = []
@@ -127,7 +128,7 @@ class VisionTower(nnx.Module):
             if i in self.spec.deepstack:
                 deep.append(map_tiles(self.deep[len(deep)], count, x))
         merged = jnp.concatenate([map_tiles(self.merger, count, x), *deep], axis=-1)
-        return merged.reshape(-1, merged.shape[-1])
+        return merged.reshape(-1, merged.shape[-1])[: T // per_token]
 
     def _start(self, patches: ImagePatches) -> tuple[jax.Array, ...]:  # x [t, D], cos and sin [t, 1, H/2]
         x = self.patch(patches.pixels)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
@@ -59,7 +60,9 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     memory, ops = compiled.memory_analysis(), step_program.ops_of(compiled.as_text() or "")
     assert memory is not None, "the compiler says what its program takes"
     matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
-    lengths = {num_patches, num_patches // slots.vision.patches_per_token}  # activations may have such weights' shapes
+    per_token = slots.vision.patches_per_token
+    sizes = (num_patches, tile_of(num_patches, per_token))  # of a call, of its tiles
+    lengths = {length for size in sizes for length in (size, size // per_token)}  # activations may look like weights
     weights = {shape for shape in matrices if not lengths.intersection(shape)}
     return {
         "patches": num_patches,
