@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 
 from ferrum_jax.config import EngineConfig
@@ -28,6 +29,12 @@ SMALL = EngineConfig(
 )
 # One executable serves all steps: 64 tokens, 64 rows.
 INVARIANT = dataclasses.replace(SMALL, max_num_batched_tokens=64, invariant=True)
+
+
+def child_environment() -> dict[str, str]:
+    """For a process of its own: the repository comes first on its path, what was there (a compiler's folder) behind."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}
 
 
 @functools.cache

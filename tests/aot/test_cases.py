@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zlib
@@ -13,7 +12,7 @@ import pytest
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES
 from pallas_kernels.target import Target
-from tests.support import ROOT
+from tests.support import ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
@@ -49,7 +48,7 @@ def programs(request) -> dict[str, dict]:
     generation, in_turn = request.param
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.case_program", generation, *cases_of(generation, in_turn=in_turn)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

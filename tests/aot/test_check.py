@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -19,7 +18,7 @@ TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gp
 def test_every_program_of_the_check_compiles(target):
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.check_program", target],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -8,14 +8,13 @@ encoder 10, all of them for all targets about an hour. "tpu" targets want libtpu
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zlib
 
 import pytest
 
-from tests.support import GOLDENS, ROOT
+from tests.support import GOLDENS, ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -48,7 +47,7 @@ def buckets(request) -> list[dict]:
 def describe(target: str, golden: str) -> list[dict]:
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.family_program", target, golden],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

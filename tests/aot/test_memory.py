@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "TPU7x:2x2x1")
@@ -18,7 +17,7 @@ TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "TPU7x:2x2x1")
 def test_a_target_has_the_memory_that_its_compiler_allows_and_not_much_more():
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.memory_program", *TOPOLOGIES],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

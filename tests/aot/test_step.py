@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 LAYERS = 2  # more of them add the same ops again
@@ -62,7 +61,7 @@ def describe(fields: dict) -> list[dict]:
     """What the program of each bucket of a case contains."""
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.step_program", json.dumps(fields)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

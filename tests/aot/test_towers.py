@@ -7,13 +7,12 @@ By hand all of them: `-m aot -k towers`; each call takes half a CPU minute to on
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, child_environment
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -27,7 +26,7 @@ HEAD_DIMS = {"Qwen3-VL-2B": 64, "Qwen3-VL-8B": 72, "Gemma-3-4B-images": 72, "Gem
 def test_towers_compile_and_neither_widen_a_weight_nor_copy_the_pool(target: str, model: str) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "tests.aot.tower_program", target, model],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+        env=child_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,
