@@ -24,6 +24,7 @@ from ferrum_jax.models.registry import encoder_spec_of, spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import AttentionSpec, GatedDeltaSpec, Mamba2Spec, ModelSpec
+from tests.aot.program_text import large_constants, ops_of, wide_weights
 from tests.support import GOLDENS
 
 _ENCODER_WIDTH = 64  # XLA finds no tiles for a GPU's product of width 48 (jax 0.10.2)
@@ -53,14 +54,15 @@ def describe_encoder(target: str, golden: str) -> list[dict[str, Any]]:
     found = []
     for bucket, part in encoder_programs(layout).items():
         started = time.process_time()
-        ops = step_program.ops_of(part.compile().as_text())
+        text = part.compile().as_text()
+        ops = ops_of(text)
         found.append(
             {
                 "bucket": str(bucket),
                 "compile_s": time.process_time() - started,
                 "num_ops": len(ops),
-                "wide_weights": step_program.wide_weights(ops, weights),
-                "constants": step_program.large_constants(ops),
+                "wide_weights": wide_weights(text, weights),
+                "constants": large_constants(ops),
             }
         )
     return found

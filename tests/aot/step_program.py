@@ -20,10 +20,9 @@ os.environ |= {
 import dataclasses
 import json
 import math
-import re
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -38,15 +37,12 @@ from ferrum_jax.runtime.sample import SCORE_TILE
 from ferrum_jax.sharding import local_bytes, make_mesh
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
+from tests.aot.program_text import dense_weights, large_constants, ops_of, wide_weights
 from tests.models.published import MORE, PUBLISHED
 from tests.sharding.meant import meant_collectives
 
-LARGE_CONSTANT = 1 << 16  # elements
 KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-_COMPUTATION = re.compile(r"^(?:ENTRY )?(%[\w.-]+) \(.*\{$", re.MULTILINE)
-_IN_VMEM = re.compile(r" = \w+\[[\d,]*\]\S*S\(1\)")
-_OP = re.compile(r"^\s*(?:ROOT )?(%\S+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,58 +90,6 @@ def lay_out_case(case: Case) -> Layout:
     return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=max(int(free * KV_SHARE), 1)), mesh)
 
 
-class Op(NamedTuple):
-    """An op of a compiled program, and the one array that it gives."""
-
-    kind: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name} {self.dtype}{list(self.shape)}"
-
-
-def ops_of(text: str) -> list[Op]:
-    return [
-        Op(kind, name, dtype, tuple(int(d) for d in dims.split(",") if d))
-        for name, dtype, dims, kind in _OP.findall(text)
-    ]
-
-
-def large_constants(ops: list[Op]) -> list[str]:
-    return [str(op) for op in ops if op.kind == "constant" and op.size >= LARGE_CONSTANT]
-
-
-def wide_weights(ops: list[Op], weights: set[tuple[int, ...]]) -> list[str]:
-    """Arrays in float32 of a weight's shape, or of it turned."""
-    turned = {tuple(sorted(shape)) for shape in weights}
-    return [str(op) for op in ops if op.dtype == "f32" and tuple(sorted(op.shape)) in turned]
-
-
-def dense_weights(text: str, shapes: set[tuple[int, ...]]) -> list[str]:
-    """Arrays in memory that are as large as what a weight in a form stands for, and no codes.
-
-    shapes: of those weights on one device. What is inside of a fusion, or in VMEM, is in no memory. Activations may
-    have as many elements, so outputs, or experts, have to come first, or to be last of two axes.
-    """
-    fused = set(re.findall(r"calls=(%[\w.-]+)", text))
-    known, found = {(shape[0], math.prod(shape)) for shape in shapes}, []
-    turned = {shape[::-1] for shape in shapes if len(shape) == 2}
-    _, *parts = _COMPUTATION.split(text)
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        if name not in fused:
-            lines = "\n".join(line for line in body.splitlines() if not _IN_VMEM.search(line))
-            ops = (op for op in ops_of(lines) if op.shape and op.dtype in ("bf16", "f32"))
-            ops = (op for op in ops if (op.shape[0], op.size) in known or op.shape in turned)
-            found += [str(op) for op in ops if op.kind not in ("parameter", "get-tuple-element", "bitcast")]
-    return found
-
-
 def formed_shapes(layout: Layout) -> set[tuple[int, ...]]:
     """Shapes on one device of what the weights in a form stand for; of one expert too."""
     forms, found = dict(layout.options.spec.forms), set()
@@ -182,7 +126,7 @@ def describe(layout: Layout, part: Part, *, least_weight: int = 1 << 20) -> dict
         ],
         "weight_copies": [str(op) for op in ops if op.shape in weights and op.kind in moves],
         # tiny ones look like activations
-        "wide_weights": wide_weights(ops, {shape for shape in large if not of_logits & set(shape)}),
+        "wide_weights": wide_weights(text, {shape for shape in large if not of_logits & set(shape)}),
         "constants": large_constants(ops),
         "dense_weights": dense_weights(text, formed_shapes(layout)),
     }

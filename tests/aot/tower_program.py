@@ -7,8 +7,6 @@ Run as a process of its own, because compilers want their environment before jax
 
 from __future__ import annotations
 
-from tests.aot import step_program  # isort: skip  # before jax: it sets what libtpu reads
-
 import dataclasses
 import json
 import sys
@@ -24,6 +22,7 @@ from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
+from tests.aot.program_text import large_constants, ops_of, wide_weights
 from tests.models.published import PUBLISHED
 from tests.models.published_images import MORE_IMAGES
 
@@ -57,7 +56,7 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     started = time.process_time()
     lowered = trace_encode(slots, num_patches, mesh).lower(lowering_platforms=(_PLATFORMS[target.partition(":")[0]],))
     compiled = lowered.compile()
-    memory, ops = compiled.memory_analysis(), step_program.ops_of(compiled.as_text() or "")
+    memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None, "the compiler says what its program takes"
     matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
     per_token = slots.vision.patches_per_token
@@ -71,8 +70,8 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
         "temp_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "pool_bytes": slots.bytes,
-        "wide_weights": step_program.wide_weights(ops, weights),
-        "constants": step_program.large_constants(ops),
+        "wide_weights": wide_weights(text, weights),
+        "constants": large_constants(ops_of(text)),
     }
 
 
