@@ -27,6 +27,7 @@ _KINDS = {
 }
 _KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
+_MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,9 @@ class EngineConfig:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
         if self.max_image_patches < 1:
             raise ValueError(f"max_image_patches is {self.max_image_patches}; it must be at least 1")
+        for name in ("max_image_tokens", "max_image_patches"):
+            if getattr(self, name) > _MOST_OF_IMAGES:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most {_MOST_OF_IMAGES}")
         if self.max_adapter_rank < 1:
             raise ValueError(f"max_adapter_rank is {self.max_adapter_rank}; it must be at least 1")
         targets = [part.strip() for part in self.adapter_targets.split(",")]

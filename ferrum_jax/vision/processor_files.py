@@ -19,6 +19,8 @@ _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _FILTERS = range(6)
 _AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
+_MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
 
 # key -> values that change nothing
@@ -59,11 +61,13 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
         given = _object(folder / name)
         if given is None:
             continue
-        settings = dict(given.get("image_processor", given if name == FILES[1] else {}) or {})
+        settings = given.get("image_processor", given if name == FILES[1] else {}) or {}
+        if not isinstance(settings, dict):
+            raise ValueError(f"{folder / name}: image_processor is {settings!r}; it must be an object")
         if not settings:
             continue
         if "image_seq_length" in given:
-            settings["image_seq_length"] = given["image_seq_length"]
+            settings = settings | {"image_seq_length": given["image_seq_length"]}
         tower = (_object(folder / "config.json") or {}).get("vision_config") or {}
         try:
             return processor_of(settings, tower)
@@ -109,11 +113,22 @@ def _qwen(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
             f"size is {settings.get('size')!r}; it must have a shortest_edge and a longest_edge that is no less, both "
             "in pixels of the whole image"
         )
+    if least > _MOST_PIXELS:
+        raise ValueError(
+            f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MOST_PIXELS} at most"
+        )
+    patch, merge, frames = (
+        _whole(key, settings.get(key, default))
+        for key, default in (("patch_size", 14), ("merge_size", 2), ("temporal_patch_size", 2))
+    )
+    _check_tower("patch_size", patch, tower)
+    _check_tower("merge_size", merge, tower, "spatial_merge_size")
+    _check_tower("temporal_patch_size", frames, tower)
     return QwenImages(
         normalising=_normalising(settings, *_CLIP),
-        patch_size=_whole("patch_size", settings.get("patch_size", 14)),
-        merge_size=_whole("merge_size", settings.get("merge_size", 2)),
-        temporal_patch_size=_whole("temporal_patch_size", settings.get("temporal_patch_size", 2)),
+        patch_size=patch,
+        merge_size=merge,
+        temporal_patch_size=frames,
         min_pixels=least,
         max_pixels=most,
         resample=_filter(settings, _BICUBIC),
@@ -161,9 +176,8 @@ def _gemma4(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Imag
     patch, pooling = (
         _whole(key, _given(settings, key, default)) for key, default in (("patch_size", 16), ("pooling_kernel_size", 3))
     )
-    for key, value in (("patch_size", patch), ("pooling_kernel_size", pooling)):
-        if tower.get(key, value) != value:
-            raise ValueError(f"{key} is {value}, and config.json's vision_config has {tower[key]!r}; make them equal")
+    _check_tower("patch_size", patch, tower)
+    _check_tower("pooling_kernel_size", pooling, tower)
     return Gemma4Images(
         normalising=_normalising(
             settings if normalises else {**settings, "image_mean": None, "image_std": None}, *_AS_IT_IS
@@ -173,6 +187,15 @@ def _gemma4(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Imag
         max_tokens=most,
         resample=_filter(settings, _BICUBIC),
     )
+
+
+def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str | None = None) -> None:
+    """Raises ValueError where the tower's config has another value, which would see patches that are not there."""
+    its_key = its_key or key
+    if tower.get(its_key, value) != value:
+        raise ValueError(
+            f"{key} is {value}, and config.json's vision_config has {its_key} {tower[its_key]!r}; make them equal"
+        )
 
 
 _Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
@@ -195,12 +218,16 @@ def _normalising(settings: Mapping[str, Any], mean: tuple[float, ...], std: tupl
 
 
 def _channels(
-    settings: Mapping[str, Any], key: str, default: tuple[float, ...], least: float = -1e6
+    settings: Mapping[str, Any], key: str, default: tuple[float, ...], least: float | None = None
 ) -> tuple[float, float, float]:
     values = _given(settings, key, list(default))
     fine = isinstance(values, list | tuple) and len(values) == 3
-    if not fine or not all(type(value) in (int, float) and value >= least for value in values):
+    if not fine or not all(type(value) in (int, float) and abs(value) <= _MOST_OF_CHANNEL for value in values):
         raise ValueError(f"{key} is {values!r}; it must be three numbers, one for each of red, green and blue")
+    if least is not None and min(values) < least:
+        raise ValueError(
+            f"{key} is {values!r}; pixels are divided by it, so it must be three numbers of at least {least:g}"
+        )
     red, green, blue = map(float, values)
     return red, green, blue
 

@@ -59,6 +59,8 @@ class ImageSources:
     def of_config(cls, config: EngineConfig) -> ImageSources:
         """What a config allows. Raises ValueError for a host that is no name, and a root that is no folder."""
         hosts = tuple(name.strip() for name in config.allow_image_hosts.split(",") if name.strip())
+        if config.image_root is not None and not config.image_root.strip():
+            raise ValueError("image_root is empty; name the folder that holds images, or leave it out")
         root = None if config.image_root is None else os.path.abspath(os.path.expanduser(config.image_root))
         if root is not None and not os.path.isdir(root):
             raise ValueError(f"image_root is {config.image_root!r}, which is no folder; name the one that holds images")

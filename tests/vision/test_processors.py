@@ -120,7 +120,7 @@ def test_an_image_of_any_shape_has_one_token_of_gemma_4_at_least_and_no_more_tha
         ({"max_soft_tokens": 71}, {}, r"max_soft_tokens is 71; it must be one of \[70"),
         ({"do_normalize": 1.5}, {}, "do_normalize is 1.5; it must be true or false"),
         ({"do_pan_and_scan": True}, {}, "do_pan_and_scan is True, and no image is processed so here"),
-        ({}, {"patch_size": 14}, "patch_size is 16, and config.json's vision_config has 14"),
+        ({}, {"patch_size": 14}, "patch_size is 16, and config.json's vision_config has patch_size 14"),
     ],
 )
 def test_what_no_image_of_gemma_4_is_processed_by_is_refused_by_name(change, tower, said):
