@@ -48,19 +48,20 @@ def wide_weights(text: str, weights: set[tuple[int, ...]]) -> list[str]:
     nothing of that is in memory.
     """
     turned = {tuple(sorted(shape)) for shape in weights}
-    fused = set(re.findall(r"calls=(%[\w.-]+)", text))
     found = []
-    for name, body in computations(text):
+    for is_fused, body in computations(text):
         ops = ops_of(body)
-        if name not in fused or any(op.kind in _PRODUCTS for op in ops):
+        if not is_fused or any(op.kind in _PRODUCTS for op in ops):
             found += [str(op) for op in ops if op.dtype == "f32" and tuple(sorted(op.shape)) in turned]
     return found
 
 
-def computations(text: str) -> Iterator[tuple[str, str]]:
-    """(name, body) of each of a program."""
+def computations(text: str) -> Iterator[tuple[bool, str]]:
+    """The computations of a program: whether each is the inside of a fusion, and its text."""
+    fused = set(re.findall(r"calls=(%[\w.-]+)", text))
     _, *parts = _COMPUTATION.split(text)
-    return zip(parts[::2], parts[1::2], strict=True)
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        yield name in fused, body
 
 
 def dense_weights(text: str, shapes: set[tuple[int, ...]]) -> list[str]:
@@ -69,11 +70,10 @@ def dense_weights(text: str, shapes: set[tuple[int, ...]]) -> list[str]:
     shapes: of those weights on one device. What is inside of a fusion, or in VMEM, is in no memory. Activations may
     have as many elements, so outputs, or experts, have to come first, or to be last of two axes.
     """
-    fused = set(re.findall(r"calls=(%[\w.-]+)", text))
     known, found = {(shape[0], math.prod(shape)) for shape in shapes}, []
     turned = {shape[::-1] for shape in shapes if len(shape) == 2}
-    for name, body in computations(text):
-        if name not in fused:
+    for is_fused, body in computations(text):
+        if not is_fused:
             lines = "\n".join(line for line in body.splitlines() if not _IN_VMEM.search(line))
             ops = (op for op in ops_of(lines) if op.shape and op.dtype in ("bf16", "f32"))
             ops = (op for op in ops if (op.shape[0], op.size) in known or op.shape in turned)
