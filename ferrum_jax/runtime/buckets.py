@@ -25,6 +25,8 @@ _ACCELERATOR_ROWS = 8  # rows of a tile of their vector units: fewer take as lon
 _ACCELERATOR_MIXED_TOKENS = 128
 _FINE_TOKENS = 256  # from here on a mixed step's time grows with its tokens, so sizes lie closer
 _WIDTH_STEP = 4  # from one table width to the next
+_LEAST_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of other lengths would share no executable
+FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -86,9 +88,8 @@ class Ladder:
 
     @functools.cached_property
     def row_buckets(self) -> tuple[RowBucket, ...]:
-        """The buckets of what samples, smallest first: the last holds the rows of any step."""
-        decode = sorted({bucket.num_rows for bucket in self.buckets if bucket.decode_only})
-        return tuple(RowBucket(num_rows=rows) for rows in decode or [self.buckets[-1].num_rows])
+        """The buckets of what samples, smallest first: the last holds the rows of any step, known requests or not."""
+        return tuple(RowBucket(num_rows=rows) for rows in sorted({bucket.num_rows for bucket in self.buckets}))
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[bool, bool], tuple[Bucket, ...]]:
@@ -180,8 +181,9 @@ def make_ladder(
         smallest = _ACCELERATOR_MIXED_TOKENS if accelerator else SMALLEST_MIXED_TOKENS
         tokens = _finer(_powers(smallest, max(max_num_batched_tokens, smallest)))
         decode = _powers(min(_ACCELERATOR_ROWS, max_num_seqs) if accelerator else 1, max_num_seqs)
-    if reach is not None:
-        tokens, decode = _up_to(tokens, reach.num_tokens), _up_to(decode, reach.num_rows)
+    if reach is not None:  # the first forward stays, so that starts with other requests find it
+        tokens = _up_to(tokens, max(reach.num_tokens, FIRST_TOKENS, rows))
+        decode = _up_to(decode, reach.num_rows)
     buckets = [Bucket(num_tokens=r, num_rows=r, table_width=table_width, decode_only=True) for r in decode]
     buckets += [Bucket(num_tokens=t, num_rows=rows, table_width=table_width, decode_only=False) for t in tokens]
     if adapters:
@@ -197,7 +199,8 @@ def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None)
     """M: blocks of the longest request that may come, or of a known set's longest, in few sizes that jobs share."""
     width = ceil_div(max_model_len, block_size)
     if reach is not None and reach.request_tokens is not None:
-        while ceil_div(width, _WIDTH_STEP) * block_size >= reach.request_tokens and width > 1:
+        least = max(reach.request_tokens, _LEAST_WIDTH_TOKENS)
+        while ceil_div(width, _WIDTH_STEP) * block_size >= least:
             width = ceil_div(width, _WIDTH_STEP)
     return width
 

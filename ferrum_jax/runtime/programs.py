@@ -23,7 +23,7 @@ from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prep
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.pools.copies import trace_copies
 from ferrum_jax.pools.pools import are_untouched, trace_fresh
-from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks
@@ -32,7 +32,6 @@ from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
 Part = Bucket | RowBucket | str
-FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches

@@ -13,7 +13,7 @@ from ferrum_jax.config import EngineConfig, EngineSizes, Reach
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.offline.padding import padding_of
 from ferrum_jax.offline.replay import replay
-from ferrum_jax.runtime.buckets import choose_table_width, make_ladder
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, choose_table_width, make_ladder
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 
 fixed = settings(deadline=None, max_examples=60, derandomize=True)
@@ -98,15 +98,26 @@ def test_a_reach_leaves_out_what_no_step_of_its_requests_takes_and_nothing_else(
     for before, bucket in itertools.pairwise([b for b in short.buckets if b.decode_only]):
         assert before.num_rows < reach.num_rows, f"{bucket} is never taken"
     for before, bucket in itertools.pairwise([b for b in short.buckets if not b.decode_only]):
-        assert before.num_tokens < reach.num_tokens, f"{bucket} is never taken"
+        assert before.num_tokens < max(reach.num_tokens, FIRST_TOKENS, bucket.num_rows), f"{bucket} is never taken"
+    assert short.row_buckets[-1] == full.row_buckets[-1], "what samples all rows is there in any case"
+
+
+@fixed
+@given(st.integers(1, 50), st.integers(1, 10_000), st.booleans())
+def test_a_start_for_known_requests_begins_with_what_any_other_start_begins_with(rows, tokens, invariant):
+    options = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "table_width": 8, "invariant": invariant}
+    short = make_ladder(**options, reach=Reach(num_rows=rows, num_tokens=tokens))
+    assert short.first_parts(FIRST_TOKENS) == make_ladder(**options).first_parts(FIRST_TOKENS)
 
 
 @fixed
 @given(st.integers(1, 50_000), st.sampled_from([16, 64, 128]), st.data())
-def test_tables_are_wide_enough_for_the_longest_request_and_at_most_four_times_that(most, block_size, data):
+def test_tables_are_as_wide_as_the_longest_request_needs_in_few_sizes(most, block_size, data):
     longest = data.draw(st.integers(1, most))
     width = choose_table_width(most, block_size, Reach(num_rows=1, num_tokens=1, request_tokens=longest))
-    assert longest <= width * block_size and (width == 1 or (width - 1) * block_size < 4 * (longest + 3 * block_size))
+    least = max(longest, 1024)
+    assert longest <= width * block_size, "the request fits"
+    assert (width - 1) * block_size < 4 * (least + 3 * block_size), "at most four times what is needed, or 1,024 tokens"
     assert choose_table_width(most, block_size, None) == ceil_div(most, block_size)
 
 
