@@ -93,6 +93,16 @@ def require_folder_of(path: str | os.PathLike[str], what: str) -> None:
         raise ValueError(f"{folder}, where the {what} belongs, may not be written to; name another place")
 
 
+def make_folder(path: str | os.PathLike[str], what: str) -> None:
+    """Makes the folder where it is not there. Raises ValueError where it cannot be made. what: what belongs in it."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{os.fspath(path)}, where the {what} belongs, cannot be made ({error.strerror}); name another place"
+        ) from error
+
+
 def require_free(path: str | os.PathLike[str]) -> None:
     """Raises ValueError unless `path` is not there, or an empty folder."""
     if os.path.exists(path) and not (os.path.isdir(path) and not os.listdir(path)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.paths import require_folder_of
+from ferrum_jax.paths import make_folder, require_folder_of
 
 EXIT_WRONG = 1
 
@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="folder for check.json and check.html, without paths, prompts or names of machines (default: this one)",
+        help="folder for check.json and check.html, without paths, prompts or names of machines; made where it is not "
+        "there (default: this one)",
     )
     check.add_argument(
         "--compilation-cache-dir",
@@ -54,6 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.device_check.run_check import CheckOptions, check_device
     from ferrum_jax.progress import plain_console, status
 
+    make_folder(args.output, "report")
     for name in ("check.json", "check.html", "check.txt"):
         require_folder_of(args.output / name, "report")
         if (args.output / name).is_dir():

@@ -52,7 +52,7 @@ class EngineRun:
 
 
 def check_engine(order: EngineOrder, send: Send) -> None:
-    """Sends for each run {"begins": name}, {"ready": ..} for each part of its start, and then its line, {"run",
+    """Sends for each run {"begins": name}, {"so_far": ..} for each part of its start and each prompt, and then its line, {"run",
     "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
     devices = open_devices(order.fault)
     kernel = kernel_of("paged_attention", target_of(devices[0]), devices[0].platform)
@@ -105,15 +105,24 @@ def runs(base: EngineConfig, kernel: str | None, num_devices: int, *, full: bool
 def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[Outputs, Outputs, float, float]:
     """Outputs, those of a second time, which finds its prompts cached, the seconds that the first took, and how near
     log-probabilities of a tie are in this dtype."""
-    llm = LLM(order.model, config, on_progress=lambda what, done, total: send({"ready": f"{what} {done} of {total}"}))
+    llm = LLM(order.model, config, on_progress=lambda what, done, total: send({"so_far": f"{what} {done} of {total}"}))
     most = llm.max_model_len - _MAX_TOKENS
     prompts = [list(prompt)[:most] for prompt in order.prompts]
     params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+
+    def generate(note: str) -> Outputs:
+        found: dict[int, RequestOutput] = {}
+        for key, output in llm.as_completed((key, prompt, params) for key, prompt in enumerate(prompts)):
+            if isinstance(output, ValueError):
+                raise output
+            found[key] = output
+            send({"so_far": f"{len(found)} of {len(prompts)} prompts{note}"})
+        return [found[key] for key in range(len(prompts))]
+
     started = time.perf_counter()
-    outputs = llm.generate(prompts, params, progress=False)
+    outputs = generate("")
     seconds = time.perf_counter() - started
-    again = llm.generate(prompts, params, progress=False)
-    return outputs, again, seconds, _NEAR[llm.loaded.layout.dtype.name]
+    return outputs, generate(", from the cache"), seconds, _NEAR[llm.loaded.layout.dtype.name]
 
 
 def compare(found: Sequence[RequestOutput], expected: Sequence[RequestOutput], near: float) -> dict[str, Any]:

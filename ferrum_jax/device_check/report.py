@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,22 @@ class Report:
         """Prints the tables."""
         report = self.as_json()
         for title, head, rows in tables(report, wide=False):
-            table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_header=any(head))
+            head = tuple("op, case" if name == "case" and title == "Kernels" else name for name in head)
+            table = Table(
+                title=title,
+                title_justify="left",
+                box=SIMPLE_HEAD,
+                pad_edge=False,
+                padding=(0, 1, 0, 0),
+                show_header=any(head),
+            )
             for number, name in enumerate(head):
                 is_text = number == 0 or name in ("", "by", "result", "beside")
                 table.add_column(
-                    name, justify="left" if is_text else "right", no_wrap=name != "result", overflow="fold"
+                    name if is_text else name.replace("tolerance", "tol.").replace(" ", "\n"),  # all fit in 80
+                    justify="left" if is_text else "right",
+                    no_wrap=name != "result",
+                    overflow="fold",
                 )
             for row in rows:
                 table.add_row(*row)
@@ -101,6 +112,7 @@ def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, 
     shown = [name for name in _KERNEL if wide or name not in _ONLY_WIDE]
     cells = [_kernel(line, wide=wide) for line in report["kernels"]]
     kernels = [tuple(line[name] for name in shown) for line in cells]
+    kernels = kernels if wide else list(_below_ops(cells, kernels))
     for title, head, rows in (
         ("What it reaches", ("", "measured", "data sheet", "share", "result"), list(map(_reached, report["rates"]))),
         ("Kernels", tuple(shown), kernels),
@@ -110,6 +122,14 @@ def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, 
         filled = [number for number in range(len(head)) if any(row[number] for row in rows)]
         if filled:
             yield title, tuple(head[n] for n in filled), [tuple(row[n] for n in filled) for row in rows]
+
+
+def _below_ops(cells: Sequence[dict[str, str]], rows: Rows) -> Iterator[tuple[str, ...]]:
+    """The rows, those of an op below a row with its name: 80 columns have no room for one more."""
+    for before, line, row in zip(("", *(line["op"] for line in cells)), cells, rows, strict=False):
+        if line["op"] != before:
+            yield (line["op"], *("" for _ in row[1:]))
+        yield (f" {row[0]}", *row[1:])
 
 
 def _reached(rate: dict[str, Any]) -> tuple[str, ...]:
@@ -140,14 +160,14 @@ _KERNEL = (
         "case",
         "by",
         "result",
-        "error",
+        "of tolerance",
         "tolerance",
         "time",
         "p90",
         "first call",
-        "of memory",
+        "of copy",
         "of matmul",
-        "beside xla",
+        "times xla",
     ),
     "predicted",
 )
@@ -155,21 +175,21 @@ _ONLY_WIDE = ("op", "tolerance", "p90", "first call", "predicted")
 
 
 def _kernel(line: dict[str, Any], *, wide: bool) -> dict[str, str]:
-    """The cells of a kernel's line by column. error: as a share of the tolerance. wide: with what is wrong."""
+    """The cells of a kernel's line by column. of tolerance: the error's share of it. wide: with what is wrong."""
     error, speed = line.get("error"), line.get("speed")
     return {
         "op": line["op"],
         "case": line["case"],
         "by": f"{line['implementation']} *" if line.get("is_interpreted") else line["implementation"],
         "result": (line["problem"] if wide else "wrong") if line["problem"] else "right",
-        "error": _share(error),
+        "of tolerance": _share(error),
         "tolerance": "" if error is None else f"{line['tolerance']:g}",
         "time": _time(line.get("median_s")),
         "p90": _time(line.get("p90_s")),
         "first call": _time(line.get("compile_s")),
-        "of memory": _share(line.get("of_copy")),
+        "of copy": _share(line.get("of_copy")),
         "of matmul": _share(line.get("of_matmul")),
-        "beside xla": "" if speed is None else f"{speed:.2f} x",
+        "times xla": "" if speed is None else f"{speed:.2f}",
         "predicted": _time(line.get("predicted_s")),
     }
 

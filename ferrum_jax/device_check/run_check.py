@@ -83,7 +83,7 @@ class _Check:
         self._problems: list[str] = []
         self._notes: list[str] = []
         self._words: list[str] = []
-        self._doing = ""
+        self._doing = self._running = ""
 
     def run(self) -> Report:
         started = time.monotonic()
@@ -217,8 +217,12 @@ class _Check:
         return lines
 
     def _say_run(self, sent: Any) -> None:
+        """Says which run has begun and, of an engine, how far it is."""
         if "begins" in sent:
-            self._say(f"{self._doing}: {sent['begins']}")
+            self._running = sent["begins"]
+            self._say(f"{self._doing}: {self._running}")
+        elif "so_far" in sent:
+            self._say(f"{self._doing}: {self._running}, {sent['so_far']}")
 
 
 def verdicts(lines: Iterable[dict[str, Any]]) -> dict[str, Verdict]:

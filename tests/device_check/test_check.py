@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import socket
@@ -15,7 +16,7 @@ from rich.console import Console
 import ferrum_jax
 from ferrum_jax.__main__ import main
 from ferrum_jax.device_check.check_page import page
-from ferrum_jax.device_check.engine_check import compare
+from ferrum_jax.device_check.engine_check import EngineOrder, check_engine, compare
 from ferrum_jax.device_check.estimates import estimates, with_estimates
 from ferrum_jax.device_check.kernels import _shares
 from ferrum_jax.device_check.machine import Machine, look, misfits, why_no_chip
@@ -28,7 +29,7 @@ from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
 from ferrum_jax.startup.accelerators import Chips
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED, GOLDENS, ROOT
 
 CPU = {"platform": "cpu", "kind": "cpu", "generation": None, "count": 1, "compiler": "cpu", "asked_for": None}
 V6E = CPU | {
@@ -247,6 +248,38 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_check(tmp_path, c
     (tmp_path / "check.html").mkdir()
     assert main(["check", "--output", str(tmp_path)]) == 2
     assert "check.html, where the report belongs, is a folder" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_report_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ferrum_jax.device_check.run_check.check_device", lambda options, update: report())
+    assert main(["check", "--output", str(tmp_path / "new" / "folder")]) == 0
+    assert json.loads((tmp_path / "new" / "folder" / "check.json").read_text())["is_right"]
+    (tmp_path / "file").write_text("")
+    assert main(["check", "--output", str(tmp_path / "file" / "folder")]) == 2
+    assert "where the report belongs, cannot be made (Not a directory)" in capsys.readouterr().err
+
+
+def test_a_narrow_table_has_ops_above_their_cases_and_names_errors_as_shares_of_the_tolerance():
+    console = Console(width=80, record=True, file=io.StringIO())
+    other = KERNEL | {"op": "kv_write", "case": "decode", "error": 0.0}
+    report(kernels=[KERNEL, KERNEL | {"case": "second"}, other]).show(console)
+    shown = [line.split() for line in console.export_text().splitlines()]
+    above, head = next(lines for lines in itertools.pairwise(shown) if "case" in lines[1])
+    assert (above[:1], head[:5]) == (["of"], ["op,", "case", "by", "result", "tol."])
+    names = [line[0] for line in shown if line and line[0] in ("paged_attention", "kv_write", KERNEL["case"], "second")]
+    assert names == ["paged_attention", KERNEL["case"], "second", "kv_write"]
+    assert ["decode", "mosaic_tpu", "right", "0%"] in [line[:4] for line in shown]
+
+
+def test_the_check_of_an_engine_says_how_far_it_is():
+    sent = []
+    prompts = tuple((5 + i, 6, 7) for i in range(3))
+    order = EngineOrder(model=str(GOLDENS / "qwen3"), prompts=prompts, full=False, compilation_cache_dir=str(COMPILED))
+    check_engine(order, sent.append)
+    so_far = [line["so_far"] for line in sent if "so_far" in line]
+    assert so_far[-6:] == [f"{n} of 3 prompts{note}" for note in ("", ", from the cache") for n in (1, 2, 3)]
+    assert any(line.startswith("executables ") for line in so_far[:-6])
+    assert [line["equal"] for line in sent if "run" in line] == [3, 3]
 
 
 @pytest.mark.parametrize(("mesh", "says"), [("banana", "mesh is 'banana'"), ("tp=2", "add --tune")])
