@@ -52,8 +52,8 @@ class EngineRun:
 
 
 def check_engine(order: EngineOrder, send: Send) -> None:
-    """Sends for each run {"begins": name}, {"so_far": ..} for each part of its start and each prompt, and then its line, {"run",
-    "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
+    """Sends for each run {"begins": name}, {"so_far": ..} for each part of its start and each prompt, and then its
+    line, {"run", "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
     devices = open_devices(order.fault)
     kernel = kernel_of("paged_attention", target_of(devices[0]), devices[0].platform)
     kernel = None if devices[0].platform == "cpu" else kernel
