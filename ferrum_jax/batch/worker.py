@@ -47,6 +47,7 @@ class Worker:
         self._parts = rows.parts()
         self._taken: set[int] = set()
         self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
+        self._began_s: dict[int, float] = {}  # by index
         self._answers: dict[int, Answers] = {}  # by index
         self._unanswered: set[int] = set()  # keys of requests that the engine has
         self._queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
@@ -80,6 +81,7 @@ class Worker:
                 if llm is None:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
+                    self._recorder.sample(self._stats)
             if self._queue:
                 self._session(llm, self._requests(), self._kind_next())
             while self._suspects and not self.is_over:
@@ -151,7 +153,7 @@ class Worker:
             for index, epoch in rows:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
-                self._running[index] = row, epoch
+                self._running[index], self._began_s[index] = (row, epoch), time.monotonic()
                 answers = self._answers[index] = Answers(
                     row, self._journal.partial(index) if row.kind == GENERATES else ()
                 )
@@ -198,6 +200,8 @@ class Worker:
     def _wants_partials(self) -> bool:
         """At intervals, and once more, for the last time, when the job is to end."""
         now_s = time.monotonic()
+        if self._stats is not None:
+            self._recorder.sample(self._stats)
         if self.is_over:
             asks, self._asked_last = not self._asked_last, True
             if asks:
@@ -231,6 +235,8 @@ class Worker:
         """A row's line: its answers, or the error of the first of its prompts that has one."""
         row, epoch = self._running.pop(index)
         del self._answers[index]
+        first = [answer.first_token_s for answer in answers if isinstance(answer, RequestOutput)]
+        self._recorder.row(self._began_s.pop(index), min((each for each in first if each is not None), default=None))
         self._num_crashes_in_turn = 0
         error = next((answer for answer in answers if isinstance(answer, ValueError)), None)
         if isinstance(error, RowCrash):
@@ -273,6 +279,7 @@ class Worker:
         for index, (_, epoch) in sorted(self._running.items()):
             self._suspect(index, epoch)
         self._running.clear()
+        self._began_s.clear()
         self._answers.clear()
         self._unanswered.clear()
 

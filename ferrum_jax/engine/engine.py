@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -409,6 +410,8 @@ class Engine:
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
         """What a row has beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
+        if submission.first_token_s is None:
+            submission.first_token_s = time.monotonic()
         if submission.options.embeds and submission.embedding is None:
             submission.embedding = step.last_states()[row]
         if choice.logprobs is not None:

@@ -61,6 +61,7 @@ def _output(
         embedding=submission.embedding,
         scores=scores.sequence(num_cached_tokens, submission.weights_version) if scores and is_scored else None,
         weights_version=submission.weights_version,
+        first_token_s=submission.first_token_s,
     )
 
 

@@ -72,6 +72,7 @@ class Submission:
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
+    first_token_s: float | None = None  # of time.monotonic(), when the host had it
 
     def wait_for_grammar(self) -> ValueError | None:
         """Why its grammar cannot be used; None where it can, or where there is none. Waits for the compile."""

@@ -34,7 +34,6 @@ from ferrum_jax.batch.job import (
 from ferrum_jax.batch.journal.leases import LeaseLost
 from ferrum_jax.batch.journal.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.batch.report.display import Display, Tally
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.openai.logprob_forms import number
 from tests.batch.fake_llm import FakeLLM
@@ -727,31 +726,6 @@ def test_a_terminal_gets_a_bar_with_rates(tmp_path):
     assert "5/5" in shown.getvalue() and "tok/s" in shown.getvalue() and "reused" in shown.getvalue()
 
 
-def test_at_80_columns_the_bar_shows_rows_both_times_and_all_rates():
-    shown = io.StringIO()
-    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**8)
-    tally.pool_use, tally.padding_waste = 1.0, 0.125
-    with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
-        display._shown_s -= 1e3
-        display.update()
-    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "").splitlines()
-    bar = next(line for line in lines if "rows" in line)
-    assert "999999/1000000" in bar and re.search(r"\d:\d\d:\d\d gone, (-:--:--|\d:\d\d:\d\d) left$", bar.rstrip())
-    text = " ".join(lines)
-    assert "tok/s in" in text and "out, 0% reused, pool 100%, padding 12%" in text and "\u2026" not in text
-
-
-def test_a_log_gets_a_line_for_each_look_however_long_it_is():
-    shown = io.StringIO()
-    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**9)
-    with Display(Console(file=shown, width=80), tally) as display:
-        display._shown_s -= 1e3
-        display.update()
-        display.say("the engine crashed " * 9)
-    first, second = shown.getvalue().splitlines()
-    assert first.startswith("999999/1000000 rows, ") and first.endswith(" unknown") and second.count("crashed") == 9
-
-
 def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path):
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     job.run_to_step(3)
@@ -763,7 +737,7 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     usages = [line["response"]["body"]["usage"] for line in job.lines() if line["response"]]
     assert report["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
     assert 0 < report["cached_tokens"] < report["prompt_tokens"] and b"cached" not in job.output.read_bytes()
-    values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25] for t in range(300)]
+    values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25, 0] for t in range(300)]
     for run in report["runs"]:
         run["samples"]["values"] = values
     for place in (str(tmp_path / "report.html"), f"memory://{tmp_path}/report.html"):
@@ -771,13 +745,13 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
         folder, name = split(place)
         assert f"Batch job {job.output}".encode() in open_store(folder).read(name)
     shown = page(report)
-    assert shown.count("<svg") == 4 and shown.count("<polyline") == 7 and "<script" not in shown
+    assert shown.count("<svg") == 5 and shown.count("<polyline") == 7 and "<script" not in shown
     assert "http" not in shown and f"Batch job {job.output}" in shown and 'content="width=device-width' in shown
     hits = shown.split("Prompt tokens from the prefix cache")[1].split("</figure>")[0]
     assert ",119.8" in hits and ">100</text>" in hits  # 44.4 % of the scale
     assert len(shown) < 40_000
     for run in report["runs"]:  # rows are durable, and so counted, at every fourth sample
-        run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25] for t in range(100)]
+        run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25, 0] for t in range(100)]
     assert ">100</text>" in page({**report, "runs": report["runs"][:1]}).split("Tokens a row")[1]
 
 

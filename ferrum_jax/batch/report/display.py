@@ -86,13 +86,14 @@ class Display:
         self._task = self._bar.add_task("rows", start=False, total=tally.num_rows, completed=tally.num_done)
         self._shown_s = time.monotonic()
         self._first_rows = tally.num_done
+        self._has_lines = False
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._show()
+        if self._console.is_terminal or self._has_lines:
+            self._show()  # so that what is seen last is how it ended
         self._bar.stop()
 
     def update(self) -> None:
@@ -116,16 +117,20 @@ class Display:
         if self._console.is_terminal:
             if self._bar.tasks[0].start_time is None:
                 self._bar.start_task(self._task)
+                self._bar.tasks[0].start_time = tally.started_s  # the clock of the table at the end
             self._bar.rates = rates
             self._bar.update(self._task, completed=tally.num_done)
             self._bar.start()  # does nothing if it has started
         else:
+            self._has_lines = True
             line = f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}"
             self._console.print(line, highlight=False, soft_wrap=True)  # a log has lines of any width
 
     def _left(self) -> str:
-        """How long the rest takes at the pace of this run."""
+        """How long the rest takes at the pace of this run, or how long all of it took."""
         tally = self.tally
+        if tally.num_done == tally.num_rows:
+            return f"done in {clock(tally.wall_s)}"
         pace = (tally.num_done - self._first_rows) / max(tally.wall_s, 1e-9)
         if not pace:
             return "time left unknown"

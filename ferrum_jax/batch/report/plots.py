@@ -1,10 +1,12 @@
 """Plots of a job's runs over time as SVG, which a page draws in its own colours and at any width.
 
-Runs stand one after the other, with a dashed line between them. Classes `a` and `b` are the two series of a plot.
+Runs stand one after the other, each with its start, and a dashed line between them. Classes `a` and `b` are the two
+series of a plot.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import itertools
 import math
@@ -16,6 +18,8 @@ from ferrum_jax.ints import ceil_div
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 78, 30, 12, 34
 _INNER_WIDTH, _INNER_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 _MOST_POINTS = 120
+_MOST_ROWS = 200
+_WORD_WIDTH = 72  # of a band that has room for its word
 _COUNTS = ("rows", "prompt_tokens", "cached_tokens", "output_tokens")
 
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
@@ -23,7 +27,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
 
 def figures(runs: Sequence[Mapping[str, Any]]) -> str:
     """Four plots of the runs; a sentence where their samples are too few for lines."""
-    points, ends = _points(runs)
+    points, axis = _points(runs)
     if len(points) < 3:
         return "<p>The runs were too short for plots.</p>"
 
@@ -45,59 +49,112 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> str:
     lengths = {"in": rate("prompt_tokens", "rows"), "out": rate("output_tokens", "rows")}
     return "".join(
         (
-            _plot("Throughput, tokens a second", speeds, ends),
-            _plot("Prompt tokens from the prefix cache, %", {"reused": hits}, ends, top=100.0),
-            _plot("KV pool and padding, %", shares, ends, top=100.0),
-            _plot("Tokens a row", lengths, ends),
+            _rows(runs, axis),
+            _plot("Throughput, tokens a second", speeds, axis),
+            _plot("Prompt tokens from the prefix cache, %", {"reused": hits}, axis, top=100.0),
+            _plot("KV pool and padding, %", shares, axis, top=100.0),
+            _plot("Tokens a row", lengths, axis),
         )
     )
 
 
-def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], list[float]]:
-    """Samples of all runs, thinned for a plot, with counts added up over runs; and the times at which runs ended."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """Seconds of all runs together. begins: when each began to answer, after its start; ends: when each ended.
+
+    bands: (from, to, what was done there) of times at which a run answers nothing yet, or slower.
+    """
+
+    begins: Sequence[float]
+    ends: Sequence[float]
+    bands: Sequence[tuple[float, float, str]]
+
+    @property
+    def last(self) -> float:
+        return max(self.ends, default=0.0) or 1.0
+
+
+def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], _Axis]:
+    """Samples of all runs, thinned for a plot, with counts added up over runs; and when runs began and ended."""
     found: list[dict[str, float]] = []
-    bases, ends = dict.fromkeys(("wall_s", *_COUNTS), 0.0), []
+    bases = dict.fromkeys(("wall_s", *_COUNTS), 0.0)
+    begins: list[float] = []
+    ends: list[float] = []
+    bands: list[tuple[float, float, str]] = []
     for run in runs:
-        for values in run["samples"]["values"]:
-            sample = dict(zip(run["samples"]["fields"], values, strict=True))
-            found.append(sample | {name: sample[name] + base for name, base in bases.items()})
+        start_s = run["engine"].get("startup_s") or 0.0
+        bands.append((bases["wall_s"], bases["wall_s"] + start_s, "starting"))
+        bases["wall_s"] += start_s
+        begins.append(bases["wall_s"])
+        samples = [dict(zip(run["samples"]["fields"], values, strict=True)) for values in run["samples"]["values"]]
+        compiling = [sample["wall_s"] for sample in samples if sample.get("executables_missing")]
+        if len(compiling) < len(samples):  # where some stay missing to the end, nobody waited for them
+            bands.append((begins[-1], begins[-1] + max(compiling, default=0.0), "compiling"))
+        found += [sample | {name: sample[name] + base for name, base in bases.items()} for sample in samples]
         bases = {name: base + run[name] for name, base in bases.items()}
         ends.append(bases["wall_s"])
-    return found[:: max(1, ceil_div(len(found), _MOST_POINTS))], ends
+    thinned = found[:: max(1, ceil_div(len(found), _MOST_POINTS))]
+    return thinned, _Axis(begins=begins, ends=ends, bands=bands)
 
 
-def _plot(title: str, series: Series, ends: Sequence[float], top: float | None = None) -> str:
+def _rows(runs: Sequence[Mapping[str, Any]], axis: _Axis) -> str:
+    """A line for each row that was kept, from when the engine had it to its end; nothing where none was."""
+    rows = [
+        [None if each is None else begin + each for each in times]
+        for begin, run in zip(axis.begins, runs, strict=True)
+        for times in run.get("row_times", {}).get("values", ())
+    ]
+    rows = sorted(rows)[:: max(1, ceil_div(len(rows), _MOST_ROWS))]
+    if not rows:
+        return ""
+    parts = [*_scales(axis, None)]
+    for number, (began, first, ended) in enumerate(rows):
+        y = f"{_y(1 - (number + 0.5) / len(rows)):.1f}"
+        for kind, start, end in (("b", began, first), ("a", began if first is None else first, ended)):
+            if start is not None and end is not None and end > start:
+                x1, x2 = (f"{_x(each / axis.last):.1f}" for each in (start, end))
+                parts.append(f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
+    return _figure("Rows", {"b": "until the first token", "a": "tokens"}, parts)
+
+
+def _plot(title: str, series: Series, axis: _Axis, top: float | None = None) -> str:
     """Lines over seconds. top: the end of the y axis; without it, a round number above the highest value."""
     drawn = list(itertools.chain.from_iterable(series.values()))
-    last = max((x for x, _ in drawn), default=0.0) or 1.0
     top = top or _round_above(max((y for _, y in drawn), default=0.0))
-    parts = [*_scales(last, top), *_marks(ends, last)]
+    parts = [*_scales(axis, top)]
     for kind, points in zip("ab", series.values(), strict=False):
-        path = " ".join(f"{_x(x / last):.1f},{_y(y / top):.1f}" for x, y in points)
+        path = " ".join(f"{_x(x / axis.last):.1f},{_y(y / top):.1f}" for x, y in points)
         parts.append(f'<polyline class="{kind}" points="{path}"/>')
-    names = zip("ab", series, strict=False)
-    legend = "".join(f'<span class="{kind}">{html.escape(name)}</span>' for kind, name in names)
-    label = html.escape(f"{' and '.join(series)} over time")
+    return _figure(title, dict(zip("ab", series, strict=False)), parts)
+
+
+def _figure(title: str, names: Mapping[str, str], parts: Sequence[str]) -> str:
+    """names: of the series, by class."""
+    legend = "".join(f'<span class="{kind}">{html.escape(name)}</span>' for kind, name in names.items())
+    label = html.escape(f"{' and '.join(names.values())} over time")
     return (
         f"<figure><figcaption>{html.escape(title)}<span>{legend}</span></figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg></figure>'
     )
 
 
-def _scales(last: float, top: float) -> Iterator[str]:
+def _scales(axis: _Axis, top: float | None) -> Iterator[str]:
+    """Axes, what was done while nothing was answered, and where runs ended. top: None has no numbers at the y axis."""
+    for start, end, what in axis.bands:
+        x, width = _x(start / axis.last), _INNER_WIDTH * (end - start) / axis.last
+        if width >= 1:
+            yield f'<rect class="band" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_INNER_HEIGHT}"/>'
+        if width >= _WORD_WIDTH:
+            yield f'<text x="{x + width / 2:.1f}" y="{_TOP + 16}" text-anchor="middle">{what}</text>'
     for tick in (0.0, 0.5, 1.0):
         y, x = _y(tick), _x(tick)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 10}" y="{y:.1f}" dy=".35em" text-anchor="end">{_number(top * tick)}</text>'
-        yield f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_clock(last * tick)}</text>'
-
-
-def _marks(ends: Sequence[float], last: float) -> Iterator[str]:
-    """Where a run ended and another began."""
-    for end in ends[:-1]:
-        if end < last:
-            x = f"{_x(end / last):.1f}"
-            yield f'<line class="end" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_TOP + _INNER_HEIGHT}"/>'
+        if top is not None:
+            yield f'<text x="{_LEFT - 10}" y="{y:.1f}" dy=".35em" text-anchor="end">{_number(top * tick)}</text>'
+        yield f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_clock(axis.last * tick)}</text>'
+    for end in axis.ends[:-1]:
+        x = f"{_x(end / axis.last):.1f}"
+        yield f'<line class="end" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_TOP + _INNER_HEIGHT}"/>'
 
 
 def _x(share: float) -> float:

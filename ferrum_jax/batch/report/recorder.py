@@ -8,17 +8,24 @@ from typing import Any
 
 from ferrum_jax.batch.report.display import Tally
 
-FIELDS = ("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste")
+FIELDS = (
+    *("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),
+    "executables_missing",
+)
+ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
 _MOST_SAMPLES = 400
+_MOST_ROWS = 200
 
 
 class Recorder:
-    """Samples of a run, at an interval that doubles whenever there are too many."""
+    """Samples of a run, at an interval that doubles whenever there are too many, and times of some of its rows."""
 
     def __init__(self, tally: Tally, interval_s: float = 0.5) -> None:
         self._tally, self._interval_s = tally, interval_s
         self._sampled_s = -interval_s
         self.samples: list[list[float]] = []
+        self.rows: list[list[float | None]] = []
+        self._rows_seen, self._row_step = 0, 1
 
     def sample(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         """Takes one if it is time; puts pool use and padding waste into the tally."""
@@ -31,10 +38,26 @@ class Recorder:
         tally.padding_waste = padding_waste(found)
         counts = (tally.num_prompt_tokens, tally.num_hit_tokens, tally.num_output_tokens)
         shares = (round(tally.pool_use, 4), round(tally.padding_waste, 4))
-        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares])
+        missing = found.get("executables_missing", 0)
+        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, missing])
         if len(self.samples) > _MOST_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2
+
+    def row(self, began_s: float, first_token_s: float | None) -> None:
+        """Keeps when a row that has just ended was given to the engine and had its first token, of time.monotonic().
+
+        Every row is kept until there are too many, then every second one, every fourth, and so on.
+        """
+        self._rows_seen += 1
+        if self._rows_seen % self._row_step:
+            return
+        start_s, now_s = self._tally.started_s, time.monotonic()
+        times = (began_s, first_token_s, now_s)
+        self.rows.append([None if each is None else round(each - start_s, 3) for each in times])
+        if len(self.rows) > _MOST_ROWS:
+            del self.rows[::2]
+            self._row_step *= 2
 
     def run(self, worker: str, ended: str, stats: Mapping[str, Any], *, journal_s: float) -> dict[str, Any]:
         """The record of the run so far. ended: why, or that it goes on. journal_s: of the run's time, at most."""
@@ -52,6 +75,7 @@ class Recorder:
             "output_tokens": tally.num_output_tokens,
             "engine": dict(stats),
             "samples": {"fields": FIELDS, "values": self.samples},
+            "row_times": {"fields": ROW_FIELDS, "values": self.rows},
         }
 
 

@@ -30,6 +30,7 @@ width:.9em;height:.22em;margin-right:.4em;vertical-align:middle;background:curre
 figcaption .a{color:var(--a)}figcaption .b{color:var(--b)}
 svg{display:block;width:100%;height:auto}svg text{font-size:14px;fill:var(--soft)}
 svg line,svg polyline{vector-effect:non-scaling-stroke;fill:none}svg .grid{stroke:var(--line)}
+svg .band{fill:var(--line);opacity:.55}
 svg .end{stroke:var(--soft);stroke-dasharray:4 4}svg polyline{stroke-width:2;stroke-linejoin:round}
 svg .a{stroke:var(--a)}svg .b{stroke:var(--b)}
 .card{overflow-x:auto;padding:6px 16px}.card h3{font-size:.95rem;margin:.6em 0 .2em}

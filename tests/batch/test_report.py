@@ -1,0 +1,81 @@
+"""What a person sees of a job: the bar or the lines while it runs, and the plots of its page."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+from rich.console import Console
+
+from ferrum_jax.batch.report.display import Display, Tally
+from ferrum_jax.batch.report.plots import figures
+from ferrum_jax.batch.report.recorder import FIELDS, Recorder
+
+
+def test_at_80_columns_the_bar_shows_rows_both_times_and_all_rates():
+    shown = io.StringIO()
+    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**8)
+    tally.pool_use, tally.padding_waste = 1.0, 0.125
+    with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
+        display._shown_s -= 1e3
+        display.update()
+    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "").splitlines()
+    bar = next(line for line in lines if "rows" in line)
+    assert "999999/1000000" in bar and re.search(r"\d:\d\d:\d\d gone, (-:--:--|\d:\d\d:\d\d) left$", bar.rstrip())
+    text = " ".join(lines)
+    assert "tok/s in" in text and "out, 0% reused, pool 100%, padding 12%" in text and "\u2026" not in text
+
+
+def test_a_log_gets_a_line_for_each_look_however_long_it_is():
+    shown = io.StringIO()
+    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**9)
+    with Display(Console(file=shown, width=80), tally) as display:
+        display._shown_s -= 1e3
+        display.update()
+        display.say("the engine crashed " * 9)
+        tally.num_ok, tally.started_s = 1_000_000, time.monotonic() - 3_725
+    first, second, last = shown.getvalue().splitlines()
+    assert first.startswith("999999/1000000 rows, ") and first.endswith(" unknown") and second.count("crashed") == 9
+    assert last.startswith("1000000/1000000 rows, ") and last.endswith("done in 1:02:05")
+
+
+def test_a_job_over_sooner_than_its_first_line_leaves_the_table_alone():
+    shown = io.StringIO()
+    with Display(Console(file=shown, width=80), Tally(num_rows=2, num_ok=2)) as display:
+        display.update()
+    assert shown.getvalue() == ""
+
+
+def test_the_clock_of_the_bar_is_that_of_the_table():
+    shown = io.StringIO()
+    tally = Tally(num_rows=4, num_ok=1)
+    tally.started_s = time.monotonic() - 3_600
+    with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
+        display._shown_s -= 1e3
+        display.update()
+    assert "1:00:00 gone" in re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue())
+
+
+def test_plots_begin_with_the_start_of_a_run_and_show_where_the_time_of_rows_went():
+    tally = Tally(num_rows=1_000)
+    recorder = Recorder(tally, interval_s=0.0)
+    for number in range(1_000):
+        tally.num_own, missing = number, 9 if number < 500 else 0
+        tally.started_s = time.monotonic() - number / 50
+        recorder.sample(lambda missing=missing: fake_stats() | {"executables_missing": missing})
+        recorder.row(tally.started_s + number / 100, tally.started_s + number / 80)
+    run = recorder.run("one", "all done", fake_stats() | {"startup_s": 20.0}, journal_s=0.0)
+    assert 100 < len(run["row_times"]["values"]) <= 200 and len(run["samples"]["values"]) <= 400
+    assert all(began <= first <= ended for began, first, ended in run["row_times"]["values"])
+    shown = figures([run])
+    rows = shown.split("</figure>")[0]
+    assert rows.count('<line class="b"') == rows.count('<line class="a"') == len(run["row_times"]["values"])
+    assert shown.count(">starting</text>") == shown.count(">compiling</text>") == shown.count("<figure>") == 5
+    old = {name: value for name, value in run.items() if name != "row_times"}  # of a run that kept none
+    old["samples"] = {"fields": FIELDS[:-1], "values": [values[:-1] for values in run["samples"]["values"]]}
+    assert figures([old, run]).count("<figure>") == 5 and figures([old]).count("<figure>") == 4
+
+
+def fake_stats() -> dict[str, int]:
+    return {"live": 5, "num_blocks": 10, "padded_tokens": 8, "computed_tokens": 6}
