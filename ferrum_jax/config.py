@@ -11,21 +11,11 @@ from typing import Any
 
 from ferrum_jax.forms import made_form
 from ferrum_jax.ints import pool_blocks
+from ferrum_jax.setting import check_settings, described, setting
 
-_IMPLEMENTATIONS = (None, "xla", "mosaic_tpu", "mosaic_gpu")
+_IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
-_ON_RECOMPILE = ("warn", "error")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts", "head")
-_PRODUCT_IMPLEMENTATIONS = ("auto", "xla", "mosaic_tpu")
-_CHECK = ("auto", "off")
-_READY = ("first", "all")
-_KINDS = {
-    "int": (numbers.Integral, "a whole number"),
-    "bool": (bool, "true or false"),
-    "str": (str, "a text"),
-    "tuple[int, ...]": (tuple, "a list of device ids, devices of jax, a mesh of jax"),
-}
-_KV_DTYPES = (*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
 _MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
 
@@ -95,168 +85,279 @@ class Reach:
     request_tokens: int | None = None
 
 
+def _are_ids(ids: Sequence[Any]) -> bool:
+    return bool(ids) and all(isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in ids)
+
+
+def _wrong_targets(text: str) -> str | None:
+    targets = [part.strip() for part in text.split(",")]
+    if len(set(targets)) == len(targets) and set(targets) <= set(_ADAPTER_TARGETS):
+        return None
+    return f"name some of {', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
+
+
+def _wrong_tokens(text: str) -> str | None:
+    texts = text.split(",")
+    return None if len(texts) <= 2 and all(text.strip() for text in texts) else "be one token or two, such as 'yes,no'"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
 
-    dtype: of weights and activations; "auto" is float32 on the CPU, elsewhere the checkpoint's own, or bfloat16 if that
-    is float16.
-    weights: what dense weights are quantised to while they load: "int8", "fp8", "int4" and others that
-    `forms.made_form` lists; "auto" leaves them as they are. Embeddings, norms, routers, gates and the head stay.
-    kv_dtype: of the KV pool; "auto" is dtype. int8 has a scale per token and head, fp8_e4m3 and fp8_e5m2 none; all
-    three change logits a little (`ferrum-jax bench --workload kv_error` says how much).
-    block_size: tokens per KV block; None chooses it: 16 on the CPU, elsewhere the smallest power of two from 16 to 128
-    whose block has 32 KB per device and layer.
-    max_model_len: most tokens (prompt + output) of a request; None takes the model's own limit.
-    Models with longrope (Phi) use its long factors for all positions if this is more than their original length.
-    max_num_seqs: rows that run at once; None is 16 on the CPU, 256 elsewhere and for `ferrum-jax batch`.
-    max_num_batched_tokens: tokens in one step.
-    kv_memory_bytes: KV pool size; None is what is left of an accelerator. On the CPU it is the largest of 1 GiB, the
-    weights' size and one row at max_model_len, within a quarter of the free memory. num_blocks overrides it.
-    host_cache_bytes: host memory for cached blocks that the KV pools give up; they come back on a hit. 0 keeps none.
-    enable_prefix_caching: reuse blocks and prompts; off stores nothing. max_cached_prompts: whole prompts whose repeat
-    computes no token; 0 keeps none. min_cached_prompt_tokens: shorter ones are not kept.
-    max_state_snapshots: for a model with recurrent layers, how many states of prefixes are kept beside those of rows;
-    up to half of these are states of answers that are being generated.
-    invariant: on the CPU in float32, logits are bit-identical whatever runs beside a request.
-    implementation: of attention, "xla", "mosaic_tpu" or "mosaic_gpu"; None follows what a check found on this chip.
-    product_implementation: of products with quantised weights, "xla", or on TPUs "mosaic_tpu"; "auto" takes the
-    latter where `ferrum-jax check` found it right and no slower on this chip, for every form that the model has.
-    attention_tiles: of decode in "mosaic_tpu", such as "tile_kv=256,items=2"; None takes what `ferrum-jax check --tune`
-    found fastest on this chip, else the kernel's own choice.
-    check: "auto" checks the attention kernel before weights are read if this chip has no verdict on it, and uses "xla"
-    in place of a wrong one; "off" checks nothing and follows no verdict.
-    mesh: devices that share a step's work: "tp=4" divides one model among four; "dp=2,tp=4" has two data shards of
-    four devices, each with rows and a KV pool of its own. max_num_seqs, max_num_batched_tokens, num_blocks,
-    kv_memory_bytes (of a device) and the limits of kept prompts and states hold for each data shard. Experts are
-    spread over all devices; "dp=2,tp=4,ep=4" has them on each data shard instead, and "ep=8" is "dp=8,tp=1".
-    devices: the ids of those that the mesh is made of, in this order; devices of jax or a mesh of jax stand for their
-    ids. None takes the first that there are. So a trainer in the same process has the others.
-    request_log: a file to which each request is written when it ends, with its whole prompt, for `ferrum-jax cache
-    simulate`.
-    check_writes: check after each step that it wrote nothing that other requests may read; slow, for finding faults.
-    compilation_cache_dir: where compiled executables are kept between starts, a folder or a URL such as gs:// that
-    machines share; None keeps none. Who may write there may run code here.
-    on_recompile: "warn" or "error" if a step compiles, which it should not, as all executables are made at the start.
-    ready: "first" answers as soon as a few executables are compiled that can serve every request; another process
-    compiles the rest meanwhile, and steps use them as they come. "all" compiles everything first. "first" holds on the
-    CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it means "all".
-    seed: a request without a seed gets one from this, its content and its index.
-    max_image_tokens: tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for
-    text alone. max_image_patches: patches of the largest image, and of all that are encoded before a step of others.
-    allow_image_hosts: names whose http and https URLs images are fetched from, as in "example.com,b.org:8080"; "*" is
-    every host with a public address. image_root: the folder below which `file:` URLs name images; None is none.
-    return_routed_experts: outputs of `LLM.generate` and `chat` have the experts of each token, of a model that has
-    some. Their requests then take no hits, because tokens that are not computed go to no expert.
-    max_adapters: LoRA adapters that rows can use at once, each in a slot on the device; 0 has none. max_adapter_rank:
-    the largest rank of one. adapter_targets: the weights that have slots, of "attention", "mlp", "experts" and
-    "head".
-
-    score_tokens: a model that generates scores pairs by its logits of these tokens, such as "yes,no" for
-    Qwen3-Reranker; with one token, by its logit alone. None scores where the folder's modules.json has a LogitScore.
+    docs/reference/configuration.md says what each field means, and `help(EngineConfig)`, from what stands beside it.
 
     Raises ValueError with the field, its value and what is allowed.
     """
 
-    dtype: str = "auto"
-    weights: str = "auto"
-    kv_dtype: str = "auto"
-    block_size: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int = 2048
-    kv_memory_bytes: int | None = None
-    num_blocks: int | None = None
-    host_cache_bytes: int = 0
-    enable_prefix_caching: bool = True
-    max_cached_prompts: int = 256
-    min_cached_prompt_tokens: int = 8
-    max_state_snapshots: int = 64
-    invariant: bool = False
-    implementation: str | None = None
-    product_implementation: str = "auto"
-    attention_tiles: str | None = None
-    check: str = "auto"
-    mesh: str = "tp=1"
-    devices: tuple[int, ...] | None = None
-    on_recompile: str = "warn"
-    ready: str = "first"
-    seed: int = 0
-    request_log: str | None = None
-    check_writes: bool = False
-    max_image_tokens: int = 8192
-    max_image_patches: int = 16384
-    allow_image_hosts: str = ""
-    image_root: str | None = None
-    return_routed_experts: bool = False
-    max_adapters: int = 0
-    max_adapter_rank: int = 32
-    adapter_targets: str = "attention,mlp"
-    score_tokens: str | None = None
-    compilation_cache_dir: str | None = "~/.cache/ferrum_jax/executables"
+    dtype: str = setting(
+        "auto",
+        "dtype of weights and activations",
+        more="auto is float32 on the CPU, elsewhere the checkpoint's own, or bfloat16 if that is float16",
+        choices=_DTYPES,
+        is_common=True,
+        vllm="dtype",
+        unlike="auto is float32 on the CPU, else the checkpoint's own; there is no float16",
+    )
+    weights: str = setting(
+        "auto",
+        "quantise dense weights while they load: int8, int8-a16, fp8, fp8-a16, mxfp4, int4 or int4-gN",
+        more="auto leaves them as they are; embeddings, norms, routers, gates and the head always stay",
+        rule=made_form,
+        is_common=True,
+        metavar="FORM",
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "dtype of the KV pool",
+        more="auto is dtype. int8 has a scale per token and head, fp8_e4m3 and fp8_e5m2 none; all three change logits "
+        "a little (`ferrum-jax bench --workload kv_error` says how much)",
+        choices=(*_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2"),
+        vllm="kv_cache_dtype",
+        unlike='"fp8" is "fp8_e4m3"; there is int8 too',
+    )
+    block_size: int | None = setting(
+        None,
+        "tokens per KV block, a power of two",
+        more="None chooses the smallest power of two from 16 to 128 whose block has 32 KB per device and layer",
+        unset="16 on the CPU, else what suits the chip",
+        rule=lambda size: "be a power of two, 8 or more" if size < 8 or size & (size - 1) else None,
+        vllm="block_size",
+        unlike="a power of two, 8 or more",
+    )
+    max_model_len: int | None = setting(
+        None,
+        "most tokens in a request, prompt and output together",
+        more="models with longrope (Phi) use its long factors for all positions if it is more than their original "
+        "length",
+        unset="the model's own limit",
+        least=1,
+        is_common=True,
+        vllm="max_model_len",
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        "most requests that run at once",
+        unset="16 on the CPU, else 256; batch 256",
+        least=1,
+        is_common=True,
+        vllm="max_num_seqs",
+        unlike="rows of a data shard",
+    )
+    max_num_batched_tokens: int = setting(2048, "most tokens in one step", least=1, vllm="max_num_batched_tokens")
+    kv_memory_bytes: int | None = setting(
+        None,
+        "size of the KV pool in bytes",
+        more="on the CPU it is the largest of 1 GiB, the weights' size and one row at max_model_len, within a quarter "
+        "of the free memory",
+        unset="all that is left; on the CPU 1 GiB or more",
+        least=1,
+        vllm="kv_cache_memory_bytes",
+        unlike="bytes on each device",
+    )
+    num_blocks: int | None = setting(
+        None,
+        "size of the KV pool in blocks, instead of in bytes",
+        least=1,
+        vllm="num_gpu_blocks_override",
+    )
+    host_cache_bytes: int = setting(
+        0,
+        "host memory in bytes for cached blocks that the KV pool gives up; 0 keeps none",
+        more="they come back on a hit",
+        least=0,
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        "reuse blocks and prompts",
+        more="off computes every prompt token and stores nothing",
+        vllm="enable_prefix_caching",
+        unlike="also for models with sliding windows and recurrent layers",
+    )
+    max_cached_prompts: int = setting(256, "most whole prompts whose repeat computes no token; 0 keeps none", least=0)
+    min_cached_prompt_tokens: int = setting(8, "shorter prompts are not kept as a whole", least=1, is_planned=False)
+    max_state_snapshots: int = setting(
+        64,
+        "most snapshots of recurrent states; 0 keeps none",
+        more="these are states of prefixes, beside those of rows; up to half of them are states of answers that are "
+        "being generated",
+        least=0,
+    )
+    invariant: bool = setting(
+        False,
+        "the same bits whatever runs beside a request; only on the CPU in float32, where it is the default of batch "
+        "and cache save",
+    )
+    implementation: str | None = setting(
+        None,
+        "implementation of attention",
+        unset="what a check found on this chip",
+        choices=_IMPLEMENTATIONS,
+    )
+    product_implementation: str = setting(
+        "auto",
+        "implementation of products with quantised weights, mosaic_tpu on TPUs alone",
+        more="auto takes mosaic_tpu where `ferrum-jax check` found it right and no slower on this chip, for every form "
+        "that the model has",
+        choices=("auto", "xla", "mosaic_tpu"),
+    )
+    attention_tiles: str | None = setting(
+        None,
+        "tiles of decode in mosaic_tpu, such as tile_kv=256,items=2",
+        unset="what `ferrum-jax check --tune` found fastest on this chip, else the kernel's own choice",
+        rule=lambda text: tiles_of(text),
+        metavar="TILES",
+    )
+    check: str = setting(
+        "auto",
+        "check the kernel of attention at the start on a chip that has no verdict",
+        more="xla works in place of a wrong one; off checks nothing and follows no verdict",
+        choices=("auto", "off"),
+        is_planned=False,
+    )
+    mesh: str = setting(
+        "tp=1",
+        "devices by axis, such as tp=4 or dp=2,tp=4",
+        more="tp=4 divides one model among four; dp=2,tp=4 has two data shards of four devices, each with rows and a "
+        "KV pool of its own. max_num_seqs, max_num_batched_tokens, num_blocks, kv_memory_bytes (of a device) and the "
+        "limits of kept prompts and states hold for each data shard. Experts are spread over all devices; "
+        "dp=2,tp=4,ep=4 has them on each data shard instead, and ep=8 is dp=8,tp=1",
+        rule=MeshShape.parse,
+        is_common=True,
+        metavar="MESH",
+    )
+    devices: tuple[int, ...] | None = setting(
+        None,
+        "ids of the devices that the mesh is made of, in this order, such as 2,3",
+        more="devices of jax or a mesh of jax stand for their ids; a trainer in the same process has the others",
+        unset="the first",
+        rule=lambda ids: None if _are_ids(ids) else "name device ids, such as (4, 5, 6, 7)",
+        is_planned=False,
+        metavar="IDS",
+    )
+    on_recompile: str = setting(
+        "warn",
+        "what to do when a step compiles, which it should not",
+        choices=("warn", "error"),
+        is_planned=False,
+    )
+    ready: str = setting(
+        "first",
+        "answer when the first executables are compiled, or when all are",
+        more="a few can serve every request; another process compiles the rest meanwhile, and steps use them as they "
+        "come. first holds on the CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it "
+        "means all",
+        choices=("first", "all"),
+        is_planned=False,
+    )
+    seed: int = setting(
+        0,
+        "seed from which requests without one get theirs",
+        more="beside it their content and index decide",
+        rule=lambda seed: None if -(2**63) <= seed < 2**64 else "fit in 64 bits",
+        is_planned=False,
+        vllm="seed",
+        unlike="a request without a seed gets one from this, its content and its index",
+    )
+    request_log: str | None = setting(
+        None,
+        "append each request to this file when it ends, with its whole prompt, for `ferrum-jax cache simulate`",
+        is_planned=False,
+        metavar="FILE",
+    )
+    check_writes: bool = setting(
+        False, "prove after each step that it wrote nothing that others may read; slow", is_planned=False
+    )
+    max_image_tokens: int = setting(
+        8192,
+        "tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for text",
+        least=0,
+        most=_MOST_OF_IMAGES,
+    )
+    max_image_patches: int = setting(
+        16384,
+        "patches of the largest image, and of all that a step encodes while others run",
+        least=1,
+        most=_MOST_OF_IMAGES,
+    )
+    allow_image_hosts: str = setting(
+        "",
+        "hosts whose http and https URLs of images are fetched, such as example.com,b.org:8080, or * for all",
+        more="* is every host with a public address",
+        is_planned=False,
+        metavar="HOSTS",
+        vllm="allowed_media_domains",
+        unlike='a text: "example.com,b.org:8080"; no host is allowed by default',
+    )
+    image_root: str | None = setting(
+        None,
+        "folder below which file: URLs name images",
+        is_planned=False,
+        metavar="DIR",
+        vllm="allowed_local_media_path",
+    )
+    return_routed_experts: bool = setting(
+        False,
+        "outputs of `LLM.generate` and `chat` have the experts of each token, of a model that has some",
+        more="their requests take no hits, because tokens that are not computed go to no expert",
+        is_planned=False,
+        has_flag=False,  # arrays, for callers in Python
+        vllm="enable_return_routed_experts",
+        unlike="the last token has none; requests take no hits",
+    )
+    max_adapters: int = setting(
+        0,
+        "LoRA adapters that rows can use at once, each in a slot on the device; 0 has no slots",
+        least=0,
+        vllm="max_loras",
+        unlike="0 has none; there is no `enable_lora` beside it",
+    )
+    max_adapter_rank: int = setting(32, "largest rank of an adapter", least=1, vllm="max_lora_rank")
+    adapter_targets: str = setting(
+        "attention,mlp",
+        "weights that adapters may add to: of attention, mlp, experts and head",
+        rule=_wrong_targets,
+        metavar="NAMES",
+    )
+    score_tokens: str | None = setting(
+        None,
+        "score pairs by the logits of these tokens, such as yes,no for Qwen3-Reranker",
+        more="with one token, by its logit alone; None scores where the folder's modules.json has a LogitScore",
+        rule=_wrong_tokens,
+        is_planned=False,
+        metavar="TEXTS",
+    )
+    compilation_cache_dir: str | None = setting(
+        "~/.cache/ferrum_jax/executables",
+        "where compiled executables are kept, a folder or a URL such as gs://; '' keeps none",
+        more="machines may share a URL. Who may write there may run code here",
+        is_planned=False,
+        metavar="DIR",
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", _ids_of(self.devices))
-        self._check_types()
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {_DTYPES}")
-        if self.kv_dtype not in _KV_DTYPES:
-            raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {_KV_DTYPES}")
-        if self.implementation not in _IMPLEMENTATIONS:
-            raise ValueError(f"implementation is {self.implementation!r}; it must be one of {_IMPLEMENTATIONS}")
-        if self.product_implementation not in _PRODUCT_IMPLEMENTATIONS:
-            raise ValueError(
-                f"product_implementation is {self.product_implementation!r}; it must be one of "
-                f"{_PRODUCT_IMPLEMENTATIONS}"
-            )
-        if self.check not in _CHECK:
-            raise ValueError(f"check is {self.check!r}; it must be one of {_CHECK}")
-        if self.on_recompile not in _ON_RECOMPILE:
-            raise ValueError(f"on_recompile is {self.on_recompile!r}; it must be one of {_ON_RECOMPILE}")
-        if self.ready not in _READY:
-            raise ValueError(f"ready is {self.ready!r}; it must be one of {_READY}")
-        if not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; it must fit in 64 bits")
-        wrong = [one for one in self.devices or () if not isinstance(one, numbers.Integral) or isinstance(one, bool)]
-        if self.devices is not None and (wrong or not self.devices):
-            raise ValueError(f"devices is {self.devices!r}; it must name device ids, such as (4, 5, 6, 7)")
-        made_form(self.weights)  # refuses a name that means nothing
-        _ = self.mesh_shape, tiles_of(self.attention_tiles)  # refuse a text that means nothing
-        if self.block_size is not None and (self.block_size < 8 or self.block_size & (self.block_size - 1)):
-            raise ValueError(f"block_size is {self.block_size}; it must be a power of two, 8 or more")
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1")
-        for field in (
-            "max_cached_prompts",
-            "max_state_snapshots",
-            "host_cache_bytes",
-            "max_image_tokens",
-            "max_adapters",
-        ):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 (none) or more")
-        if self.max_image_patches < 1:
-            raise ValueError(f"max_image_patches is {self.max_image_patches}; it must be at least 1")
-        for name in ("max_image_tokens", "max_image_patches"):
-            if getattr(self, name) > _MOST_OF_IMAGES:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most {_MOST_OF_IMAGES}")
-        if self.max_adapter_rank < 1:
-            raise ValueError(f"max_adapter_rank is {self.max_adapter_rank}; it must be at least 1")
-        targets = [part.strip() for part in self.adapter_targets.split(",")]
-        if len(set(targets)) < len(targets) or not set(targets) <= set(_ADAPTER_TARGETS):
-            raise ValueError(
-                f"adapter_targets is {self.adapter_targets!r}; it must name some of "
-                f"{', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
-            )
-        texts = [] if self.score_tokens is None else self.score_tokens.split(",")
-        if len(texts) > 2 or not all(text.strip() for text in texts):
-            raise ValueError(f"score_tokens is {self.score_tokens!r}; it must be one token or two, such as 'yes,no'")
-        if self.min_cached_prompt_tokens < 1:
-            raise ValueError(f"min_cached_prompt_tokens is {self.min_cached_prompt_tokens}; it must be at least 1")
-        for field in ("max_num_seqs", "max_model_len", "kv_memory_bytes", "num_blocks"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"{field} is {value}; it must be at least 1")
+        check_settings(self)
         if self.max_num_seqs is not None:
             _refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
 
@@ -294,14 +395,8 @@ class EngineConfig:
             raise ValueError(f"devices names {what}; name each device that is to work once")
         return [by_id[id] for id in self.devices]
 
-    def _check_types(self) -> None:
-        """Raises ValueError for a field whose value does not have the type that its annotation names."""
-        for field in dataclasses.fields(self):
-            name, *optional = str(field.type).split(" | ")
-            value, (kind, what) = getattr(self, field.name), _KINDS[name]
-            if (value is None and optional) or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
-                continue
-            raise ValueError(f"{field.name} is {value!r}; it must be {what}{' or None' if optional else ''}")
+
+EngineConfig.__doc__ = f"{EngineConfig.__doc__}\n{described(EngineConfig)}\n"
 
 
 def _ids_of(devices: Any) -> Any:

@@ -40,6 +40,11 @@ def add(commands: Any) -> None:
         _run,
         "answer a JSONL file of requests; started again, it continues where it stopped",
         "--model DIR --input FILE --output FILE",
+        examples=(
+            "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --plan",
+            "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --report report.html",
+        ),
+        common="adapter max_errors new_run plan report max_tokens",
     )
     batch.add_argument(
         "--input",

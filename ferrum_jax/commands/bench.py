@@ -21,6 +21,11 @@ def add(commands: Any) -> None:
         _run,
         "measure offline throughput, or the error of a KV dtype or of forms, and print one JSON line",
         "--model DIR --workload NAME",
+        examples=(
+            "--model checkpoints/demo --workload decode",
+            "--model checkpoints/demo --workload kv_error --kv-dtype int8",
+        ),
+        common="model workload kv_dtype text",
     )
     bench.add_argument(
         "--workload",

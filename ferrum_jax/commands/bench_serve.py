@@ -19,7 +19,16 @@ from ferrum_jax.paths import install_command, require_folder_of
 
 def add(commands: Any) -> None:
     serve = new_command(
-        commands, "bench serve", _run, "measure a running server over HTTP, and print one JSON line", "--url URL"
+        commands,
+        "bench serve",
+        _run,
+        "measure a running server over HTTP, and print one JSON line",
+        "--url URL",
+        examples=(
+            "--url http://127.0.0.1:8000 --num-prompts 64 --request-rate 8",
+            "--url http://127.0.0.1:8000 --load shared-prefix --goodput ttft:500 --plot run.png",
+        ),
+        common="api_key_file load num_prompts input_len output_len request_rate max_concurrency goodput output plot",
     )
     serve.set_defaults(runs_here=False)
     serve.add_argument("--url", required=True, metavar="URL", help="the server, as in http://127.0.0.1:8000")
@@ -41,7 +50,7 @@ def add(commands: Any) -> None:
 def _add_load(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("load")
     default = loads.Load()
-    group.add_argument("--load", choices=loads.LOADS, default=default.kind, help=f"kind (default {default.kind})")
+    group.add_argument("--load", choices=loads.LOADS, default=default.kind, help=f"kind (default: {default.kind})")
     group.add_argument("--trace", type=Path, metavar="FILE", help="ask the requests of this file of JSON lines instead")
     counts = {
         "num_prompts": "requests",
@@ -55,13 +64,13 @@ def _add_load(serve: argparse.ArgumentParser) -> None:
     for name, text in counts.items():
         value = getattr(default, name)
         flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=int, default=value, metavar="INT", help=f"{text} (default {value})")
+        group.add_argument(flag, type=int, default=value, metavar="INT", help=f"{text} (default: {value})")
     group.add_argument(
         "--request-rate",
         type=float,
         default=default.rate,
         metavar="R",
-        help="requests a second (default 4; inf asks all at once)",
+        help="requests a second (default: 4; inf asks all at once)",
     )
     group.add_argument(
         "--burstiness",

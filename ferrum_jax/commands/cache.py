@@ -24,6 +24,11 @@ def add(commands: Any) -> None:
         _save,
         "compute prompts and write their KV to a folder, for --load-prefix-cache of generate and batch",
         "DIR --model DIR --prompt TEXT ...",
+        examples=(
+            "prefixes --model checkpoints/demo --prompt 'def add(a, b):'",
+            "prefixes --model checkpoints/demo --prompt-file system_prompt.txt",
+        ),
+        common="prompt prompt_file chat system",
     )
     save.add_argument("dir", type=Path, metavar="DIR", help="folder to write, new or empty")
     save.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="text to keep; may be repeated")
@@ -35,6 +40,8 @@ def add(commands: Any) -> None:
         _load,
         "check that a folder of prefixes is undamaged and fits a model",
         "DIR --model DIR",
+        examples=("prefixes --model checkpoints/demo", "prefixes --model checkpoints/demo --mesh tp=2"),
+        common="",
     )
     load.add_argument("dir", type=Path, metavar="DIR", help="folder that `cache save` wrote")
     load.set_defaults(reads=("dir",))
@@ -45,6 +52,10 @@ def add(commands: Any) -> None:
         _simulate,
         "replay a request log at other pool sizes, without the model, and print what the cache would have done",
         "--request-log FILE",
+        examples=(
+            "--request-log requests.jsonl",
+            "--request-log requests.jsonl --blocks 64,128,256 --plot hits.png",
+        ),
     )
     simulate.add_argument(
         "--request-log",
@@ -69,6 +80,7 @@ def add(commands: Any) -> None:
         _clear,
         "delete the compiled programs that are kept on this machine, and nothing else",
         "[--compilation-cache-dir DIR]",
+        examples=("", "--compilation-cache-dir gs://BUCKET/executables"),
     )
     clear.add_argument(
         "--compilation-cache-dir",

@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         _run,
         "say what this machine has and reaches, and whether its kernels are right; engines follow what it finds",
         "",
+        examples=("--model checkpoints/demo", "--full --output report"),
     )
     check.add_argument("--full", action="store_true", help="all cases, prompts, KV dtypes and meshes; no limit of time")
     check.add_argument(
@@ -28,7 +29,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="also time tiles of the model's decode attention on a TPU; keep the best",
     )
-    check.add_argument("--mesh", default="tp=1", metavar="MESH", help="of --tune: devices by axis (default tp=1)")
+    check.add_argument("--mesh", default="tp=1", metavar="MESH", help="of --tune: devices by axis (default: tp=1)")
     check.add_argument("--model", metavar="DIR", help="what the engine is checked with (default: the demo model)")
     check.add_argument(
         "--output",

@@ -29,6 +29,11 @@ def add(commands: Any) -> None:
         _run,
         "make the executables of an engine, for a device that need not be here",
         "--model DIR --target TARGET --out BUNDLE",
+        examples=(
+            "--model checkpoints/demo --target cpu --max-num-seqs 16 --out demo_bundle",
+            "--model Qwen/Qwen3-8B --target v6e-8 --mesh tp=8 --out bundle",
+        ),
+        common="processes kv_dtype",
     )
     add_target(compile)
     compile.add_argument(

@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
         _run,
         "write a Hugging Face folder as an Orbax checkpoint, or one back; started again, it continues where it stopped",
         "(--hf DIR --out DIR | --orbax DIR --to-hf DIR)",
+        examples=("--hf checkpoints/demo --out demo_orbax", "--orbax demo_orbax --to-hf demo_hf"),
     )
     source = convert.add_mutually_exclusive_group(required=True)
     source.add_argument(

@@ -38,6 +38,11 @@ def add(commands: Any) -> None:
         _run,
         "write the vector of each text of a file",
         "--model DIR --input FILE --output FILE",
+        examples=(
+            "--model sentence-transformers/all-MiniLM-L6-v2 --input texts.jsonl --output vectors.npy",
+            "--model Qwen/Qwen3-Embedding-0.6B --input texts.jsonl --output vectors.jsonl --prompt-name query",
+        ),
+        common="prompt_name pooling normalize truncate",
     )
     embed.add_argument(
         "--input",

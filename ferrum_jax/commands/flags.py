@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.request import SamplingParams
+from ferrum_jax.setting import Setting, settings_of
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 
 
@@ -24,51 +25,8 @@ def _ids(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of device ids such as 2,3") from None
 
 
-# field -> (type, help); True and False are flags that set the field so
-_ENGINE_FLAGS: Mapping[str, tuple[Any, str]] = {
-    "dtype": (str, "dtype of weights and activations: auto, float32 or bfloat16"),
-    "weights": (
-        str,
-        "quantise dense weights while they load: auto, int8, int8-a16, fp8, fp8-a16, mxfp4, int4, int4-gN",
-    ),
-    "kv_dtype": (str, "dtype of the KV pool: auto, float32, bfloat16, int8, fp8_e4m3 or fp8_e5m2"),
-    "block_size": (int, "tokens per KV block, a power of two"),
-    "max_model_len": (int, "most tokens in a request, prompt and output together"),
-    "max_num_seqs": (int, "most requests that run at once (default: 16 on the CPU, else 256; batch 256)"),
-    "max_num_batched_tokens": (int, "most tokens in one step"),
-    "kv_memory_bytes": (
-        int,
-        "size of the KV pool in bytes (default: all that is left; on the CPU 1 GiB or more)",
-    ),
-    "num_blocks": (int, "size of the KV pool in blocks, instead of in bytes"),
-    "host_cache_bytes": (int, "host memory in bytes for cached blocks that the KV pool gives up; 0 keeps none"),
-    "max_cached_prompts": (int, "most whole prompts whose repeat computes no token; 0 keeps none"),
-    "min_cached_prompt_tokens": (int, "shorter prompts are not kept as a whole"),
-    "max_state_snapshots": (int, "most snapshots of recurrent states; 0 keeps none"),
-    "max_image_tokens": (int, "tokens of images whose embeddings are kept; 0 serves a model that sees images for text"),
-    "max_image_patches": (int, "patches of the largest image, and of all that a step encodes while others run"),
-    "allow_image_hosts": (str, "hosts whose URLs of images are fetched, such as example.com,b.org:8080, or * for all"),
-    "image_root": (str, "folder below which file: URLs name images"),
-    "max_adapters": (int, "LoRA adapters that rows can use at once; 0 has no slots for them"),
-    "max_adapter_rank": (int, "largest rank of an adapter"),
-    "adapter_targets": (str, "weights that adapters may add to: of attention, mlp, experts and head"),
-    "score_tokens": (str, "score pairs by the logits of these tokens, such as yes,no for Qwen3-Reranker"),
-    "implementation": (str, "implementation of attention: xla, mosaic_tpu (the default on TPUs) or mosaic_gpu"),
-    "product_implementation": (
-        str,
-        "implementation of products with quantised weights: auto, xla, or mosaic_tpu on TPUs",
-    ),
-    "attention_tiles": (str, "tiles of decode in mosaic_tpu, such as tile_kv=256,items=2"),
-    "check": (str, "check the kernel of attention at the start on a chip that has no verdict: auto or off"),
-    "mesh": (str, "devices by axis, such as tp=4 or dp=2,tp=4"),
-    "devices": (_ids, "ids of the devices that the mesh is made of, such as 2,3 (default: the first)"),
-    "on_recompile": (str, "what to do when a step compiles, which it should not: warn or error"),
-    "ready": (str, "answer when the first executables are compiled, or when all are: first or all"),
-    "request_log": (str, "append each request to this file when it ends, for `ferrum-jax cache simulate`"),
-    "check_writes": (True, "prove after each step that it wrote nothing that others may read; slow"),
-    "seed": (int, "seed from which requests without one get theirs"),
-}
 _AS_JSON = " (needs --json)"
+# field -> (type, help); True and False are flags that set the field so
 _SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {
     "n": (int, "completions of each prompt"),
     "max_tokens": (int, "most tokens to generate"),
@@ -91,31 +49,39 @@ _SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every field of EngineConfig."""
+def add_engine_flags(parser: argparse.ArgumentParser, *, planned: bool = False) -> None:
+    """Adds a flag for every field of EngineConfig that has one; planned: for those that a plan counts with."""
     group = parser.add_argument_group("engine")
-    _add_fields(group, EngineConfig, _ENGINE_FLAGS)
-    group.add_argument(
-        "--no-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        default=argparse.SUPPRESS,
-        help="compute every prompt token and reuse none",
-    )
-    group.add_argument(
-        "--invariant",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="the same bits whatever runs beside a request; only on the CPU in float32, where it is the default of "
-        "batch and cache save",
-    )
-    group.add_argument(
-        "--compilation-cache-dir",
-        type=lambda text: text or None,
-        default=argparse.SUPPRESS,
-        metavar="DIR",
-        help="where compiled executables are kept, a folder or a URL such as gs://; '' keeps none",
-    )
+    for field, said in settings_of(EngineConfig):
+        if said.has_flag and (said.is_planned or not planned):
+            group.add_argument(flag_of(field), dest=field.name, default=argparse.SUPPRESS, **_reading(field, said))
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """The flag that sets a field of EngineConfig; what is on by default has one that turns it off."""
+    name = field.name.replace("_", "-")
+    return "--no-" + name.removeprefix("enable-") if field.default is True else f"--{name}"
+
+
+def _reading(field: dataclasses.Field[Any], said: Setting) -> dict[str, Any]:
+    """How argparse reads and shows the flag of a field."""
+    if field.default is True:
+        return {"action": "store_false", "help": f"do not {said.text}"}
+    if field.type == "bool":
+        return {"action": argparse.BooleanOptionalAction, "help": said.text}
+    default = field.default if said.unset is None else said.unset
+    text = said.text if default in (None, "") else f"{said.text} (default: {default})"
+    metavar = said.metavar or (f"{{{','.join(said.choices)}}}" if said.choices else "INT")
+    return {"type": _reader(field), "metavar": metavar, "help": text}
+
+
+def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
+    kind, *optional = str(field.type).split(" | ")
+    if kind == "tuple[int, ...]":
+        return _ids
+    if optional and field.default is not None:
+        return lambda text: text or None  # '' is the None that a default hides
+    return int if kind == "int" else str
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "sampling", note: str = _AS_JSON) -> None:
@@ -199,7 +165,7 @@ def _add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) ->
             flag = flag if how else "--no-" + flag[2:]
             group.add_argument(flag, dest=name, action="store_const", const=how, default=default, help=text)
             continue
-        shown = "" if defaults[name] in (None, "") else f" (default {defaults[name]})"
+        shown = "" if defaults[name] in (None, "") else f" (default: {defaults[name]})"
         group.add_argument(flag, type=how, default=default, metavar=how.__name__.upper(), help=text + shown)
 
 

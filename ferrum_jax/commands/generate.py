@@ -18,7 +18,18 @@ from ferrum_jax.request import RequestOutput
 
 
 def add(commands: Any) -> None:
-    generate = new_command(commands, "generate", _run, "complete prompts and print the text", "--model DIR PROMPT ...")
+    generate = new_command(
+        commands,
+        "generate",
+        _run,
+        "complete prompts and print the text",
+        "--model DIR PROMPT ...",
+        examples=(
+            "--model checkpoints/demo --max-tokens 64 --temperature 0 'def add(a, b):'",
+            "--model Qwen/Qwen3-0.6B --max-tokens 256 --chat 'Why is the sky blue?'",
+        ),
+        common="prompt_file chat json max_tokens temperature",
+    )
     generate.add_argument("prompt", nargs="*", metavar="PROMPT", help="text to complete")
     add_prompts(generate)
     generate.add_argument("--json", action="store_true", help="print one JSON object for each prompt")

@@ -25,19 +25,21 @@ def add(commands: Any) -> None:
         _run,
         "say what fits a device that need not be here, and how fast it can be at most",
         "--model DIR --target TARGET",
+        examples=("--model checkpoints/demo --target cpu", "--model Qwen/Qwen3-8B --target v6e-8 --mesh tp=8"),
+        common="tokens_in tokens_out compile kv_dtype json",
     )
     add_target(plan)
     plan.add_argument(
-        "--tokens-in", type=int, metavar="INT", help="prompt of a request (default 1024 where the model has room)"
+        "--tokens-in", type=int, metavar="INT", help="prompt of a request (default: 1024 where the model has room)"
     )
-    plan.add_argument("--tokens-out", type=int, metavar="INT", help="its output (default 256 where it has room)")
+    plan.add_argument("--tokens-out", type=int, metavar="INT", help="its output (default: 256 where it has room)")
     plan.add_argument(
         "--compile",
         action="store_true",
         help="compile the largest steps of the mesh, which takes minutes, and count what they need",
     )
     plan.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_flags(plan)
+    add_engine_flags(plan, planned=True)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -32,7 +32,18 @@ _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
 def add(commands: Any) -> None:
-    serve = new_command(commands, "serve", _run, "answer OpenAI's HTTP requests with one model", "--model DIR")
+    serve = new_command(
+        commands,
+        "serve",
+        _run,
+        "answer OpenAI's HTTP requests with one model",
+        "--model DIR",
+        examples=(
+            "--model checkpoints/demo --served-model-name demo --port 8000",
+            "--model Qwen/Qwen3-0.6B --api-key-file keys.txt --host 0.0.0.0",
+        ),
+        common="host port served_model_name api_key_file adapter max_adapters",
+    )
     _add_address(serve)
     _add_keys(serve)
     _add_limits(serve)
@@ -43,9 +54,9 @@ def add(commands: Any) -> None:
 def _add_address(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("address")
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1, this machine alone)"
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine alone)"
     )
-    group.add_argument("--port", type=int, default=8000, metavar="INT", help="port (default 8000; 0 takes a free one)")
+    group.add_argument("--port", type=int, default=8000, metavar="INT", help="port (default: 8000; 0 takes a free one)")
     group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy puts before all paths")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="key of the certificate; with it HTTPS is served")
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
@@ -96,7 +107,7 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         "--max-prompts": (2048, "most prompts or texts of a request"),
     }
     for name, (default, text) in counts.items():
-        group.add_argument(name, type=int, default=default, metavar="INT", help=f"{text} (default {default})")
+        group.add_argument(name, type=int, default=default, metavar="INT", help=f"{text} (default: {default})")
     group.add_argument(
         "--timeout-s", type=float, metavar="S", help="give up requests after this time; one's own `timeout` wins"
     )
@@ -105,10 +116,10 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="S",
-        help="/health fails when a step takes longer (default 30)",
+        help="/health fails when a step takes longer (default: 30)",
     )
     group.add_argument(
-        "--drain-s", type=float, default=30.0, metavar="S", help="time that requests have after SIGTERM (default 30)"
+        "--drain-s", type=float, default=30.0, metavar="S", help="time that requests have after SIGTERM (default: 30)"
     )
     group.add_argument(
         "--ignore-unknown-fields",

@@ -25,6 +25,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/adapters",
     "ferrum_jax/towers",
     "ferrum_jax/config.py",
+    "ferrum_jax/setting.py",
     "ferrum_jax/embeddings/encoder_runtime.py",
     "ferrum_jax/executables",
     "ferrum_jax/forms.py",

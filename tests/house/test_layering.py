@@ -20,7 +20,7 @@ from ferrum_jax.executables.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "spec", "identity", "prompt", "request", "plan", "ints", "metrics", "paths", "forms")
+NOUNS = ("config", "setting", "spec", "identity", "prompt", "request", "plan", "ints", "metrics", "paths", "forms")
 FILES = ("checkpoints.rules",)  # a room below its folder: what models say of their weights, and checkpoints read
 HEAVY = (
     "ray",

@@ -12,18 +12,12 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.setting import settings_of
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _DEFAULTS = EngineConfig()
 _AXES = {"tensor_parallel_size": "tp", "data_parallel_size": "dp"}
-_RENAMED = {
-    "kv_cache_dtype": "kv_dtype",
-    "kv_cache_memory_bytes": "kv_memory_bytes",
-    "num_gpu_blocks_override": "num_blocks",
-    "max_loras": "max_adapters",
-    "max_lora_rank": "max_adapter_rank",
-    "enable_return_routed_experts": "return_routed_experts",
-}
+_RENAMED = {said.vllm: field.name for field, said in settings_of(EngineConfig) if said.vllm not in (None, field.name)}
 
 
 class Elsewhere(NamedTuple):
@@ -48,7 +42,8 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
         (False,), "no code of a checkpoint is run; models are those of ferrum_jax.models: leave it out"
     ),
     "quantization": Elsewhere(
-        (None,), "a checkpoint's own format is found in its config.json; kv_dtype='int8' halves the KV pool of bfloat16"
+        (None,),
+        "a checkpoint's own format is found in its config.json; weights='fp8' or 'int8' quantises while weights load",
     ),
     "load_format": Elsewhere(("auto", "safetensors"), "weights are read from safetensors: leave it out"),
     "tokenizer_mode": Elsewhere(("auto",), "the checkpoint's tokenizer.json is used: leave it out"),
