@@ -45,7 +45,7 @@ class Setting:
     def sentences(self) -> str:
         """All that is said of what it means."""
         default = "" if self.unset is None else f" (default: {self.unset})"
-        return f"{self.text}{default}." + (f" {self.more}." if self.more else "")
+        return f"{self.text}{default}{self.more and f'; {self.more}'}"
 
     def problem(self, value: Any) -> str | None:
         """What the value must be; None where it is that."""

@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         type=_count,
         default=os.cpu_count() or 1,
         metavar="INT",
-        help="how many compile at once, some gigabytes each for large models (default: one a core, here %(default)s)",
+        help="how many compile at once, some gigabytes each for large models (default: one a core)",
     )
     add_engine_flags(compile)
 

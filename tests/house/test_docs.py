@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax import __main__ as cli
 from ferrum_jax.batch import job, notice
 from ferrum_jax.commands import embed
+from ferrum_jax.engine.calls.fields import ELSEWHERE
 from ferrum_jax.models import registry
 from ferrum_jax.processes import processes
-from scripts import models_page
-from scripts.docs_hook import line_of, parsers, source_links, with_placeholders
+from ferrum_jax.setting import settings_of
+from scripts import made_tables, models_page
+from scripts.docs_hook import line_of, source_links, with_source_pages
 from scripts.docs_parameters import as_list
-from tests.support import ROOT, small_llm
+from tests.support import COMPILED, ROOT, small_llm
 
+SMALL = ["--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]  # few executables
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
@@ -37,17 +41,35 @@ def test_links_of_a_page_into_the_code_find_what_they_name(page: Path):
 def test_a_link_to_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"a page links to LLM.sing in ferrum_jax/llm.py, which defines no sing"):
         line_of("ferrum_jax/llm.py", "LLM.sing")
-    with pytest.raises(ValueError, match=r"p.md: \{\{ colour \}\} is unknown; known are source, config, commands"):
-        with_placeholders("{{ colour }}", "p.md")
+    with pytest.raises(ValueError, match="defines no sing"):
+        with_source_pages("[`LLM.sing`](../ferrum_jax/llm.py)", "p.md")
+
+
+def test_a_page_reads_without_the_site():
+    """As a code host shows it: no macros, and links into the code that open files."""
+    for page in PAGES:
+        assert not re.search(r"(?<!`)\{\{ ?\w+ ", re.sub(r"(?s)```.*?```|`[^`\n]*`", "", page.read_text())), page
+    way = DOCS / "follow-a-token.md"
+    links = source_links(way.read_text())
+    assert len(links) > 30 and way.read_text().count(".py)") == len(links)
+    shown = with_source_pages(way.read_text(), "follow-a-token.md")
+    assert ".py)" not in shown and "](source/ferrum_jax/llm.md#__codelineno-0-" in shown
 
 
 def test_every_field_and_every_command_is_in_the_reference():
-    fields = with_placeholders((DOCS / "reference/configuration.md").read_text(), "reference/configuration.md")
+    fields = (DOCS / "reference/configuration.md").read_text()
     for kind in (EngineConfig, SamplingParams):
         for field in dataclasses.fields(kind):
             assert f"| `{field.name}` |" in fields
-    commands = with_placeholders((DOCS / "reference/commands.md").read_text(), "reference/commands.md")
-    assert "## ferrum-jax batch\n" in commands and "## ferrum-jax cache simulate\n" in commands
+    commands = (DOCS / "reference/commands.md").read_text()
+    for name, _ in made_tables.parsers(cli._parser(), "ferrum-jax"):
+        assert f"## {name}\n" in commands
+    assert "## ferrum-jax bench\n" in commands and "## ferrum-jax bench serve\n" in commands
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_the_tables_of_a_page_are_what_their_script_makes(page: Path):
+    assert made_tables.with_tables(page.read_text()) == page.read_text(), "run python -m scripts.made_tables"
 
 
 def test_a_flag_that_a_sentence_names_is_there():
@@ -59,7 +81,7 @@ def test_a_flag_that_a_sentence_names_is_there():
             ),
         )
     )
-    for _, parser in parsers(cli._parser(), "ferrum-jax"):
+    for _, parser in made_tables.parsers(cli._parser(), "ferrum-jax"):
         known.update(parser._option_string_actions)
     pages = [ROOT / "README.md", *(page for page in PAGES if page.parent != DOCS)]
     for page in pages:
@@ -104,9 +126,20 @@ def test_the_page_for_users_of_vllm_has_every_name_that_is_here():
     assert {field.name for field in dataclasses.fields(SamplingParams)} <= ours
     fields = {field.name for field in dataclasses.fields(EngineConfig)}
     assert set(re.findall(r"EngineConfig\((\w+)=", page)) <= fields
+    assert {field.name for field, said in settings_of(EngineConfig) if said.vllm} <= ours
     methods = {name for name, value in vars(LLM).items() if callable(value) and not name.startswith("_")}
     assert {"generate", "chat", "embed", "stats", "update_weights", "sleep", "wake_up"} <= (ours & methods)
     assert ours & {"encode", "logits_processors"} == set()
+
+
+def test_what_the_page_for_users_of_vllm_says_is_not_here_is_not_here():
+    page = (DOCS / "start/from-vllm.md").read_text()
+    absent = {name for row in re.findall(r"(?m)^\|([^|]*)\| *\|", page) for name in re.findall(r"`([^`]+)`", row)}
+    known = {field.name for kind in (EngineConfig, SamplingParams) for field in dataclasses.fields(kind)}
+    assert len(absent) > 35 and not absent & known
+    here = {name for name in absent if hasattr(LLM, name)}
+    assert here == {"encode"}, "LLM.encode is what embed calls, and takes other arguments than vLLM's"
+    assert ELSEWHERE.keys() <= absent
 
 
 def test_docstrings_become_lists_of_parameters():
@@ -118,3 +151,20 @@ def test_docstrings_become_lists_of_parameters():
         "What it gives.\n\n- `model`: a folder.\n"
         "- `config`, `tokenizer`: as it says; it goes on. other: no parameter.\n\nRaises X."
     )
+
+
+@pytest.mark.slow
+def test_the_first_batch_gives_the_text_that_its_page_shows(tmp_path, monkeypatch):
+    page = (DOCS / "start/first-batch.md").read_text()
+    rows = re.findall(r"(?m)^    (\{.*\})$", page)
+    (shown,) = re.findall(r"(?s)```text\n(.*?)```", page)
+    (command,) = re.findall(r"(?m)^    (ferrum-jax batch .*out.jsonl)$", page)
+    (tmp_path / "in.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command.split()[1:], *SMALL, "--compilation-cache-dir", str(COMPILED)]) == 0
+    texts = [
+        json.loads(line)["response"]["body"]["choices"][0]["text"]
+        for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
+    assert len(texts) == 2 and texts[1].startswith(shown)

@@ -16,7 +16,7 @@ from ferrum_jax.setting import settings_of
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _DEFAULTS = EngineConfig()
-_AXES = {"tensor_parallel_size": "tp", "data_parallel_size": "dp"}
+AXES = {"tensor_parallel_size": "tp", "data_parallel_size": "dp"}
 _RENAMED = {said.vllm: field.name for field, said in settings_of(EngineConfig) if said.vllm not in (None, field.name)}
 
 
@@ -78,16 +78,16 @@ def engine_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name, value in given.items():
-        field = "mesh" if name in _AXES else _RENAMED.get(name, name)
+        field = "mesh" if name in AXES else _RENAMED.get(name, name)
         if name in ELSEWHERE:
             _require_harmless(name, value)
         elif field not in _FIELDS:
             raise TypeError(_refusal(name))
         elif field != name and field in given:
             raise ValueError(f"{name} and {field} are both given, and both set {field}; give one of them")
-        elif name not in _AXES and (value is not None or "None" in str(_FIELDS[field].type)):
+        elif name not in AXES and (value is not None or "None" in str(_FIELDS[field].type)):
             fields[field] = "fp8_e4m3" if (name, value) == ("kv_cache_dtype", "fp8") else value
-    sizes = {_AXES[name]: _size(name, value) for name, value in given.items() if name in _AXES and value is not None}
+    sizes = {AXES[name]: _size(name, value) for name, value in given.items() if name in AXES and value is not None}
     mesh = MeshShape(dp=sizes.get("dp", 1), tp=sizes.get("tp", 1))
     return fields | ({"mesh": str(mesh)} if sizes else {})
 
@@ -120,6 +120,6 @@ def _size(name: str, value: Any) -> int:
 
 
 def _refusal(name: str) -> str:
-    meant = get_close_matches(name, [*_FIELDS, *_AXES, *_RENAMED], n=1)
+    meant = get_close_matches(name, [*_FIELDS, *AXES, *_RENAMED], n=1)
     hint = f" (did you mean {meant[0]}?)" if meant else ""
     return f"LLM has no argument {name}{hint}; beside its own it takes the fields of EngineConfig: {', '.join(_FIELDS)}"

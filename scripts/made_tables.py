@@ -1,0 +1,143 @@
+"""Writes the tables of the documentation that say what the program has: flags, fields, and names of vLLM's.
+
+    python -m scripts.made_tables [--check]
+
+A page has `<!-- made by scripts/made_tables.py: NAME ... -->` and `<!-- end -->`, between which this script writes, so
+that the page is whole wherever it is read. --check writes nothing and fails where a table differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ferrum_jax
+from ferrum_jax import EngineConfig
+from ferrum_jax import __main__ as cli
+from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
+from ferrum_jax.setting import settings_of
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+_SECTION = re.compile(r"(?s)(<!-- made by scripts/made_tables.py: ([^>]*) -->\n).*?(\n<!-- end -->)")
+_SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many commands have: how their titles begin
+_OWN_SEED = "any 64-bit integer; None takes one from the engine's seed and the request's content"  # --seed is another's
+_ENGINE = "ferrum-jax generate"  # a command that has all of them
+
+
+def main() -> None:
+    """Writes the tables, or checks them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table differs")
+    check = parser.parse_args().check
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if (made := with_tables(text)) != text:
+            if check:
+                raise SystemExit(f"{page.relative_to(ROOT)} differs; run python -m scripts.made_tables")
+            page.write_text(made)
+
+
+def with_tables(markdown: str) -> str:
+    """A page with its tables made anew. Raises KeyError for one that nobody makes."""
+    makers = {"config": fields_table, "commands": commands, "vllm": vllm_table}
+
+    def made(found: re.Match[str]) -> str:
+        name, *words = found[2].split()
+        return f"{found[1]}\n{makers[name](*words)}\n{found[3]}"
+
+    return _SECTION.sub(made, markdown)
+
+
+def fields_table(name: str) -> str:
+    """Fields of EngineConfig or SamplingParams: name, default, the flag that sets it, and what it means."""
+    kind = getattr(ferrum_jax, name)
+    said = {field.name: each for field, each in settings_of(kind)} if kind is EngineConfig else {}
+    flags = {action.dest: action for action in dict(parsers(cli._parser(), "ferrum-jax"))[_ENGINE]._actions}
+    rows = ["| field | values; default | flag | |", "|---|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        flag = flags.get(field.name) if (name, field.name) != ("SamplingParams", "seed") else None
+        shown = "" if flag is None else f"`{flag.option_strings[0]}`"
+        text = re.sub(r" \((default|needs --json).*\)$", "", (flag.help if flag else _OWN_SEED) or "")
+        allowed = str(field.type).replace(" | ", " or ")
+        if (setting := said.get(field.name)) is not None:
+            text, allowed = setting.sentences(), ", ".join(setting.choices) or allowed
+        rows.append(f"| `{field.name}` | {allowed}; `{field.default!r}` | {shown} | {_cell(text)} |")
+    return "\n".join(rows)
+
+
+def vllm_table() -> str:
+    """Arguments of vLLM's LLM beside the fields of EngineConfig, then those that have no meaning here."""
+    rows = ["| vLLM | here | what is different |", "|---|---|---|"]
+    for field, said in settings_of(EngineConfig):
+        if said.vllm is not None:
+            rows.append(f"| `{said.vllm}` | `{field.name}` | {_cell(said.unlike)} |")
+    rows += [f'| `{name}=4` | the same, or `mesh="{axis}=4"` | |' for name, axis in AXES.items()]
+    rows += [f"| `{name}` | | {_cell(each.instead)} |" for name, each in ELSEWHERE.items()]
+    return "\n".join(rows)
+
+
+def commands() -> str:
+    """What each command does, its examples and its own flags; then, once, the flags that many have."""
+    found = dict(parsers(cli._parser(), "ferrum-jax"))
+    return "\n".join([*(_command(name, parser) for name, parser in found.items()), _shared(found[_ENGINE])])
+
+
+def parsers(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every command that runs, with its whole name."""
+    if parser.get_default("run") is not None:
+        yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, below in action.choices.items():
+                yield from parsers(below, f"{name} {word}")
+
+
+def _command(name: str, parser: Any) -> str:
+    others = [each.title for each in parser._action_groups if each.title.startswith(_SHARED) and each._group_actions]
+    own = [each for each in parser._action_groups if not each.title.startswith(_SHARED)]
+    also = f"\nAlso flags of {', '.join(_link(title) for title in others)}.\n" if others else ""
+    examples = "".join(f"    {example}\n" for example in parser.examples)
+    return f"## {name}\n\n{parser.description}\n\n{examples}\n{_flags(own)}\n{also}"
+
+
+def _link(title: str) -> str:
+    if title.startswith("several"):
+        return "[several hosts](#several-hosts)"
+    name, *rest = title.split(",", 1)
+    page = {"engine": "configuration.md#engineconfig", "sampling": "configuration.md#samplingparams"}[name]
+    return f"[{name}]({page}){''.join(f',{more}' for more in rest)}"
+
+
+def _shared(parser: argparse.ArgumentParser) -> str:
+    (hosts,) = (group for group in parser._action_groups if (group.title or "").startswith("several"))
+    return f"## Several hosts\n\nEach host has the whole command.\n\n{_flags([hosts])}"
+
+
+def _flags(groups: list[Any]) -> str:
+    rows = ["| argument | what it does |", "|---|---|"]
+    for action in (action for group in groups for action in group._group_actions):
+        if action.help in (None, argparse.SUPPRESS) or action.dest in ("help", "help_all"):
+            continue
+        takes = "" if action.nargs == 0 else f" {action.metavar or _choices(action)}"
+        flag = ", ".join(action.option_strings)
+        rows.append(f"| `{(flag + takes).strip()}` | {_cell(action.help)} |")
+    return "\n".join(rows)
+
+
+def _choices(action: argparse.Action) -> str:
+    return action.dest.upper() if action.choices is None else f"{{{','.join(map(str, action.choices))}}}"
+
+
+def _cell(text: str | None) -> str:
+    """A text as a cell of a table takes it."""
+    assert "%(" not in (text or ""), f"{text!r} differs from machine to machine"
+    return re.sub(r"([|*<])", r"\\\1", text or "")
+
+
+if __name__ == "__main__":
+    main()
