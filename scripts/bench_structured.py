@@ -40,7 +40,7 @@ from ferrum_jax.request import SamplingParams
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.startup.build_engine import no_adapter
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.message_parser import NO_FORMS
+from ferrum_jax.structured.reading.message_parser import NO_FORMS
 from ferrum_jax.text.tokenizer import Tokenizer
 from scripts.git_state import git_state
 

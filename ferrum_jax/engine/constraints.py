@@ -18,7 +18,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
-from ferrum_jax.structured.message_parser import PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.reading.message_parser import PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.token_rules import allow, forbid
 from ferrum_jax.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -168,12 +168,12 @@ class Constraints:
 
     def _begins_after(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """The tokens after which the grammar begins: those that end the thinking which the prompt has opened."""
-        reasoning, tokenizer = self.forms.reasoning, self._tokenizer
-        if reasoning is None or tokenizer is None:
+        thought_end, tokenizer = self.forms.thought_end, self._tokenizer
+        if thought_end is None or tokenizer is None:
             return []
         end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
         is_open = self.forms.is_open_after(end)
-        return tokenizer.encode(reasoning.end, add_special_tokens=False) if is_open else []
+        return tokenizer.encode(thought_end, add_special_tokens=False) if is_open else []
 
     def forget(self, choice: Choice) -> None:
         """The choice has ended."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrum_jax.request import RequestOptions, SamplingParams
-from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
-from ferrum_jax.structured.message_stream import MessageStream
+from ferrum_jax.structured.reading.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 

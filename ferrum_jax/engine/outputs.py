@@ -12,7 +12,7 @@ from ferrum_jax.engine.submission import Choice, Submission
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.structured.asked.message import AssistantMessage
-from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
+from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
 from ferrum_jax.structured.grammars import Grammar
-from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
+from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.structured.token_rules import TokenRules
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer

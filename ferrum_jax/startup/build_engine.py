@@ -24,7 +24,7 @@ from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.startup.load import Loaded
-from ferrum_jax.structured.message_parser import NO_FORMS, MessageForms
+from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
 

@@ -56,7 +56,7 @@ from ferrum_jax.startup.choose_products import ProductChoice, choose_products, r
 from ferrum_jax.startup.fit_or_shrink import Start
 from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.structured.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer

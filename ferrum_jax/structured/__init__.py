@@ -1,1 +1,1 @@
-"""Structured output: grammars, the matcher of each constrained row, tool calls in text. Host only, no jax."""
+"""Structured output: grammars, the matcher of each constrained row, demanded tool calls. Host only, no jax."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.schema import subschemas
-from ferrum_jax.structured.tool_forms import ToolForm
+from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.tool_grammar import tool_calls_grammar
 from ferrum_jax.structured.vocabulary import require_llguidance
 

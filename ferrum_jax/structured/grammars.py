@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.grammar_text import grammar_text, json_options, limits, place_of_fault
 from ferrum_jax.structured.matcher import Matcher, all_forced, without_state
-from ferrum_jax.structured.tool_forms import ToolForm
 from ferrum_jax.structured.vocabulary import Vocabulary, require_llguidance
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ferrum_jax.request import RequestOptions, SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import tools_asked
-from ferrum_jax.structured.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_parser import MessageForms
 from tests.support import INVARIANT, finish, run, small_llm
 
 PERSON = {

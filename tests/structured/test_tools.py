@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import format_of, tools_asked, tools_of
+from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
+from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
 from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.message_parser import MessageForms
-from ferrum_jax.structured.reasoning_parser import ReasoningParser, without_reasoning
-from ferrum_jax.structured.tool_forms import REASONING_FORMS, TOOL_FORMS, reasoning_form, tool_form, tool_form_named
-from ferrum_jax.structured.tool_parser import ToolParser, parsed
+from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser, without_reasoning
+from ferrum_jax.structured.reading.tool_parser import ToolParser, parsed
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 
 PARAMETERS = {
@@ -50,10 +51,10 @@ WRITTEN = {
     "pythonic": '[f(a="it\'s"), f()]',
 }
 NUM_CALLS = {"glm": 2, "llama3_json": 2, "mistral": 2, "mistral_list": 2, "pythonic": 2}
-FORMS = sorted({form.name for form in TOOL_FORMS})
+FORMS = sorted(WRITTEN)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [form.name for form in TOOL_FORMS])
 def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
     asked = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", True))
     form, rng, count = tool_form_named(name), random.Random(7), 0
@@ -62,8 +63,10 @@ def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
         tokens = drawn(grammar.matcher(), rng, most=120)
         if tokens is None:
             continue
-        content, calls = parsed(form, demo_tokenizer().decode(tokens, skip_special_tokens=False), KNOWN)
-        assert not content.strip() and calls
+        text = demo_tokenizer().decode(tokens, skip_special_tokens=False)
+        found = MessageForms(tools=form).message(text, tools=KNOWN)
+        calls = found.tool_calls
+        assert not found.content.strip() and calls
         for call in calls:
             schema = next(json.loads(tool.parameters) for tool in KNOWN if tool.name == call.name)
             jsonschema.validate(json.loads(call.arguments), schema)
@@ -73,9 +76,9 @@ def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_calls_are_found_in_what_models_write(name):
-    content, calls = parsed(tool_form_named(name), WRITTEN[name])
-    assert len(calls) == NUM_CALLS.get(name, 1) and {call.name for call in calls} == {"f"}
-    assert content.strip() in ("", "Sure.", "hi", "Well:")
+    found = MessageForms(tools=tool_form_named(name)).message(WRITTEN[name], tools=())
+    assert len(found.tool_calls) == NUM_CALLS.get(name, 1) and {call.name for call in found.tool_calls} == {"f"}
+    assert found.content.strip() in ("", "Sure.", "hi", "Well:")
 
 
 @settings(deadline=None, max_examples=150)
@@ -108,23 +111,6 @@ def test_texts_without_quotes_are_texts_where_the_schema_says_so():
         "<arg_value>3</arg_value>\n</tool_call>"  # fmt: skip
     (call,) = parsed(tool_form_named("glm"), text, KNOWN)[1]
     assert json.loads(call.arguments) == {"note": "12", "days": 3}
-
-
-@pytest.mark.parametrize(
-    ("marks", "name"),
-    [
-        ("<tool_call>\n{name}", "hermes"),
-        ("<tool_call><function=", "qwen3_coder"),
-        ("<tool_call><arg_key>", "glm"),
-        ("[TOOL_CALLS][ARGS]", "mistral"),
-        ("[TOOL_CALLS]", "mistral_list"),
-        ("<|channel|><|constrain|>", "harmony"),
-        ("<|python_tag|>", "llama3_json"),
-    ],
-)
-def test_a_chat_template_shows_its_form(marks, name):
-    form = tool_form(f"{{% if tools %}}{marks}{{% endif %}}")
-    assert form is not None and form.name == name
 
 
 def test_a_template_without_marks_has_no_form():

@@ -13,8 +13,8 @@ from ferrum_jax.request import CompletionOutput, Logprob, SamplingParams
 from ferrum_jax.serve.link.wire import Delta, Entry
 from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.asked.tools import Tool
-from ferrum_jax.structured.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
-from ferrum_jax.structured.message_stream import MessageStream
+from ferrum_jax.structured.reading.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 

@@ -23,8 +23,8 @@ from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Repl
 from ferrum_jax.serve.link.wire import Delta
 from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.structured.asked.tools import tools_of
-from ferrum_jax.structured.message_parser import MessageForms
-from ferrum_jax.structured.message_stream import MessageStream
+from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for

@@ -7,10 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """One call. arguments: a JSON object, as text."""
+    """One call. arguments: a JSON object, as text. id: the one that the model gave it, in forms that have some."""
 
     name: str
     arguments: str
+    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from ferrum_jax.structured.tool_forms import ReasoningForm
+from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm
+from ferrum_jax.structured.forms.tool_forms import spelled
+from ferrum_jax.structured.reading.text_reader import overlap
 
 
 class ReasoningParser:
-    """Takes a text apart into reasoning and answer; the answer of harmony is the text of its last channel as well.
+    """Takes a text apart into reasoning and answer.
 
     A text thinks where its prompt opened the thinking, or where it begins with the mark that does.
     """
 
     def __init__(self, form: ReasoningForm, *, is_open: bool = False) -> None:
         """is_open: whether the prompt ends within the thinking."""
-        self._form = form
+        self._begins = sorted(spelled(form.begin), key=len, reverse=True)
+        self._ends = spelled(form.end)
         self._held = ""
         self._thinks: bool | None = True if is_open else None  # None: the text has not said so yet
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the thinking has begun and has not ended."""
+        return self._thinks is True
 
     def push(self, text: str) -> tuple[str, str]:
         """What has become certain with this piece: of the reasoning, and of the answer."""
@@ -32,22 +40,27 @@ class ReasoningParser:
         if not self._thinks:
             answer, self._held = self._held, ""
             return "", answer
-        before, end, after = self._held.partition(self._form.end)
-        if end:
+        found = [(place, end) for end in self._ends if (place := self._held.find(end)) >= 0]
+        if found:
+            place, end = min(found)
+            before, after = self._held[:place], self._held[place + len(end) :]
             self._thinks, self._held = False, ""
             return before, after
-        kept = 0 if is_last else overlap(self._held, self._form.end)
+        kept = 0 if is_last else max(overlap(self._held, end) for end in self._ends)
         certain, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return certain, ""
 
     def _open(self, is_last: bool) -> bool:
         """Whether it is known by now if the text begins with thinking."""
         rest = self._held.lstrip()
-        if rest.startswith(self._form.begin):
-            self._thinks, self._held = True, rest[len(self._form.begin) :]
-        elif is_last or not self._form.begin.startswith(rest):
-            self._thinks = False
-        return self._thinks is not None
+        for begin in self._begins:
+            if rest.startswith(begin):
+                self._thinks, self._held = True, rest[len(begin) :]
+                return True
+            if not is_last and begin.startswith(rest):
+                return False
+        self._thinks = False
+        return True
 
 
 def without_reasoning(form: ReasoningForm, text: str, *, is_open: bool = False) -> tuple[str, str]:
@@ -59,12 +72,5 @@ def without_reasoning(form: ReasoningForm, text: str, *, is_open: bool = False) 
 
 def is_open_after(form: ReasoningForm, prompt_end: str) -> bool:
     """Whether a prompt, of which this is the end, leaves the thinking open."""
-    return prompt_end.rfind(form.begin) > prompt_end.rfind(form.end)
-
-
-def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of text that is a beginning of the mark and not all of it."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+    begin, end = (max(prompt_end.rfind(each) for each in spelled(marks)) for marks in (form.begin, form.end))
+    return begin > end

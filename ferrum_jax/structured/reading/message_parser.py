@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.asked.tools import Tool
-from ferrum_jax.structured.message_stream import MessageStream
-from ferrum_jax.structured.reasoning_parser import is_open_after
-from ferrum_jax.structured.tool_forms import ReasoningForm, ToolForm, reasoning_form, tool_form
+from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm, reasoning_form, reasoning_form_named
+from ferrum_jax.structured.forms.tool_forms import ToolForm, tool_form, tool_form_named, written
+from ferrum_jax.structured.reading.message_stream import MessageStream
+from ferrum_jax.structured.reading.reasoning_parser import is_open_after
 
 PROMPT_END_TOKENS = 32  # of a prompt, that show whether it ends within the model's thinking
 
@@ -22,8 +23,32 @@ class MessageForms:
     reasoning: ReasoningForm | None = None
 
     @classmethod
-    def of_template(cls, template: str | None) -> MessageForms:
-        return cls(tools=tool_form(template), reasoning=reasoning_form(template))
+    def of_template(
+        cls, template: str | None, *, tools: str | None = None, reasoning: str | None = None
+    ) -> MessageForms:
+        """Those of these names, or where none is given, those that a chat template shows.
+
+        Raises ValueError naming those that there are.
+        """
+        return cls(
+            tools=tool_form(template) if tools is None else tool_form_named(tools),
+            reasoning=reasoning_form(template) if reasoning is None else reasoning_form_named(reasoning),
+        )
+
+    @classmethod
+    def named(cls, tools: str | None, reasoning: str | None) -> MessageForms:
+        """Those of these `names`."""
+        return cls.of_template(None, tools=tools, reasoning=reasoning)
+
+    @property
+    def names(self) -> tuple[str | None, str | None]:
+        """Of the two forms."""
+        return self.tools and self.tools.name, self.reasoning and self.reasoning.name
+
+    @property
+    def thought_end(self) -> str | None:
+        """The text that ends a thought."""
+        return None if self.reasoning is None else written(self.reasoning.end)
 
     def is_open_after(self, prompt_end: str) -> bool:
         """Whether a prompt that ends so leaves the thinking open."""

@@ -1,6 +1,6 @@
 """MessageStream: an assistant's text taken apart while it grows: reasoning, answer and tool calls, in their order.
 
-    text ─► thinking or channels ─► tool calls ─► without special tokens ─► without white space around calls
+    text ─► thinking, frame of the answer, tool calls, or channels ─► without special tokens ─► without space at calls
 
 Each stage gives what has become certain and holds the rest. How the text is cut into pieces changes nothing of what
 comes out in all; what is cut off within a call stays text.
@@ -8,18 +8,21 @@ comes out in all; what is cut off within a call stays text.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.structured.asked.tools import Tool
-from ferrum_jax.structured.reasoning_parser import ReasoningParser, overlap
-from ferrum_jax.structured.tool_forms import ReasoningForm, ToolForm
-from ferrum_jax.structured.tool_parser import ToolParser
+from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm
+from ferrum_jax.structured.forms.tool_forms import ToolForm
+from ferrum_jax.structured.reading.framed_answer import FramedAnswer
+from ferrum_jax.structured.reading.harmony import HarmonyMessages
+from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser
+from ferrum_jax.structured.reading.tool_parser import ToolParser
+from ferrum_jax.structured.reading.unclosed_thought import UnclosedThought
 
-_CHANNEL, _MESSAGE, _ROLE = "<|channel|>", "<|message|>", "<|start|>assistant"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")  # of a channel's content; the last begins what comes next
 _Think = Callable[[str], None]
 _Say = Callable[[str | ToolCall], None]
 
@@ -52,9 +55,12 @@ class MessageStream:
         self._filter = _WithoutTexts(specials)
         self._space = ""  # at the end of the answer so far: dropped if a call comes
         self._after_call = False
+        self._ids: set[str] = set()  # of the calls so far
         form = tool_form if tools is not None else None
-        if reasoning_form is not None and reasoning_form.end == "<|end|>" and not is_open:
-            self._source: _Source = _Channels(form, tools or (), self._think, self._say)
+        has_channels = reasoning_form is not None and reasoning_form.has_channels
+        if has_channels or (tool_form is not None and tool_form.has_channels):
+            known = tools if tool_form is not None else None
+            self._source: _Source = HarmonyMessages(known, self._think, self._say, is_open=is_open)
         else:
             self._source = _Thinking(form, tools or (), reasoning_form, is_open, self._think, self._say)
 
@@ -86,6 +92,9 @@ class MessageStream:
             return
         self._answer(self._filter.flush())
         self._space, self._after_call = "", True
+        if piece.id in self._ids:  # a model that counts wrong; one of our own will do
+            piece = dataclasses.replace(piece, id=None)
+        self._ids |= {piece.id} if piece.id is not None else set()
         self._found.append(AssistantMessage(content="", tool_calls=(piece,)))
 
     def _answer(self, text: str) -> None:
@@ -112,7 +121,9 @@ class _Thinking:
         say: _Say,
     ) -> None:
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, is_open=is_open)
+        self._frame = None if reasoning is None or reasoning.answer is None else FramedAnswer(*reasoning.answer)
         self._calls = None if form is None else ToolParser(form, tools)
+        self._thought = None if form is None else UnclosedThought(form, tools)
         self._think, self._say = think, say
         self._lines = ""  # new lines that a thought ends with so far
         self._has_thought = self._has_answer = False
@@ -122,13 +133,29 @@ class _Thinking:
         self._take(thought, answer)
 
     def flush(self) -> None:
+        calls: list[ToolCall] = []
         if self._reasoning is not None:
             self._take(*self._reasoning.flush())
-        if self._calls is not None:
-            for piece in self._calls.flush():
-                self._say(piece)
+            if self._thought is not None:
+                rest, calls = self._thought.flush()
+                self._note(rest)
+        if self._frame is not None:
+            self._read(self._frame.flush())
+        for piece in calls or (self._calls and self._calls.flush()) or ():
+            self._say(piece)
 
     def _take(self, thought: str, answer: str) -> None:
+        if self._thought is not None and self._reasoning is not None:
+            thought = self._thought.push(thought) + ("" if self._reasoning.thinks else self._thought.close())
+        self._note(thought)
+        if not self._has_answer and self._has_thought:
+            answer = answer.lstrip("\n")
+        if answer:
+            self._has_answer = True
+            self._read(answer if self._frame is None else self._frame.push(answer))
+
+    def _note(self, thought: str) -> None:
+        """What was thought."""
         if thought:
             thought = self._lines + thought
             thought = thought if self._has_thought else thought.lstrip("\n")
@@ -136,100 +163,10 @@ class _Thinking:
             self._lines = thought[len(certain) :]
             self._has_thought = self._has_thought or bool(certain)
             self._think(certain)
-        if not self._has_answer and self._has_thought:
-            answer = answer.lstrip("\n")
-        if answer:
-            self._has_answer = True
-            for piece in [answer] if self._calls is None else self._calls.push(answer):
-                self._say(piece)
 
-
-class _Channels:
-    """A text in the channels of harmony: a message names its channel, and its recipient where it is a call.
-
-    Text outside of them is answer, and so is a message to a recipient that is no call which can be read.
-    Source: OpenAI, "harmony response format".
-    """
-
-    def __init__(self, form: ToolForm | None, tools: Sequence[Tool], think: _Think, say: _Say) -> None:
-        self._form, self._tools, self._think, self._say = form, tools, think, say
-        self._held = ""
-        self._channel: str | None = None  # whose content is read; None outside of all
-        self._header: str | None = None  # of a message to a recipient, which is read whole
-        self._thoughts = 0  # messages that were thought
-
-    def feed(self, text: str) -> None:
-        self._held += text
-        while self._advance(is_last=False):
-            pass
-
-    def flush(self) -> None:
-        while self._advance(is_last=True):
-            pass
-        if self._held:
-            self._say(self._held)
-            self._held = ""
-
-    def _advance(self, *, is_last: bool) -> bool:
-        """Whether more of what is held may be certain."""
-        return self._outside(is_last) if self._channel is None else self._within(self._channel, is_last)
-
-    def _outside(self, is_last: bool) -> bool:
-        start = self._held.find(_CHANNEL)
-        if start < 0:
-            kept = 0 if is_last else max(overlap(self._held, _CHANNEL), overlap(self._held, _ROLE + _CHANNEL))
-            self._emit(len(self._held) - kept)
-            return False
-        if start:
-            before, self._held = self._held[:start].removesuffix(_ROLE), self._held[start:]
-            if before:
-                self._say(before)
-        header, mark, rest = self._held[len(_CHANNEL) :].partition(_MESSAGE)
-        if not mark:
-            return False
-        found = re.match(r"\w+", header)
-        if found is None:
-            self._emit(len(_CHANNEL))
-            return True
-        self._channel, self._held = found[0], rest
-        self._header = _CHANNEL + header + _MESSAGE if "to=" in header else None
-        if self._channel == "analysis" and self._header is None:
-            self._think("\n" if self._thoughts else "")
-            self._thoughts += 1
-        return True
-
-    def _within(self, channel: str, is_last: bool) -> bool:
-        ends = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
-        place, end = min(ends) if ends else (len(self._held), "")
-        if self._header is not None:
-            if not (ends or is_last):
-                return False
-            self._call(self._header + self._held[:place], end)
-        else:
-            kept = 0 if ends or is_last else max(overlap(self._held, each) for each in _ENDS)
-            content = self._held[: place - kept]
-            if content:
-                (self._think if channel == "analysis" else self._say)(content)
-            if not ends:
-                self._held = self._held[place - kept :]
-                return False
-        self._held = self._held[place + (0 if end == _ROLE[: len(end)] else len(end)) :]
-        self._channel = self._header = None
-        return bool(ends)
-
-    def _call(self, text: str, end: str) -> None:
-        """A message to a recipient, which may be a call."""
-        if self._form is None:
-            self._say(text + end)
-            return
-        parser = ToolParser(self._form, self._tools)
-        for piece in (*parser.push(text + end), *parser.flush()):
+    def _read(self, answer: str) -> None:
+        for piece in [answer] if self._calls is None else self._calls.push(answer):
             self._say(piece)
-
-    def _emit(self, count: int) -> None:
-        if count:
-            self._say(self._held[:count])
-            self._held = self._held[count:]
 
 
 class _WithoutTexts:

@@ -1,0 +1,1 @@
+"""An assistant's text taken apart by the forms of its model."""

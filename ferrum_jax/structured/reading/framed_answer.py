@@ -1,0 +1,50 @@
+"""An answer without the marks that some models put around it, as it grows."""
+
+from __future__ import annotations
+
+import re
+
+from ferrum_jax.structured.reading.text_reader import overlap
+
+
+class FramedAnswer:
+    """Drops the first mark where the answer begins with it, then the first end mark, and a new line inside each."""
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin, self._end = begin, end
+        self._pattern = re.compile(rf"\n?{re.escape(end)}")
+        self._held = ""
+        self._is_within: bool | None = None  # None: the answer has not said so yet
+        self._begins = False  # nothing came after the first mark
+
+    def push(self, text: str) -> str:
+        """What has become certain of the answer."""
+        return self._advance(text, is_last=False)
+
+    def flush(self) -> str:
+        """The rest, since no more text will come."""
+        return self._advance("", is_last=True)
+
+    def _advance(self, text: str, *, is_last: bool) -> str:
+        self._held += text
+        if self._is_within is None:
+            rest = self._held.lstrip()
+            if not is_last and self._begin != rest and self._begin.startswith(rest):
+                return ""
+            if rest.startswith(self._begin):
+                self._is_within, self._begins, self._held = True, True, rest[len(self._begin) :]
+            else:
+                self._is_within = False
+        if self._begins and self._held:
+            self._begins, self._held = False, self._held.removeprefix("\n")
+        found = self._pattern.search(self._held) if self._is_within else None
+        if found is not None:
+            self._is_within = False
+            before, self._held = self._held[: found.start()], self._held[found.end() :]
+            return before + self._advance("", is_last=is_last)
+        kept = 0 if is_last or not self._is_within else self._may_end()
+        certain, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return certain
+
+    def _may_end(self) -> int:
+        return max(overlap(self._held, self._end), overlap(self._held, "\n" + self._end))
