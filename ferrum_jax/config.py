@@ -339,6 +339,24 @@ class EngineConfig:
         rule=_wrong_targets,
         metavar="NAMES",
     )
+    tool_form: str | None = setting(
+        None,
+        "form in which the model writes tool calls, such as hermes, by our name or vLLM's for its parser",
+        unset="as the chat template shows",
+        is_planned=False,
+        metavar="NAME",
+        vllm="tool_call_parser",
+        unlike="needed only where the chat template does not show it",
+    )
+    reasoning_form: str | None = setting(
+        None,
+        "form in which the model writes what it thinks, such as deepseek_r1, by our name or vLLM's for its parser",
+        unset="as the chat template shows",
+        is_planned=False,
+        metavar="NAME",
+        vllm="reasoning_parser",
+        unlike="needed only where the chat template does not show it",
+    )
     score_tokens: str | None = setting(
         None,
         "score pairs by the logits of these tokens, such as yes,no for Qwen3-Reranker",

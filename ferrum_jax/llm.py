@@ -284,8 +284,13 @@ class LLM:
         processes = current()
         if processes is not None:
             processes.renew()
-        forms = forms_of(self._opened.prompts)
+        forms = forms_of(self._opened.prompts, self.config)
         return build_engine(self.loaded, self.config, self.tokenizer, forms=forms, adapters=self.adapters)
+
+    @property
+    def form_names(self) -> tuple[str | None, str | None]:
+        """Names of the forms in which the model writes tool calls and reasoning; None where it has none."""
+        return forms_of(self._opened.prompts, self.config).names
 
     @property
     def loaded(self) -> Loaded:

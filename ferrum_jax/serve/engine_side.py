@@ -292,4 +292,5 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "compares": llm.scorer is None and (llm.is_encoder or llm.embedder.layout.pooling is not None),
         "prompts": sorted(llm.embedder.layout.prompts),
         "texts": None if llm.texts is None else str(llm.texts),
+        "forms": llm.form_names,
     }

@@ -97,9 +97,10 @@ class Opened:
         return dataclasses.replace(self, model=model, scorer=scorer)
 
 
-def forms_of(prompts: PromptEncoder) -> MessageForms:
-    """In which forms a checkpoint writes calls and reasoning, as its chat template shows them."""
-    return MessageForms.of_template(None if prompts.chat is None else prompts.chat.source)
+def forms_of(prompts: PromptEncoder, config: EngineConfig) -> MessageForms:
+    """In which forms a checkpoint writes calls and reasoning, as its chat template shows them or the config says."""
+    template = None if prompts.chat is None else prompts.chat.source
+    return MessageForms.of_template(template, tools=config.tool_form, reasoning=config.reasoning_form)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,7 @@ class Opening:
         """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
         started, counter = time.perf_counter(), CompileCounter()
         source, prompts, sentence = self.source, self._prompts(), self._sentence()
+        forms_of(prompts, self.config)  # refuses names that mean nothing
         identity = functools.partial(self._identity, prompts, sentence)
 
         def check(layout: Layout | EncoderLayout, fingerprint: bytes | None) -> None:
@@ -283,7 +285,7 @@ class Opening:
             first=first,
             executable_cache=bundled or store,
             tokenizer=prompts.tokenizer,
-            forms=forms_of(prompts),
+            forms=forms_of(prompts, config),
             on_progress=self.on_progress,
             check=check,
         )

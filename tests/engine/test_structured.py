@@ -8,12 +8,16 @@ import re
 import jsonschema
 import pytest
 
+from ferrum_jax import LLM
+from ferrum_jax.openai.message_forms import assistant_message
 from ferrum_jax.request import RequestOptions, SamplingParams
+from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.structured.asked.message import ToolCall
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import tools_asked
 from ferrum_jax.structured.reading.message_parser import MessageForms
-from tests.support import INVARIANT, finish, run, small_llm
+from tests.support import GOLDENS, INVARIANT, finish, run, small_llm
 
 PERSON = {
     "type": "object",
@@ -153,6 +157,28 @@ def test_calls_that_are_demanded_come_in_the_model_s_form_and_are_taken_out_of_t
     message = output.outputs[0].message
     assert output.finish_reason == "stop" and [call.name for call in message.tool_calls] == ["go"]
     assert message.content == "" and message.reasoning is None
+
+
+def test_forms_that_no_chat_template_shows_are_named():
+    named = LLM(str(GOLDENS / "qwen3"), INVARIANT, tool_form="kimi_k2", reasoning_parser="qwen3")
+    assert named.form_names == ("kimi_k2", "think") and facts_of(named)["forms"] == named.form_names
+    call = '<|tool_call_begin|>functions.go:7<|tool_call_argument_begin|>{"a":1}<|tool_call_end|>'
+    held = under(asked(choice=[f"<think>hm</think>{call}"]), max_tokens=200)
+    engine = named._make_engine()
+    engine.add(PROMPTS[0], held, RequestOptions(is_chat=True, tools=()))
+    (output,) = finish(engine).values()
+    message = output.outputs[0].message
+    assert message.reasoning == "hm" and message.tool_calls == (
+        ToolCall(name="go", arguments='{"a": 1}', id="functions.go:7"),
+    )
+    (said,) = assistant_message(message, request="r", choice=0)["tool_calls"]
+    assert said["id"] == "functions.go:7"
+
+
+@pytest.mark.parametrize("field", ["tool_form", "reasoning_form"])
+def test_a_form_that_there_is_not_is_refused_at_the_start(field):
+    with pytest.raises(ValueError, match=r"is named 'kimi_k9'; there are harmony, .*mistral"):
+        LLM(str(GOLDENS / "qwen3"), INVARIANT, **{field: "kimi_k9"})
 
 
 def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():

@@ -121,9 +121,10 @@ class OwnLink:
 async def served(link: OwnLink) -> tuple[Service, list]:
     """A service over the link, and one request of it that the engine has."""
     service = Service(EngineClient(link), ServerSettings())
-    facts = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": []}
+    facts = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": ["kimi_k2", None]}
     link.receive([["ready", facts]])
     service.open(service.prompts)
+    assert service._texts.forms.names == ("kimi_k2", None)  # of the engine, whatever the chat template shows
     params = SamplingParams(max_tokens=500, detokenize=False)
     fields: dict = dict.fromkeys(field.name for field in dataclasses.fields(AskedText))
     fields |= {"prompts": [[7, 9]], "params": params, "is_chat": False, "echo": False, "priority": 0}

@@ -66,7 +66,7 @@ class Service:
 
     def open(self, prompts: PromptEncoder) -> None:
         """The engine is ready, and its `facts` are there."""
-        forms = MessageForms.of_template(None if prompts.chat is None else prompts.chat.source)
+        forms = MessageForms.named(*self.client.facts["forms"])
         self.prompts, self._texts = prompts, TokenTexts(prompts.tokenizer, forms)
         self.gate.num_rows = self.client.facts["num_rows"] or 256
         self.is_open = True
