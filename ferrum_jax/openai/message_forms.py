@@ -10,9 +10,14 @@ from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 _ID_CHARACTERS = 9  # letters and digits, as some families' templates demand of the ids that they are given back
 
 
-def call_id(request: str, choice: int, place: int) -> str:
-    """The id of a call: the same for the same request. place: of the call among those of its choice."""
-    return hashlib.blake2b(f"{request} {choice} {place}".encode(), digest_size=16).hexdigest()[:_ID_CHARACTERS]
+def call_id(call: ToolCall, request: str, choice: int, place: int) -> str:
+    """The id of a call: the one that the model gave it, else the same for the same request.
+
+    place: of the call among those of its choice.
+    """
+    return (
+        call.id or hashlib.blake2b(f"{request} {choice} {place}".encode(), digest_size=16).hexdigest()[:_ID_CHARACTERS]
+    )
 
 
 def tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
@@ -28,7 +33,7 @@ def assistant_message(said: AssistantMessage, *, request: str, choice: int, befo
         found["reasoning"] = said.reasoning
     if said.tool_calls:
         calls = enumerate(said.tool_calls)
-        found["tool_calls"] = [tool_call(call, call_id(request, choice, place)) for place, call in calls]
+        found["tool_calls"] = [tool_call(call, call_id(call, request, choice, place)) for place, call in calls]
     return found
 
 

@@ -149,7 +149,7 @@ class AnswerForm:
     def _call(self, index: int, call: ToolCall) -> dict[str, Any]:
         place = self._num_calls.get(index, 0)
         self._num_calls[index] = place + 1
-        return {"index": place, **tool_call(call, call_id(self._id, index, place))}
+        return {"index": place, **tool_call(call, call_id(call, self._id, index, place))}
 
     def _chunk_logprobs(self, index: int, new: CompletionOutput) -> str:
         if self._asked.is_chat:

@@ -136,7 +136,7 @@ class ResponseForm:
     def _call(self, call: ToolCall) -> None:
         self._close()
         item = {"type": "function_call", "id": self._item_id("function_call"), "status": "in_progress"}
-        item |= {"call_id": call_id(self._id, 0, self._num_calls), "name": call.name, "arguments": ""}
+        item |= {"call_id": call_id(call, self._id, 0, self._num_calls), "name": call.name, "arguments": ""}
         self._num_calls += 1
         self._output.append(item)
         where: dict[str, Any] = {"output_index": len(self._output) - 1}
