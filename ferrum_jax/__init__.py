@@ -5,6 +5,8 @@ from ferrum_jax import LLM, SamplingParams, EngineConfig
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import TYPE_CHECKING
 
 from ferrum_jax.config import EngineConfig
@@ -26,6 +28,22 @@ __all__ = [
     "StructuredOutputsParams",
     "check_device",
 ]
+
+
+def _require_own_packages() -> None:
+    """Raises ImportError where a folder or file of the user's stands in for a package beside this one."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in ("checkpoints", "pallas_kernels"):
+        own, spec = os.path.join(root, name, "__init__.py"), importlib.util.find_spec(name)
+        found = None if spec is None else spec.origin
+        if os.path.exists(own) and (found is None or os.path.realpath(found) != os.path.realpath(own)):
+            raise ImportError(
+                f"`import {name}` finds {found or 'nothing'} in place of ferrum_jax's own {os.path.dirname(own)}; "
+                f"rename the other one, run from another folder, or put the right one first: PYTHONPATH={root}"
+            )
+
+
+_require_own_packages()
 
 
 def __getattr__(name: str) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,8 +24,10 @@ BESIDE = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "py
 
 
 def build(tree: Path, out: Path) -> tuple[Path, Path]:
-    """(sdist, wheel) in `out`, both checked."""
+    """(sdist, wheel) in `out`, both checked. The links of the tree's README become absolute, for an index shows it."""
     out.mkdir(parents=True, exist_ok=True)
+    readme = tree / "README.md"
+    readme.write_text(absolute_links(readme.read_text(), repository(tree)))
     sdist = out / _run_backend(tree, "build_sdist", out)
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(sdist) as archive:
@@ -50,6 +53,20 @@ def check(archive: str, names: list[str], beside: tuple[str, ...], tree: Path) -
     more, missing = sorted({*names} - ours - {*beside}), sorted(ours - {*names})
     if more or missing:
         raise ValueError(f"{archive} has the wrong files: it also holds {more or 'nothing'}, lacks {missing}")
+
+
+def repository(tree: Path) -> str:
+    """The address of the repository, as pyproject.toml has it."""
+    return tomllib.loads((tree / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def absolute_links(markdown: str, place: str) -> str:
+    """The text with its links and pictures at the repository, on the main branch."""
+    return re.sub(
+        r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)",
+        lambda found: f"{found[1]}[{found[2]}]({place}/{'raw' if found[1] else 'blob'}/main/{found[3]})",
+        markdown,
+    )
 
 
 def _run_backend(tree: Path, what: str, out: Path) -> str:

@@ -1,10 +1,14 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes .venv from pyproject.toml and constraints.txt, once, and again when they change.
-# EXTRAS: the optional dependencies to install, comma-separated. PYTHON: the interpreter, 3.11 or newer.
+# EXTRAS: the optional dependencies to install, comma-separated. PYTHON: the interpreter, 3.11 or newer; without it that
+# of a .venv that works, else python3.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit
-PYTHON=${PYTHON:-python3}
 venv=${VENV:-$root/.venv}
+# The interpreter of an environment that works is kept unless PYTHON names another one.
+own='import sys; sys.version_info >= (3, 11) and print(sys._base_executable)'
+PYTHON=${PYTHON:-$("$venv/bin/python" -c "$own" 2>/dev/null || true)}
+PYTHON=${PYTHON:-python3}
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "ferrum_jax needs Python 3.11 or newer; $PYTHON is $("$PYTHON" --version 2>&1). Set PYTHON=/path/to/python3.11" >&2
     exit 1

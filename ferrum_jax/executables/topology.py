@@ -84,7 +84,7 @@ def target_devices(target: str) -> Sequence[Any]:
     kind, _, count = rest.partition(":")
     if platform == "gpu" and kind in _GPUS and (count or "1").isdecimal():
         shape = f"1x1x{count or 1}"  # processes x hosts x GPUS
-        plugin = f"jax's CUDA plugin ({install_command('gpu')})"
+        plugin = f"jax's CUDA plugin ({install_command('aot')})"
         return _describe("cuda", target, plugin, target_config=_GPUS[kind], topology=shape)
     known = f"tpu:GENERATION:SHAPE, {'-N, '.join(_CLOUD)}-N, gpu:{'|gpu:'.join(_GPUS)}[:COUNT] or cpu"
     raise ValueError(f"target is {target!r}; it must be {known}, such as {EXAMPLES}")
@@ -99,7 +99,7 @@ def _tpus(target: str, topology: str, host: tuple[int, ...] | None = None) -> Se
     if host is not None:
         how["chips_per_host_bounds"] = host
     known = "a generation and a shape of one chip or of whole hosts, such as tpu:v6e:2x2 or tpu:v5p:2x2x1"
-    needs = known if importlib.util.find_spec("libtpu") else f"libtpu ({install_command('tpu')})"
+    needs = known if importlib.util.find_spec("libtpu") else f"libtpu ({install_command('aot')})"
     return _describe("tpu", target, needs, topology_name=topology, **how)
 
 

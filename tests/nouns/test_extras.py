@@ -60,7 +60,7 @@ def test_an_editable_install_wins_over_the_clone_that_a_script_stands_beside(tmp
     assert_found_beside(folder, site)
 
 
-@pytest.mark.parametrize("extra", ["tpu", "gpu", "store", "columns", "ray", "plot", "structured", "server"])
+@pytest.mark.parametrize("extra", ["aot", "tpu", "gpu", "store", "columns", "ray", "plot", "structured", "server"])
 def test_what_a_message_says_to_install_is_an_extra_of_this_checkout(extra):
     *command, what = shlex.split(install_command(extra))
     assert command == ["pip", "install", "-e"] and what == f"{ROOT}[{extra}]"
@@ -79,3 +79,14 @@ def test_no_message_or_document_names_a_package_that_is_on_no_index():
     texts = {path: path.read_text() for path in [*files, ROOT / "README.md"] if path.suffix in (".py", ".md", ".sh")}
     assert len(texts) > 100
     assert not [path for path, text in texts.items() if "install 'ferrum-jax[" in text or "install ferrum-jax" in text]
+
+
+def test_a_users_package_in_place_of_ours_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    run = [sys.executable, "-c", "import ferrum_jax"]
+    how = {"cwd": tmp_path, "capture_output": True, "text": True, "env": {"PYTHONPATH": str(ROOT)}}
+    assert subprocess.run(run, **how).returncode == 0, "a folder of weights is no package"
+    (tmp_path / "checkpoints/__init__.py").touch()
+    said = subprocess.run(run, **how).stderr
+    assert f"`import checkpoints` finds {tmp_path}/checkpoints/__init__.py in place of ferrum_jax's own" in said
+    assert "rename the other one" in said and f"PYTHONPATH={ROOT}" in said

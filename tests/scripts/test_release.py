@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 import ferrum_jax
 from ferrum_jax.__main__ import main
-from scripts.build_release import PACKAGES, build, check
+from scripts.build_release import PACKAGES, absolute_links, build, check, repository
 from tests.support import COMPILED, ROOT
 
 VERSIONS = rf"ferrum-jax {re.escape(ferrum_jax.__version__)} \(jax [\d.]+, jaxlib [\d.]+, Python [\d.]+\)\n"
@@ -82,3 +83,16 @@ def run(folder: Path, site: Path, *command: str) -> str:
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_readme_that_an_index_shows_has_no_relative_link():
+    shown = absolute_links((ROOT / "README.md").read_text(), repository(ROOT))
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert len(links) > 10 and all(link.startswith("https://") for link in links)
+    assert f"![The life of a step]({repository(ROOT)}/raw/main/docs/pictures/step.svg)" in shown
+
+
+def test_what_an_index_shows_of_the_project_is_said():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] and {"Repository", "Documentation", "Changelog"} <= project["urls"].keys()
+    assert "Programming Language :: Python :: 3.11" in project["classifiers"]
