@@ -89,7 +89,8 @@ def test_the_readme_that_an_index_shows_has_no_relative_link():
     shown = absolute_links((ROOT / "README.md").read_text(), repository(ROOT))
     links = re.findall(r"\]\(([^)]+)\)", shown)
     assert len(links) > 10 and all(link.startswith("https://") for link in links)
-    assert f"![The life of a step]({repository(ROOT)}/raw/main/docs/pictures/step.svg)" in shown
+    (picture,) = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
+    assert picture.startswith(f"{repository(ROOT)}/raw/main/docs/pictures/")
 
 
 def test_what_an_index_shows_of_the_project_is_said():

@@ -1,0 +1,148 @@
+"""What pages name exists, and what they deny is held against the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax import EngineConfig, SamplingParams
+from ferrum_jax import __main__ as cli
+from scripts import made_tables
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+GUIDES = [
+    ROOT / "README.md",
+    *sorted(path for path in DOCS.rglob("*") if path.suffix in (".md", ".py") and "decisions" not in path.parts),
+]
+COMMANDS = dict(made_tables.parsers(cli._parser(), "ferrum-jax"))
+# Files that a user has, or that commands of the pages write.
+DENIALS = r"not yet|are refused|not there"
+_PROMPTS, _CHAT = "text/prompts.py", "text/chat.py"
+NOT_OURS = (
+    r"(in|out|rows|texts|requests|prompts|records|vectors|keys|admins)\.|\.venv|example|/data|build/|demo_output|^~"
+)
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_every_command_that_a_page_shows_is_one_with_flags_that_it_has(page: Path):
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"(?m)^(?: {4}|.*\$ |.*?`)?(ferrum-jax [^\n`]*)", text):
+        try:
+            words = shlex.split(line.split(" | ")[0].split("  #")[0])
+        except ValueError:
+            continue  # a sentence with an apostrophe
+        names = [name for name in COMMANDS if words[: len(name.split())] == name.split()]
+        if not names:
+            continue  # the program, or a group of commands
+        parser = COMMANDS[max(names, key=len)]
+        used = {word.split("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)}
+        assert used <= set(parser._option_string_actions), line
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_every_file_of_ours_that_a_page_names_is_there(page: Path):
+    for path in re.findall(
+        r"(?<![\w/.-])((?:scripts|docs|tests|checkpoints|ferrum_jax|pallas_kernels)/[\w/.-]+)", page.read_text()
+    ):
+        found = path.rstrip(".-")
+        assert (ROOT / found).exists() or re.search(NOT_OURS, found), f"{_name(page)}: {found}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_every_field_that_a_page_sets_is_there(page: Path):
+    known = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (EngineConfig, SamplingParams)}
+    for kind, fields in known.items():
+        for given in re.findall(rf"{kind.__name__}\(([^()\n]*)\)?", page.read_text()):
+            assert set(re.findall(r"(\w+)=", re.sub(r'"[^"]*"', "", given))) <= fields, f"{_name(page)}: {given}"
+
+
+def test_every_guide_is_linked_from_the_home_and_stands_in_the_navigation():
+    home, navigation = (DOCS / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    for folder in ("start", "guides", "reference"):
+        for page in (DOCS / folder).glob("*.md"):
+            assert f"]({folder}/{page.name})" in home and f"- {folder}/{page.name}" in navigation, page.name
+
+
+def test_the_home_shows_a_result_and_a_command():
+    home = (DOCS / "index.md").read_text()
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", home)
+    assert pictures and all((DOCS / path).exists() for path in pictures)
+    assert "    scripts/demo\n" in home and "    ferrum-jax batch " in home
+
+
+# Where a page denies or refuses: a part of its line, and what the program says there, by file.
+HELD = {
+    "start/from-vllm.md": [("Sounds and videos are refused", _CHAT, "and images are taken")],
+    "reference/file-formats.md": [
+        ("such as `.tsv` or `.zip`", "batch/input/files.py", "is not supported; name .jsonl")
+    ],
+    "reference/models.md": [
+        ("sounds and videos are refused", _CHAT, "and images are taken"),
+        ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
+        ("videos are refused", _CHAT, "and images are taken"),
+        ("classifiers with several labels are refused", "models/bert.py", "One that classifies is not served"),
+        (
+            "2 and 3 bits and KV scales",
+            "../checkpoints/formats/compressed_tensors.py",
+            'settings.nothing_in("kv_cache_scheme"',
+        ),
+        ("have no published form and are refused", "../checkpoints/export.py", "which is published for"),
+    ],
+    "reference/commands.md": [
+        ("others are refused with 429", "serve/http/http_errors.py", '429, str(error), code="queue_full"')
+    ],
+    "guides/adapters.md": [("lead outside are refused", "serve/adapter_folders.py", "outside --adapter-root")],
+    "guides/training-loops.md": [
+        (
+            "prefix caches that were saved before are refused",
+            "../checkpoints/prefixes.py",
+            "holds prefixes of another engine",
+        ),
+        ("`update_weights` and `sleep` are refused", "llm.py", 'refuse_several_processes("sleep")'),
+    ],
+    "guides/batch-jobs.md": [
+        ("other sampling flags are refused", "batch/journal/job_identity.py", "was begun with other settings")
+    ],
+    "guides/quantised.md": [
+        (
+            "a whole batch are refused",
+            "../checkpoints/formats/compressed_tensors.py",
+            'settings.nothing_in("kv_cache_scheme"',
+        )
+    ],
+    "guides/serving.md": [
+        ("tools that a host runs are refused", "serve/bodies/response_body.py", "previous_response_id")
+    ],
+    "architecture.md": [
+        ("do not divide are refused", "sharding.py", "def refusals("),
+        ("rows that are not there cost nothing", None, ""),
+    ],
+}
+
+
+def test_what_a_page_denies_is_in_the_table_and_in_the_program():
+    """A sentence that denies what there is since costs users the feature: each is tied to the program's own refusal."""
+    for page in GUIDES:
+        name = page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+        if name in ("glossary.md", "laboratory.md", "models.md") or name.startswith("contributing/"):
+            continue  # models.md is made from the registry's own table of what is not served
+        held = HELD.get(name, [])
+        text = re.sub(r"\n(?!\n|[|#-])", " ", page.read_text())
+        for line in (line for line in text.splitlines() if re.search(DENIALS, line)):
+            for found in re.finditer(DENIALS, line):
+                around = line[max(0, found.start() - 90) : found.end() + 40]
+                assert any(part in around for part, _, _ in held), f"{name}: {around!r} is not in HELD"
+        for part, path, said in held:
+            assert part in text, f"{name} says no longer {part!r}: take it out of HELD"
+            assert path is None or said in (ROOT / "ferrum_jax" / path).read_text(), (
+                f"{name}: {part!r}, and not {said!r}"
+            )
