@@ -12,16 +12,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scripts.build_release import repository
+
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)+([\w/]+\.py)\)")
 SOURCES = "source/"
+NO_ADDRESS = "://code.example/"  # the address that pyproject.toml has until one is chosen
 LINE_ANCHOR = "#__codelineno-0-{line}"
 
 
 def on_config(config: Any) -> Any:
-    """The navigation, with a page for each decision where it says DECISIONS."""
+    """The navigation, with a page for each decision where it says DECISIONS; and a link to the repository."""
     decisions = [f"decisions/{path.name}" for path in sorted((ROOT / "docs/decisions").glob("*.md"))]
     config.nav = _with_decisions(config.nav, decisions)
+    if NO_ADDRESS not in (place := repository(ROOT)):
+        config.repo_url, config.repo_name = place, "the repository"
     return config
 
 
