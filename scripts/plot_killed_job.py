@@ -69,8 +69,9 @@ def draw(out: Path, num_rows: int, points: list[tuple[float, int]], kills: list[
 
     plt.rcParams["font.size"] = 15
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=110)
-    axes.fill_between(*zip(*points, strict=True), color="#cfe3f5", step="post")
-    axes.step(*zip(*points, strict=True), color="#2f6ea5", linewidth=2, where="post")
+    seconds, counts = [at for at, _ in points], [count for _, count in points]
+    axes.fill_between(seconds, counts, color="#cfe3f5", step="post")
+    axes.step(seconds, counts, color="#2f6ea5", linewidth=2, where="post")
     for kill in kills:
         axes.axvline(kill, color="#c0392b", linestyle="--", linewidth=1.5)
         axes.text(kill, num_rows * 1.03, "kill -9", color="#c0392b", ha="center")
