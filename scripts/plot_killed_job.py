@@ -8,6 +8,7 @@ thirds of the rows are in the journal. Rows over time are counted in the journal
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import subprocess
@@ -22,7 +23,10 @@ _TIMES, _PERIOD_S = 20, 0.05
 
 def main() -> None:
     """Runs the job and draws it."""
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/pictures/killed_job.png"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = ROOT / "docs/pictures/killed_job.png"
+    parser.add_argument("out", type=Path, nargs="?", default=default, metavar="OUT.png", help="picture to write")
+    out: Path = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
         rows, points, kills = run(Path(folder))
     draw(out, rows, points, kills)
@@ -57,7 +61,7 @@ def run(folder: Path) -> tuple[int, list[tuple[float, int]], list[float]]:
 
 def num_done(journal: Path) -> int:
     """Whole lines of answers in the journal."""
-    return sum(path.read_bytes().count(b"\n") for path in journal.glob("segments/*"))
+    return sum(path.read_bytes().count(b"\n") for path in journal.glob("segments/[!.]*"))
 
 
 def draw(out: Path, num_rows: int, points: list[tuple[float, int]], kills: list[float]) -> None:

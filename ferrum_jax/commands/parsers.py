@@ -85,7 +85,7 @@ def new_command(
     command.add_argument("-h", "--help", action="help", help="show this and exit")
     if common is not None:
         command.common = _COMMON | {"help", "help_all", *common.split()}
-        command.add_argument("--help-all", action=_HelpAll, help="show every flag and exit")
+    command.add_argument("--help-all", action=_HelpAll, help="show every flag and exit")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=run)
     return command

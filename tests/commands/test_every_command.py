@@ -29,7 +29,7 @@ COMMANDS = {
     "cache load": "cache load {tmp}/kept --model {model} {engine}",
     "convert": "convert --hf {model} --out {tmp}/converted",
     "bench": "bench --model {model} --workload single {engine}",
-    "plan": "plan --model {model} --target cpu --tokens-in 8 {engine}",
+    "plan": "plan --model {model} --target cpu --tokens-in 8 {sizes}",
     "compile": "compile --model {model} --target cpu --out {tmp}/bundle --processes 1 {engine}",
 }
 KINDS = ("generating", "recurrent", "generating, of vectors", "encoder")
@@ -82,10 +82,13 @@ def outcome(kind: str, command: str, model: Path, tmp: Path, capsys) -> tuple[in
     write(tmp / "rows.jsonl", *({"custom_id": name, "prompt_token_ids": TOKENS, "max_tokens": 3} for name in "ab"))
     write(tmp / "vectors.jsonl", *({"custom_id": name, "input": text} for name in "ab"))
     write(tmp / "texts.jsonl", {"input": text})
-    engine = (ENCODER if kind == "encoder" else ENGINE) + f" --compilation-cache-dir {COMPILED}"
+    sizes = ENCODER if kind == "encoder" else ENGINE
+    engine = f"{sizes} --compilation-cache-dir {COMPILED}"
     if command == "cache load" and kind != "encoder":
         assert outcome(kind, "cache save", model, tmp, capsys)[0] == 0
-    filled = COMMANDS[command].format(model=model, tmp=tmp, tokens=",".join(map(str, TOKENS)), engine=engine)
+    filled = COMMANDS[command].format(
+        model=model, tmp=tmp, tokens=",".join(map(str, TOKENS)), engine=engine, sizes=sizes
+    )
     capsys.readouterr()
     code = main(filled.split())
     said = capsys.readouterr().err

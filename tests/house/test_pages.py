@@ -98,7 +98,8 @@ HELD = {
         ("have no published form and are refused", "../checkpoints/export.py", "which is published for"),
     ],
     "reference/commands.md": [
-        ("others are refused with 429", "serve/http/http_errors.py", '429, str(error), code="queue_full"')
+        ("made where it is not there", "commands/check.py", "make_folder(args.output"),
+        ("others are refused with 429", "serve/http/http_errors.py", '429, str(error), code="queue_full"'),
     ],
     "guides/adapters.md": [("lead outside are refused", "serve/adapter_folders.py", "outside --adapter-root")],
     "guides/training-loops.md": [

@@ -138,6 +138,6 @@ def test_an_extra_that_a_text_installs_is_there():
 def test_an_option_that_a_sentence_names_is_there(program, words, call, capsys):
     command = words.partition(" -")[0].split() if program == "ferrum-jax" else []
     with pytest.raises(SystemExit):
-        call(program, [*command, "--help"])
+        call(program, [*command, "--help-all"] if command else ["--help"])
     options = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     assert set(re.findall(r"--[\w-]+", words)) <= options
