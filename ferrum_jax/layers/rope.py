@@ -2,7 +2,7 @@
 
 Frequencies are NumPy constants of H/2 floats; angles are computed from the positions inside the step.
 Source: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023, sections 3.2-3.4 (YaRN); the
-Llama 3.1 model card (llama3); Ding et al. 2024 (longrope). Float32 operations stand in the order of the
+Llama 3.1 model card (llama3); Ding et al. 2024 (longrope); Peng et al. 2023, appendix A.1 (dynamic). Float32 operations stand in the order of the
 reference implementation, because at position 10⁵ one unit in the last place of a frequency is 10⁻² of a radian.
 """
 
@@ -22,11 +22,11 @@ _F32 = np.float32
 
 def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     """[H'/2] float32, radians per position, of the H' dimensions of a head that turn."""
-    head_dim = rope.rotary_dim(head_dim)
+    head_dim = rope.share_dim(head_dim)
     exponents = np.arange(0, head_dim, 2, dtype=_F32) / _F32(head_dim)
-    wavelengths = np.power(_F32(rope.rope_theta), exponents)  # over 2 pi
+    wavelengths = np.power(_F32(_theta(rope, head_dim)), exponents)  # over 2 pi
     match rope.rope_type:
-        case "default":
+        case "default" | "dynamic":
             return _F32(1) / wavelengths
         case "linear":
             return (_F32(1) / wavelengths) / _F32(rope.factor)
@@ -42,6 +42,14 @@ def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
             return _F32(1) / (np.array(rope.long_factor if rope.is_long else rope.short_factor, _F32) * wavelengths)
         case unknown:
             raise ValueError(f"rope_type {unknown!r} has no frequencies; add a case beside its definition in spec")
+
+
+def _theta(rope: RopeSpec, head_dim: int) -> float:
+    """The theta; of dynamic the one that a context of `longest` tokens has."""
+    beyond = rope.longest / (rope.original_max_position_embeddings or 1) - 1
+    if rope.rope_type != "dynamic" or beyond <= 0:
+        return rope.rope_theta
+    return min(rope.rope_theta * (1 + rope.factor * beyond) ** (head_dim / (head_dim - 2)), 3e38)  # float32 holds it
 
 
 def _llama3(freqs: np.ndarray, rope: RopeSpec) -> np.ndarray:

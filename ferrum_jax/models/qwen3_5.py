@@ -38,6 +38,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The same of a Qwen3.5 whose layers all have experts."""
     reader = _reader(config)
+    reader.get("intermediate_size", None)  # of dense layers, which there are none of
     width = reader.get("moe_intermediate_size", 512)
     experts = ExpertsSpec(
         layers=tuple(range(reader.require("num_hidden_layers"))),

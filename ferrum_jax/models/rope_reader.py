@@ -15,6 +15,7 @@ _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "proportional": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": (
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
@@ -133,6 +134,9 @@ def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_positio
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {missing}")
     if rope_type in ("linear", "proportional"):
         return RopeSpec(rope_type=rope_type, rope_theta=theta, factor=float(values["factor"]))
+    if rope_type == "dynamic":
+        own = {"factor": float(values["factor"]), "original_max_position_embeddings": original}
+        return RopeSpec(rope_type="dynamic", rope_theta=theta, **own)
     if rope_type == "llama3":
         return RopeSpec(
             rope_type="llama3",

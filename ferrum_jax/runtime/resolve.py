@@ -102,14 +102,14 @@ def resolve_dtype(config: EngineConfig, platform: str, on_accelerators: str) -> 
 
 
 def shared_refusals(
-    config: EngineConfig, platform: str, dtype: jnp.dtype, max_model_len: int, max_position_embeddings: int
+    config: EngineConfig, platform: str, dtype: jnp.dtype, max_model_len: int, most_positions: int
 ) -> list[str]:
     """What engines and encoders refuse alike: lengths beyond the model's, and invariance where it does not hold."""
     reasons = []
-    if max_model_len > max_position_embeddings:
+    if max_model_len > most_positions:
         reasons.append(
-            f"max_model_len is {max_model_len}, more than the model's max_position_embeddings, "
-            f"{max_position_embeddings}"
+            f"max_model_len is {max_model_len}, more than the {most_positions} positions of the model "
+            "(max_position_embeddings of its config.json, times the factor of a dynamic rope)"
         )
     on_cpu = platform == "cpu"
     if config.invariant and not (on_cpu and dtype == jnp.float32):
@@ -183,6 +183,6 @@ def _refusals(resolved: Resolved) -> list[str]:
             "'xla' alone computes; take it, or set max_image_tokens=0 to serve the text alone"
         )
     shared = shared_refusals(
-        config, target.platform, resolved.dtype, resolved.max_model_len, spec.max_position_embeddings
+        config, target.platform, resolved.dtype, resolved.max_model_len, spec.most_positions
     )
     return [*mesh_refusals(spec, resolved.shape), *kernels, *shared]

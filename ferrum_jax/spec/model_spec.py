@@ -165,8 +165,14 @@ class ModelSpec:
                 )
 
     def fitted(self, max_model_len: int) -> ModelSpec:
-        """The spec of an engine whose longest context is this: longrope takes one list of factors for all of them."""
+        """The spec of an engine whose longest context is this: see `RopeSpec.fitted`."""
         return self.with_attention(lambda own: own.fitted(max_model_len))
+
+    @property
+    def most_positions(self) -> int:
+        """The longest context that an engine may be given."""
+        rope = self.attention.rope
+        return self.max_position_embeddings if rope is None else rope.most_positions(self.max_position_embeddings)
 
     def with_attention(self, change: Callable[[AttentionSpec], AttentionSpec]) -> ModelSpec:
         """The spec with the attention of every layer changed."""

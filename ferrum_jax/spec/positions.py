@@ -6,7 +6,8 @@ import dataclasses
 
 from ferrum_jax.spec.checks import check_positive
 
-ROPE_TYPES = ("default", "linear", "proportional", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "proportional", "dynamic", "llama3", "yarn", "longrope")
+_ODD = ("default", "linear", "dynamic", "llama3")  # types in which a half pair turns with one that does not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,9 @@ class RopeSpec:
     not the first half with the second. A proportional one pairs values over the whole head, and turns the first pairs.
     sections: of a model that sees images, how many frequencies turn by a token's
     time, row and column; they take turns. Empty where all turn by its position.
-    factor [linear, proportional, llama3, yarn]: how many times longer contexts may be than in training.
-    original_max_position_embeddings [llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
+    factor [linear, proportional, dynamic, llama3, yarn]: how many times longer contexts may be than in training.
+    longest [dynamic]: the context that frequencies are for; one of the original length or less leaves them as they are.
+    original_max_position_embeddings [dynamic, llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
     attention_factor [yarn, longrope]: scales cos and sin, complete here (inferred where it was not given).
     short_factor, long_factor [longrope]: what each frequency is divided by; the long ones hold where is_long.
@@ -39,6 +41,7 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     is_long: bool = False
+    longest: int = 0
     sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -54,16 +57,23 @@ class RopeSpec:
             raise ValueError(f"partial_rotary_factor is {self.partial_rotary_factor}; it must be in (0, 1]")
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn, or have a pair that does."""
+        """How many of a head's dimensions turn, or have a pair that does; always an even number."""
+        return 2 * ((self.share_dim(head_dim) + 1) // 2)
+
+    def share_dim(self, head_dim: int) -> int:
+        """How many dimensions of a head the config says; of an odd number the last one's pair turns too."""
         return head_dim if self.rope_type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
     def check(self, head_dim: int) -> None:
         """Raises ValueError where heads of this size cannot be turned so."""
         dim = self.rotary_dim(head_dim)
-        if dim % 2 or not dim:
+        if not 0 < dim <= head_dim or (self.share_dim(head_dim) % 2 and self.rope_type not in _ODD):
             raise ValueError(
-                f"head_dim is {head_dim}, and {dim} of its dimensions turn; rotary positions need an even number"
+                f"head_dim is {head_dim}, and {self.share_dim(head_dim)} of its dimensions turn; rotary positions of "
+                f"type {self.rope_type!r} need an even number"
             )
+        if self.rope_type == "dynamic" and self.share_dim(head_dim) < 3:
+            raise ValueError(f"head_dim is {head_dim}; rotary positions of type 'dynamic' stretch 3 dimensions or more")
         if self.rope_type == "longrope" and {len(self.short_factor), len(self.long_factor)} != {dim // 2}:
             raise ValueError(
                 f"longrope has {len(self.short_factor)} short and {len(self.long_factor)} long factors; half of the "
@@ -76,10 +86,18 @@ class RopeSpec:
             )
 
     def fitted(self, max_model_len: int) -> RopeSpec:
-        """Longrope with the one list of factors that an engine whose longest context is this takes."""
-        if self.rope_type != "longrope":
-            return self
-        return dataclasses.replace(self, is_long=max_model_len > self.original_max_position_embeddings)
+        """The rope of an engine whose longest context is this: keys in a cache cannot follow a context that grows.
+
+        Longrope takes one list of factors, dynamic one theta.
+        """
+        original = self.original_max_position_embeddings
+        if self.rope_type == "dynamic":
+            return dataclasses.replace(self, longest=max(max_model_len, original))
+        return dataclasses.replace(self, is_long=max_model_len > original) if self.rope_type == "longrope" else self
+
+    def most_positions(self, max_position_embeddings: int) -> int:
+        """The longest context that the rope is made for, given that of the config."""
+        return int(max_position_embeddings * self.factor) if self.rope_type == "dynamic" else max_position_embeddings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

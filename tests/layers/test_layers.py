@@ -167,6 +167,16 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
         (RopeSpec(rope_theta=5e5), [5e5 ** (-i / 16) for i in range(0, 16, 2)]),
         (RopeSpec(rope_type="linear", factor=4.0), [1e4 ** (-i / 16) / 4 for i in range(0, 16, 2)]),
         (
+            RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(8192),
+            oracle.dynamic_frequencies(16, 1e4, 4.0, 8192, 2048),
+        ),
+        (
+            RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(100),
+            [1e4 ** (-i / 16) for i in range(0, 16, 2)],
+        ),
+        (RopeSpec(partial_rotary_factor=0.9), [1e4 ** (-i / 14) for i in range(0, 14, 2)]),
+        (RopeSpec(partial_rotary_factor=0.95), [1e4 ** (-i / 15) for i in range(0, 16, 2)]),  # 8 pairs of 15 dimensions
+        (
             RopeSpec(rope_type="llama3", rope_theta=5e5, factor=8.0, original_max_position_embeddings=8192),
             oracle.llama3_frequencies(16, 5e5, 8.0, 1.0, 4.0, 8192),
         ),

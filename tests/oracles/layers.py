@@ -119,6 +119,12 @@ def llama3_frequencies(
     return found
 
 
+def dynamic_frequencies(head_dim: int, theta: float, factor: float, longest: int, context: int) -> list[float]:
+    """Those of a larger theta, by how far the longest context is beyond the original one."""
+    stretched = theta * (factor * longest / context - (factor - 1)) ** (head_dim / (head_dim - 2))
+    return [stretched ** (-i / head_dim) for i in range(0, head_dim, 2)]
+
+
 def yarn_frequencies(head_dim: int, theta: float, factor: float, fast: float, slow: float, context: int) -> list[float]:
     """A linear ramp over dimensions, from kept (more than fast turns) to divided by factor (fewer than slow)."""
 
