@@ -44,6 +44,7 @@ _DTYPES = {
     "BF16": jnp.bfloat16,
     "F8_E4M3": jnp.float8_e4m3fn,
     "F8_E5M2": jnp.float8_e5m2,
+    "F8_E8M0": jnp.float8_e8m0fnu,
     "I64": np.int64,
     "I32": np.int32,
     "I16": np.int16,

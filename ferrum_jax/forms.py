@@ -39,7 +39,8 @@ class WeightForm:
     has_zeros, has_order: whether there are zero points, and an order of inputs.
     activations: what x is rounded to before the product, one of ROUNDINGS; None leaves it as it is.
     activation_group: inputs of a token that share a scale of activations; None is all of them.
-    has_input_scale: that scale is known beforehand; else it is each token's own.
+    has_input_scale: that scale is known beforehand; else it is each token's own. has_power_scales: then it is the next
+    power of two (UE8M0).
     """
 
     kind: str
@@ -50,6 +51,7 @@ class WeightForm:
     activations: str | None = None
     activation_group: int | None = None
     has_input_scale: bool = False
+    has_power_scales: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("kind", KINDS), ("scale_dtype", SCALE_DTYPES), ("activations", (None, *ROUNDINGS))):

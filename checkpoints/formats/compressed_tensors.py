@@ -1,6 +1,7 @@
 """compressed-tensors, as vLLM's tools publish: int-quantized, float-quantized, pack-quantized.
 
-    int-quantized, float-quantized   X.weight [out, in] int8 or float8, X.weight_scale, X.weight_zero_point
+    int-quantized, float-quantized   X.weight [out, in] int8 or float8, X.weight_scale, X.weight_zero_point; codes of
+                                     four bits (W4A8) have a byte each
     pack-quantized                   X.weight_packed [out, words] int32, each code plus 2^(bits - 1), lowest first;
                                      X.weight_shape [2]; X.weight_scale; X.weight_zero_point [words, groups], packed
                                      along the outputs; X.weight_g_idx [in], the group of each input
@@ -200,13 +201,13 @@ def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
     form, tensors = module.form, module.tensors
     if _PACKED not in tensors:
         stored = _of(module, ".weight")
-        wanted = np.dtype(np.int8) if form.kind == "int8" else float8()
+        wanted = float8() if form.kind == "fp8_e4m3" else np.dtype(np.int8)
         if len(stored.shape) != 2 or stored.dtype != wanted or form.has_order:
             raise ValueError(
                 f"{base}.weight is {stored.dtype} {list(stored.shape)}; config.json says codes of {form.kind}"
+                + (", in an order of their own" if form.has_order else "")
             )
-        plain = stored_leaf(stored)
-        return tuple(stored.shape), plain if form.kind == "int8" else finite_leaf(plain, f"{base}.weight")
+        return tuple(stored.shape), _a_byte_each(stored, f"{base}.weight", form.kind)
     if ".weight" in tensors:
         raise ValueError(f"{base} has .weight and .weight_packed, a dense weight and a quantised one; keep one of them")
     words, said = tensors[_PACKED], np.asarray(_of(module, ".weight_shape"))
@@ -231,6 +232,17 @@ def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
     return shape, _as_stored(words, shape, bits)
 
 
+def _a_byte_each(stored: Any, name: str, kind: str) -> Leaf:
+    """Codes that are not packed in the file."""
+    if kind != "int4":
+        return stored_leaf(stored) if kind == "int8" else finite_leaf(stored_leaf(stored), name)
+
+    def codes(outputs: range) -> np.ndarray:
+        return (_in_range(np.asarray(stored[slices((outputs,))]), 4, name, outputs) + np.int8(8)).view(np.uint8)
+
+    return nibble_leaf(codes, tuple(stored.shape))
+
+
 def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
     """Codes in the order in which they lie: nibbles are a view of the file."""
     width = shape[1] * bits // 8
@@ -242,14 +254,15 @@ def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
     return Leaf(read, (shape[0], width), np.uint8 if bits == 4 else np.int8)
 
 
-def _in_range(zeros: np.ndarray, bits: int, name: str) -> np.ndarray:
-    """Raises ValueError for a zero point that is no code."""
+def _in_range(codes: np.ndarray, bits: int, name: str, outputs: range | None = None) -> np.ndarray:
+    """The same codes or zero points, of these outputs. Raises ValueError for one that has more bits."""
     limit = 1 << (bits - 1)
-    wrong = np.argwhere((zeros < -limit) | (zeros >= limit))
+    wrong = np.argwhere((codes < -limit) | (codes >= limit))
     if len(wrong):
-        place = tuple(wrong[0].tolist())
-        raise ValueError(f"{name} is {zeros[place]} at {list(place)}; with {bits} bits it is {-limit} to {limit - 1}")
-    return zeros
+        row, *others = wrong[0].tolist()
+        place = [row if outputs is None else outputs[row], *others]
+        raise ValueError(f"{name} is {codes[row, *others]} at {place}; with {bits} bits it is {-limit} to {limit - 1}")
+    return codes
 
 
 def _zeros(module: Module, base: str, shape: tuple[int, int]) -> Leaf:

@@ -5,6 +5,9 @@
     X.weight_scale       without: one number, or one for each output
     X.input_scale        where activation_scheme is static: of all activations
 
+With scale_fmt "ue8m0" each token's own scales are rounded up to powers of two; those of weights are as they are stored,
+in float32 or E8M0.
+
 Source: DeepSeek-AI 2024 (DeepSeek-V3), section 3.3; keys as in transformers' fine-grained fp8 and in vLLM's fp8.
 """
 
@@ -22,7 +25,7 @@ _BLOCK_SCALE, _SCALE, _INPUT = ".weight_scale_inv", ".weight_scale", ".input_sca
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of {"quant_method": "fp8"}."""
-    settings.only(fmt=(None, "e4m3"), activation_scheme=(None, "dynamic", "static"), scale_fmt=(None, "float"))
+    settings.only(fmt=(None, "e4m3"), activation_scheme=(None, "dynamic", "static"), scale_fmt=(None, "float", "ue8m0"))
     settings.nothing_in("kv_cache_scheme", "kv_cache_quant_method", "dequantize")
     settings.ignore("quant_method", "is_checkpoint_fp8_serialized", "modules_to_convert")
     sizes = settings.get("weight_block_size", [])
@@ -38,6 +41,7 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
         activations="fp8_e4m3",
         activation_group=None if is_static else columns,
         has_input_scale=is_static,
+        has_power_scales=not is_static and settings.get("scale_fmt", "float") == "ue8m0",
     )
     mark = _BLOCK_SCALE if sizes else _SCALE
     return Scheme(

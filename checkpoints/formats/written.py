@@ -35,7 +35,7 @@ def tensors_of(name: str, form: WeightForm, leaves: Arrays, rows: int = 1) -> di
     if _file_format(form) == "pack-quantized":
         found |= {f"{base}.{end}": tensor for end, tensor in _packed(name, form, leaves).items()}
     else:
-        found[f"{base}.weight"] = codes
+        found[f"{base}.weight"] = _nibbles(codes).view(np.int8) - np.int8(8) if form.kind == "int4" else codes
     if form.has_input_scale:
         found[f"{base}.input_scale"] = leaves["input_scale"]
     return found
@@ -55,13 +55,18 @@ def shapes_of(
             f"{name} is one tensor of {shape[0]} experts, which compressed-tensors has no quantised form for; "
             "convert the dense checkpoint without --weights, and quantise with weights= where it is loaded"
         )
+    if form.has_power_scales:
+        raise ValueError(
+            f"{name} rounds activations by scales that are powers of two, which compressed-tensors has no word for; keep "
+            "the checkpoint that it was converted from"
+        )
     base, (num_out, num_in), bits = name.removesuffix(".weight"), shape, _BITS[form.kind]
     groups, words = num_in // (form.group or num_in), np.dtype(np.int32)
     found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
         "weight_scale": ((ceil_div(num_out, rows), groups), jnp.dtype(form.scale_dtype))
     }
     if _file_format(form) != "pack-quantized":
-        found["weight"] = (shape, jnp.dtype(form.leaves(shape)["codes"][1]))
+        found["weight"] = (shape, jnp.dtype(jnp.float8_e4m3fn if form.kind == "fp8_e4m3" else jnp.int8))
     else:
         found["weight_packed"] = ((num_out, ceil_div(num_in * bits, 32)), words)
         found["weight_shape"] = ((2,), np.dtype(np.int64))
@@ -100,8 +105,8 @@ def quantization_config(modules: Mapping[str, tuple[WeightForm, int]], dense: Co
 def _file_format(form: WeightForm) -> str:
     if form.kind == "fp8_e4m3":
         return "float-quantized"
-    is_plain = form.kind == "int8" and form.activations and not (form.group or form.has_zeros or form.has_order)
-    return "int-quantized" if is_plain else "pack-quantized"
+    is_plain = not (form.has_zeros or form.has_order) and (form.kind == "int4" or form.group is None)
+    return "int-quantized" if is_plain and form.activations == "int8" else "pack-quantized"
 
 
 def _group(form: WeightForm, rows: int, targets: list[str]) -> dict[str, Any]:
@@ -167,6 +172,10 @@ def _packed(name: str, form: WeightForm, leaves: Arrays) -> dict[str, np.ndarray
 def _unsigned(codes: np.ndarray, bits: int) -> np.ndarray:  # of the device -> [out, in] uint8
     if bits == 8:
         return codes.view(np.uint8) ^ 128
+    return _nibbles(codes)
+
+
+def _nibbles(codes: np.ndarray) -> np.ndarray:  # [out, in / 2] uint8 -> [out, in]
     return np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
 
 

@@ -38,6 +38,7 @@ class FormedWeight(nnx.Module):
             kind=self.form.kind,
             activations=self.form.activations,
             activation_group=self.form.activation_group,
+            has_power_scales=self.form.has_power_scales,
             kernels=self.kernels,
         )
 

@@ -182,7 +182,5 @@ def _refusals(resolved: Resolved) -> list[str]:
             f"implementation is {resolved.implementation!r}, and tokens of this model's images see each other, which "
             "'xla' alone computes; take it, or set max_image_tokens=0 to serve the text alone"
         )
-    shared = shared_refusals(
-        config, target.platform, resolved.dtype, resolved.max_model_len, spec.most_positions
-    )
+    shared = shared_refusals(config, target.platform, resolved.dtype, resolved.max_model_len, spec.most_positions)
     return [*mesh_refusals(spec, resolved.shape), *kernels, *shared]

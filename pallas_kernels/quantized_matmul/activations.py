@@ -4,6 +4,7 @@
 
 The limits are the largest codes, 127 and 448. compressed-tensors' own emulation divides by 127.5, which puts each
 token's largest input on a tie between two codes; engines that serve its files divide by 127, and so does this.
+Models that were trained with scales of UE8M0 (DeepSeek-V3.1) round them up to powers of two, as its published code does.
 Source: Xiao et al. 2022 (SmoothQuant), section 2; DeepSeek-AI 2024 (DeepSeek-V3), section 3.3.2.
 """
 
@@ -51,4 +52,12 @@ def token_scales(x: jax.Array, weight: QuantizedWeight) -> jax.Array:  # [T, I] 
         return weight.input_scale[None, :]
     groups = x.astype(jnp.float32).reshape(x.shape[0], -1, weight.activation_group or x.shape[1])
     largest = jnp.max(jnp.abs(groups), axis=-1)
-    return jnp.where(largest == 0, 1.0, largest / LIMITS[weight.activations])
+    scale = jnp.where(largest == 0, 1.0, largest / LIMITS[weight.activations])
+    return _next_power(scale) if weight.has_power_scales else scale
+
+
+def _next_power(scale: jax.Array) -> jax.Array:  # float32 above 0 -> the same
+    """The least power of two that is not below; by its bits, for a logarithm rounds."""
+    fraction = jnp.uint32((1 << 23) - 1)
+    bits = jax.lax.bitcast_convert_type(scale, jnp.uint32) + fraction
+    return jax.lax.bitcast_convert_type(bits & ~fraction, jnp.float32)

@@ -25,6 +25,7 @@ class Case:
     has_order: bool = False
     activations: str | None = None
     activation_group: int | None = None
+    has_power_scales: bool = False
     has_input_scale: bool = False
     scale_dtype: str = "float32"
     dtype: str = "float32"
@@ -45,6 +46,14 @@ CASES = (
     Case(name="fp8_weights", kind="fp8_e4m3"),
     Case(name="fp8_static", kind="fp8_e4m3", activations="fp8_e4m3", has_input_scale=True),
     Case(name="fp8_blocks", kind="fp8_e4m3", group=16, activations="fp8_e4m3", activation_group=16),
+    Case(
+        name="fp8_blocks_powers",
+        kind="fp8_e4m3",
+        group=16,
+        activations="fp8_e4m3",
+        activation_group=16,
+        has_power_scales=True,
+    ),
     Case(name="fp8_block_weights", kind="fp8_e4m3", group=16, dtype="bfloat16"),
     Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8"),
 )
@@ -100,6 +109,7 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[jnp.ndarray, QuantizedWei
         kind=case.kind,
         activations=case.activations,
         activation_group=case.activation_group,
+        has_power_scales=case.has_power_scales,
     )
 
 

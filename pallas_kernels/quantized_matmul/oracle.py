@@ -31,6 +31,9 @@ def rounded(x: np.ndarray, weight: QuantizedWeight) -> np.ndarray:
     limit = np.float32(_LIMITS[weight.activations])
     scale = np.max(np.abs(groups), axis=-1, keepdims=True) / limit
     scale = np.where(scale == 0, np.float32(1), scale)
+    if weight.has_power_scales:
+        mantissa, exponent = np.frexp(scale)  # mantissa in [0.5, 1)
+        scale = np.ldexp(np.float32(1), np.where(mantissa == 0.5, exponent - 1, exponent)).astype(np.float32)
     if weight.input_scale is not None:
         scale = np.full_like(scale, np.asarray(weight.input_scale)[0])
     share = groups / scale

@@ -24,6 +24,7 @@ class QuantizedWeight:
 
     order: input i of the codes is input order[i] of x. activations: "int8" or "fp8_e4m3", what x is rounded to before
     the product, in groups of activation_group inputs (None: all) that share a scale, each token's own, or input_scale.
+    has_power_scales: each token's own scales are rounded up to powers of two.
     kernels: the TPU whose kernels multiply it; None is plain XLA.
     """
 
@@ -35,6 +36,7 @@ class QuantizedWeight:
     kind: str = dataclasses.field(metadata={"static": True})
     activations: str | None = dataclasses.field(default=None, metadata={"static": True})
     activation_group: int | None = dataclasses.field(default=None, metadata={"static": True})
+    has_power_scales: bool = dataclasses.field(default=False, metadata={"static": True})
     kernels: Target | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property

@@ -240,6 +240,7 @@ FORMATS: dict[str, Quantised] = {
     "w8a8": _ct("int-quantized", _INT8, _TOKEN),
     "w8a8_static": _ct("int-quantized", _INT8, _STATIC, scale=0.03),
     "w8a16": _ct("pack-quantized", _INT8),
+    "w4a8": _ct("int-quantized", _W4 | {"symmetric": True}, _TOKEN),
     "w4a16": _ct("pack-quantized", _W4 | {"symmetric": True}),
     "w4a16_zeros": _ct("pack-quantized", _W4 | {"symmetric": False}),
     "mixed": _mixed(),

@@ -12,6 +12,7 @@ import pytest
 from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import abstract_model, bind, family_of, spec_of, unbind
+from tests.models.published_latent import DEEPSEEK_V3
 from tests.support import GOLDENS
 
 FOLDER = GOLDENS / "quantised"
@@ -32,7 +33,7 @@ def load(name: str):
 def test_there_is_a_golden_of_every_format():
     methods = [json.loads((FOLDER / name / "config.json").read_text())["quantization_config"] for name in NAMES]
     assert {method["quant_method"] for method in methods} == {"awq", "compressed-tensors", "fp8", "gptq"}
-    assert len(NAMES) == 20
+    assert len(NAMES) == 21
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
@@ -83,6 +84,12 @@ def test_a_config_that_does_not_fit_the_model_is_refused_before_a_weight_is_read
     said["ignore"] = others.get("ignore", said["ignore"])
     with pytest.raises(ValueError, match=message):
         abstract_model(spec_of(config))
+
+
+def test_deepseek_v31_is_read_as_it_is_published():
+    said = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    spec = spec_of(DEEPSEEK_V3 | {"num_hidden_layers": 4, "quantization_config": said | {"scale_fmt": "ue8m0"}})
+    assert all(form.has_power_scales and form.activation_group == 128 for _, form in spec.forms) and spec.forms
 
 
 def test_experts_that_config_json_rounds_differently_are_refused_for_they_are_one_parameter():

@@ -139,7 +139,7 @@ def test_a_missing_key_is_an_error_that_names_it():
     [
         ("quantization_config", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of 4 bits with version"),
         ("quantization_config", {"quant_method": "gptq", "bits": 3}, "gptq of 3 bits with bits = 3"),
-        ("quantization_config", {"quant_method": "fp8", "scale_fmt": "ue8m0"}, "fp8 with scale_fmt = 'ue8m0'"),
+        ("quantization_config", {"quant_method": "fp8", "scale_fmt": "ue4m3"}, "fp8 with scale_fmt = 'ue4m3'"),
         (
             "quantization_config",
             {"quant_method": "compressed-tensors", "config_groups": {}},

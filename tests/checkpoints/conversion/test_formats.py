@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from checkpoints.formats import join, scheme_of
+from checkpoints.formats.written import shapes_of
 
 NAME = "model.layers.0.mlp.down_proj"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"}
@@ -16,8 +17,8 @@ W8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 FP8 = {"quant_method": "fp8", "weight_block_size": [2, 4]}
 
 
-def ct(weights=W4, *, targets=("Linear",), **others):
-    groups = {"group_0": {"targets": list(targets), "weights": weights}}
+def ct(weights=W4, *, targets=("Linear",), activations=None, **others):
+    groups = {"group_0": {"targets": list(targets), "weights": weights, "input_activations": activations}}
     return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"], **others}
 
 
@@ -103,10 +104,30 @@ def test_zero_points_that_are_not_packed_are_signed_as_codes_are_before_they_are
             np.asarray(joined(asymmetric, **given, weight_zero_point=wrong))
 
 
+def test_codes_of_four_bits_may_have_a_byte_each_as_w4a8_is_published():
+    codes, scale = np.arange(-8, 8, dtype=np.int8)[None], halves(0.5, 2)[None]
+    w4a8 = ct(activations={"num_bits": 8, "strategy": "token", "dynamic": True}, format="int-quantized")
+    weight = joined(w4a8, weight=codes, weight_scale=scale)
+    assert (weight.form.kind, weight.form.activations) == ("int4", "int8")
+    np.testing.assert_array_equal(np.asarray(weight), codes * np.repeat(scale, 8))
+    with pytest.raises(ValueError, match=r"down_proj.weight is 8 at \[0, 3\]; with 4 bits it is -8 to 7"):
+        np.asarray(joined(w4a8, weight=np.array([[0, 1, 2, 8, 0, 0, 0, 0]], np.int8), weight_scale=halves(1)[:, None]))
+
+
 def test_a_scale_of_a_block_is_that_of_each_of_its_outputs():
     codes, scales = np.ones((3, 8), jnp.float8_e4m3fn), np.array([[1, 2], [3, 4]], np.float32)
     weight = joined(FP8, weight=codes, weight_scale_inv=scales)
     np.testing.assert_array_equal(np.asarray(weight), np.repeat(scales, [2, 1], axis=0).repeat(4, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.float8_e8m0fnu])
+def test_scales_of_ue8m0_are_taken_as_they_are_and_those_of_activations_are_powers_of_two(dtype):
+    scales = np.array([[0.5, 2]], dtype)
+    weight = joined(FP8 | {"scale_fmt": "ue8m0"}, weight=np.ones((2, 8), jnp.float8_e4m3fn), weight_scale_inv=scales)
+    assert weight.form.has_power_scales and not scheme_of({"quantization_config": FP8}).form_of(NAME).has_power_scales
+    np.testing.assert_array_equal(np.asarray(weight), [[0.5] * 4 + [2] * 4] * 2)
+    with pytest.raises(ValueError, match="scales that are powers of two, which compressed-tensors has no word for"):
+        shapes_of(f"{NAME}.weight", weight.form, (2, 8))
 
 
 FOUR = {
@@ -191,7 +212,7 @@ def test_tensors_that_contradict_one_another_or_config_json_are_refused_by_name(
             "= 'gptq_v2' and format = 'gptq'",
         ),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
-        (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
+        (FP8 | {"scale_fmt": "ue4m3"}, "scale_fmt = 'ue4m3'"),
         ({"quant_method": "bitsandbytes"}, "says bitsandbytes"),
         ({"quant_method": "gguf"}, "says gguf"),
     ],
