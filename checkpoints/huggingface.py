@@ -28,6 +28,7 @@ from checkpoints.formats.quantise import quantised
 from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
+from checkpoints.tied_head import check_copies_of_head
 from ferrum_jax.forms import weight_of
 
 INDEX = "model.safetensors.index.json"
@@ -94,8 +95,11 @@ def sources_of(
     has_scheme: bool,
 ) -> dict[str, list[Any]]:
     """{weight: what it is read from}, of all targets. has_scheme: config.json says of forms; else dense weights are
-    quantised to those of the targets. Raises ValueError as `match_tensors`, and where forms differ."""
+    quantised to those of the targets. Raises ValueError as `match_tensors` and `check_copies_of_head`, and where forms
+    differ."""
+    harmless = tuple(harmless)
     plan = match_tensors(tensors, rules=rules, harmless=harmless, targets=whole_targets(targets))
+    check_copies_of_head(tensors, harmless, plan)
     sources = {name: [part.of(tensors) for part in parts] for name, parts in plan.items()}
     if not has_scheme:
         for name, form in made_forms(targets).items():
