@@ -125,6 +125,9 @@ class _AdapterReader:
                 for target, expert, part in self._parts_of(module, pair["A"], pair["B"]):
                     self._check(module, target, expert, part)
                     found[target][expert] = part
+        biases = [name for name in self._places if "bias" in name.rpartition(".")[2]]
+        if (problem := self._config.bias_problem(biases, halves.keys())) is not None:
+            self._problems.append(problem)
         if self._config.saves_head and head is None:
             self._problems.append(f"modules_to_save names lm_head, and {WEIGHTS} has no {HEAD}")
         if not found and head is None and not self._problems:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 CONFIG = "adapter_config.json"
@@ -14,7 +14,6 @@ _MERGE = "merge it with PEFT and load the merged model"
 # Key -> values under which the tensors mean what they do without it. Any other value is refused.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
-    "bias": ("none",),
     "lora_bias": (False,),
     "fan_in_fan_out": (False,),
     "use_dora": (False,),
@@ -33,9 +32,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 _CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
+_BIASES = ("none", "all", "lora_only")  # which of the base's were trained and saved
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """base: what it says of its base model. saves_head: a whole head was saved. problems: why it cannot be served."""
+    """base: what it says of its base model. bias: which biases of the base were trained, one of _BIASES.
+
+    saves_head: a whole head was saved. problems: why it cannot be served.
+    """
 
     rank: int
     alpha: float
@@ -43,6 +48,7 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     by_root: bool
     base: str
+    bias: str
     saves_head: bool
     problems: tuple[str, ...]
 
@@ -53,6 +59,9 @@ class AdapterConfig:
             for key, plain in _PLAIN.items()
             if config.get(key) and config[key] not in plain
         ]
+        bias = config.get("bias") or "none"
+        if bias not in _BIASES:
+            problems.append(f"bias is {_short(bias)}; it must be one of {_BIASES}")
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start.startswith(_CHANGES_BASE):
             problems.append(
@@ -80,8 +89,20 @@ class AdapterConfig:
             alphas={} if wrong else alphas,
             by_root=bool(config.get("use_rslora")),
             base=str(config.get("base_model_name_or_path")),
+            bias=bias if bias in _BIASES else "none",
             saves_head="lm_head" in saved,
             problems=tuple(problems),
+        )
+
+    def bias_problem(self, biases: Collection[str], adapted: Collection[str]) -> str | None:
+        """Why a base with these biases is served without what was trained of them; None where nothing was.
+
+        biases: names of tensors. adapted: names of modules.
+        """
+        own = {name.rpartition(".")[0] for name in biases}
+        trained = {"none": (), "all": biases, "lora_only": own.intersection(adapted)}[self.bias]
+        return (
+            f"bias is {self.bias!r}, and {len(trained)} biases of the base were trained: {_MERGE}" if trained else None
         )
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import convert, open_checkpoint, read_adapter
 from checkpoints.adapters.lora import WEIGHTS
+from checkpoints.adapters.peft_config import AdapterConfig
 from checkpoints.placement import weight_shapes
 from ferrum_jax.models import registry
 from tests.support import GOLDENS
@@ -123,7 +124,7 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, and .* has no lm_head.weight"),
         ({"modules_to_save": ["embed_tokens"]}, r"modules_to_save is \['embed_tokens'\].*merge it"),
         ({"peft_type": "IA3"}, r"peft_type is 'IA3'"),
-        ({"bias": "all"}, r"bias is 'all'"),
+        ({"bias": "some"}, r"bias is 'some'; it must be one of \('none', 'all', 'lora_only'\)"),
         ({"init_lora_weights": "pissa"}, r"changes the base"),
         ({"r": 0}, r"r is 0; it must be a whole number above 0"),
         ({"r": 4.5}, r"r is 4.5; it must be a whole number above 0"),
@@ -147,6 +148,21 @@ def test_numbers_that_are_not_floating_point_and_halves_that_come_twice_are_refu
         ValueError, match=r"(?s)is of int64; A and B are of .*lora_A.weight is there twice, with and wi"
     ):
         read(changed(named))
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_are_trained_where_the_base_has_them_and_nowhere_else(changed, bias):
+    assert read(changed(bias=bias)).digest == read(ADAPTERS / "llama_attention").digest
+    config = AdapterConfig.of({"r": 4, "lora_alpha": 8, "bias": bias})
+    assert config.bias_problem(["layers.0.q_proj.bias"], ["layers.0.q_proj"]).startswith(
+        f"bias is '{bias}', and 1 bias"
+    )
+    assert (config.bias_problem(["layers.0.conv.bias"], ["layers.0.q_proj"]) is None) == (bias == "lora_only")
+
+
+def test_the_biases_of_a_base_that_has_some_are_missed_by_their_number(changed):
+    with pytest.raises(ValueError, match="bias is 'all', and 12 biases of the base were trained: merge it with PEFT"):
+        read(changed(bias="all"), "qwen2")
 
 
 def test_an_adapter_of_another_base_is_refused():
