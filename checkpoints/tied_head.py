@@ -1,7 +1,7 @@
 """A head that a checkpoint has beside its embedding, of a model whose config.json says that both are one matrix.
 
-It is left over where it is a copy. Where it is not, config.json does not describe these weights: the reference takes the
-head, and a model without it would give other logits and say nothing.
+It is left over where it is a copy. Where it is not, config.json does not describe these weights: the reference takes
+the head, and a model without it would give other logits and say nothing.
 """
 
 from __future__ import annotations

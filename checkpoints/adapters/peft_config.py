@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from checkpoints.patterns import Pattern
+
 CONFIG = "adapter_config.json"
+_PATTERNS = ("rank_pattern", "alpha_pattern")
 _MOST = 3e38  # of a rank or an alpha: scales are float32
 _MERGE = "merge it with PEFT and load the merged model"
 # Key -> values under which the tensors mean what they do without it. Any other value is refused.
@@ -44,8 +46,8 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: Mapping[Pattern, int]
+    alphas: Mapping[Pattern, float]
     by_root: bool
     base: str
     bias: str
@@ -74,8 +76,8 @@ class AdapterConfig:
             saved = []
         if others := [name for name in saved if name != "lm_head"]:
             problems.append(f"modules_to_save is {saved!r}, and of {others} whole weights were trained: {_MERGE}")
-        wrong = [problem for key in ("rank_pattern", "alpha_pattern") for problem in _pattern_problems(key, config)]
-        ranks, alphas = ({} if wrong else config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+        wrong = [problem for key in _PATTERNS for problem in _pattern_problems(key, config)]
+        ranks, alphas = ({} if wrong else config.get(key) or {} for key in _PATTERNS)
         of_ranks, of_alphas = {"r": config.get("r"), **ranks}, {"lora_alpha": config.get("lora_alpha"), **alphas}
         wrong += [
             f"{k} is {_short(v)}; it must be a whole number above 0" for k, v in of_ranks.items() if not _is_rank(v)
@@ -85,8 +87,8 @@ class AdapterConfig:
         return cls(
             rank=1 if wrong else config["r"],
             alpha=1 if wrong else config["lora_alpha"],
-            ranks={} if wrong else ranks,
-            alphas={} if wrong else alphas,
+            ranks={} if wrong else {_of_names(name): rank for name, rank in ranks.items()},
+            alphas={} if wrong else {_of_names(name): alpha for name, alpha in alphas.items()},
             by_root=bool(config.get("use_rslora")),
             base=str(config.get("base_model_name_or_path")),
             bias=bias if bias in _BIASES else "none",
@@ -111,9 +113,14 @@ class AdapterConfig:
         return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
-def _of(module: str, patterns: Mapping[str, Any], other: Any) -> Any:
-    """The value of the first pattern that a name, or its end behind a dot, matches."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), other)
+def _of(module: str, patterns: Mapping[Pattern, Any], other: Any) -> Any:
+    """The value of the first pattern that a name matches."""
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), other)
+
+
+def _of_names(text: str) -> Pattern:
+    """What a key of a field of patterns stands for: a name, or its end behind a dot."""
+    return Pattern(rf"(.*\.)?({text})$")
 
 
 def _pattern_problems(key: str, config: Mapping[str, Any]) -> list[str]:
@@ -124,9 +131,10 @@ def _pattern_problems(key: str, config: Mapping[str, Any]) -> list[str]:
     found = []
     for pattern in patterns:
         try:
-            re.compile(pattern)
-        except re.error as error:
-            found.append(f"{key} names {_short(pattern)}, which is no regular expression: {error}")
+            Pattern(pattern)
+            _of_names(pattern)
+        except ValueError as error:
+            found.append(f"{key} names {_short(pattern)}: {error}")
     return found
 
 

@@ -13,7 +13,6 @@ Source: compressed-tensors 0.20, quantization/quant_args.py, compressors/pack_qu
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ from checkpoints.formats.leaves import (
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
+from checkpoints.patterns import Pattern
 from ferrum_jax.forms import WeightForm
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
@@ -44,7 +44,7 @@ class _Group:
     """One of config_groups. rows: outputs of a block, where a scale is a block's."""
 
     names: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[Pattern, ...]
     form: WeightForm
     rows: int
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from checkpoints.formats.packed import PackedWeight
+from checkpoints.patterns import Pattern
 from ferrum_jax.forms import WeightForm
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
@@ -87,12 +87,12 @@ class Settings:
             self.refuse(f"{name} = {found!r}"[:_LONGEST])
         return found
 
-    def pattern(self, text: str) -> re.Pattern[str]:
+    def pattern(self, text: str) -> Pattern:
         """A pattern of module names. Raises ValueError for a text that is none."""
         try:
-            return re.compile(text)
-        except re.error as error:
-            raise ValueError(f"{self.key} of config.json names layers by {text!r}, no pattern: {error}") from None
+            return Pattern(text)
+        except ValueError as error:
+            raise ValueError(f"{self.key} of config.json names layers by {text[:_LONGEST]!r}: {error}") from None
 
     def only(self, **allowed: Collection[Any]) -> None:
         """Raises ValueError where a value is none of those that are allowed; None stands for absent."""

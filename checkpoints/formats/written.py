@@ -57,8 +57,8 @@ def shapes_of(
         )
     if form.has_power_scales:
         raise ValueError(
-            f"{name} rounds activations by scales that are powers of two, which compressed-tensors has no word for; keep "
-            "the checkpoint that it was converted from"
+            f"{name} rounds activations by scales that are powers of two, which compressed-tensors has no word for; "
+            "keep the checkpoint that it was converted from"
         )
     base, (num_out, num_in), bits = name.removesuffix(".weight"), shape, _BITS[form.kind]
     groups, words = num_in // (form.group or num_in), np.dtype(np.int32)

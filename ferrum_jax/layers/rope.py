@@ -2,8 +2,9 @@
 
 Frequencies are NumPy constants of H/2 floats; angles are computed from the positions inside the step.
 Source: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023, sections 3.2-3.4 (YaRN); the
-Llama 3.1 model card (llama3); Ding et al. 2024 (longrope); Peng et al. 2023, appendix A.1 (dynamic). Float32 operations stand in the order of the
-reference implementation, because at position 10⁵ one unit in the last place of a frequency is 10⁻² of a radian.
+Llama 3.1 model card (llama3); Ding et al. 2024 (longrope). Dynamic is NTK-aware scaling, as in transformers. Float32
+operations stand in the order of the reference implementation, because at position 10⁵ one unit in the last place of a
+frequency is 10⁻² of a radian.
 """
 
 from __future__ import annotations

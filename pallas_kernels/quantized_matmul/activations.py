@@ -4,7 +4,7 @@
 
 The limits are the largest codes, 127 and 448. compressed-tensors' own emulation divides by 127.5, which puts each
 token's largest input on a tie between two codes; engines that serve its files divide by 127, and so does this.
-Models that were trained with scales of UE8M0 (DeepSeek-V3.1) round them up to powers of two, as its published code does.
+Models that were trained with scales of UE8M0 (DeepSeek-V3.1) round them up to powers of two, as published code does.
 Source: Xiao et al. 2022 (SmoothQuant), section 2; DeepSeek-AI 2024 (DeepSeek-V3), section 3.3.2.
 """
 

@@ -270,7 +270,7 @@ def experts(**changes) -> ExpertsSpec:
     [
         (lambda: heads(num_key_value_heads=3), "num_attention_heads is 4, no multiple of num_key_value_heads, 3"),
         (lambda: heads(attn_logit_softcapping=-1.0), "attn_logit_softcapping is -1.0; it must be above 0"),
-        (lambda: heads(rope=RopeSpec(partial_rotary_factor=0.2)), "and 3 of its dimensions turn"),
+        (lambda: heads(rope=RopeSpec(rope_type="yarn", partial_rotary_factor=0.2)), "and 3 of its dimensions turn"),
         (lambda: MlpSpec(intermediate_size=0), "intermediate_size is 0; it must be at least 1"),
         (lambda: experts(num_experts_per_tok=9), "num_experts_per_tok is 9 of 8 experts"),
         (lambda: experts(intermediate_size=0), "moe_intermediate_size is 0; it must be at least 1"),
@@ -333,7 +333,7 @@ def test_both_spellings_of_rope_give_one_spec():
     ("scaling", "message"),
     [
         ("linear", "rope_scaling is 'linear'; it must be an object whose rope_type is one of"),
-        ({"type": "dynamic", "factor": 2.0}, "of type 'dynamic'; supported are"),
+        ({"type": "mrope", "factor": 2.0}, "of type 'mrope'; supported are"),
         ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}, r"not understood: \['mrope_section'\]"),
         ({"rope_type": "linear"}, r"lacks \['factor'\]"),
         ({"rope_type": "llama3", "factor": 8.0}, r"lacks \['high_freq_factor', 'low_freq_factor'\]"),
