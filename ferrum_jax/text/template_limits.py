@@ -29,14 +29,18 @@ _WIDTH = 10_000  # of padding, in a format or as an argument
 _INDENT = 64
 # Methods and filters that chat templates do without, and whose cost does not follow from the length of what they give.
 _NEVER = frozenset({"translate", "to_bytes", "from_bytes", "fromkeys", "encode", "maketrans", "striptags", "unescape"})
-_NO_FILTERS = ("urlize", "xmlattr", "striptags", "pprint", "wordwrap")
+_NO_FILTERS = ("urlize", "xmlattr", "striptags", "pprint", "wordwrap", "wordcount")
 _BACKWARDS = frozenset({"rfind", "rindex", "rsplit", "rpartition"})  # Python searches so in quadratic time
 _WIDE_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDE_FILTERS = frozenset({"center", "indent", "batch", "slice", "round"})
 _ALL_AT_ONCE = frozenset({"join", "sum", "list", "sort", "unique", "tojson", "string", "length", "count"})
+_PEEKING = frozenset({"first", "last", "default", "d", "attr", "random", "items"})  # filters that leave most unread
+# A search takes as many steps as the text is long, for no place of it is looked at from several others. The name of a
+# field, %(name)s, may hold anything: where there are names, each parenthesis that closes counts as the end of one.
 _WIDE_FIELD = {
-    "%": re.compile(r"%(\([^)]*\))?[-+ #0-9.]*?(\*|[0-9]{5})"),
-    "{": re.compile(r"\{[^{}]*:[^{}]*(\{|[0-9]{5})"),
+    "%": re.compile(r"%[-+ #0-9.]*?(\*|[0-9]{5})"),
+    "%(": re.compile(r"[%)][-+ #0-9.]*?(\*|[0-9]{5})"),
+    "{": re.compile(r"\{[^{}:]*:[^{}]*?(\{|[0-9]{5})"),
 }
 _CONTAINERS = (list, tuple, set, frozenset, Mapping, MappingView, jinja2.utils.Namespace)
 _left: contextvars.ContextVar[list[int]] = contextvars.ContextVar("work that a render has left")
@@ -255,7 +259,7 @@ def _check_power(base: Any, exponent: Any) -> None:
 def _check_format(form: str | bytes, mark: str, values: Any) -> None:
     """Raises TemplateTooCostly for wide fields, and where all values in all fields would be too long."""
     text = form.decode("latin1") if isinstance(form, bytes) else str(form)
-    if _WIDE_FIELD[mark].search(text):
+    if _WIDE_FIELD["%(" if mark == "%" and "%(" in text else mark].search(text):
         raise TemplateTooCostly(f"a format has a width that is {_WIDTH} or more, or is a value itself")
     widths = sum(int(digits) for digits in re.findall(r"[0-9]+", text) if len(digits) < 5)
     _check_length(len(text) + widths + text.count(mark) * sum(map(_spelled, _leaves([values]))))
@@ -309,7 +313,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @jinja2.pass_context
     @functools.wraps(function)
     def bounded(context: Any, value: Any, *args: Any, **named: Any) -> Any:
-        spend(1)
+        spend(1 + _read_by(name, value))
         _check_filter(name, value, args, named)
         before = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         if name in _ALL_AT_ONCE:
@@ -317,6 +321,13 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         return _charged(function(*([before[passes]] if passes else []), value, *args, **named))
 
     return bounded
+
+
+def _read_by(name: str, value: Any) -> int:
+    """Units for what a filter reads, which may be much more than what it gives."""
+    if isinstance(value, str | bytes):
+        return len(value) // (4 if name == "title" else _PER_UNIT)
+    return 0 if name in _PEEKING or not isinstance(value, list | tuple | Mapping) else len(value)
 
 
 def _check_filter(name: str, value: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:

@@ -20,7 +20,17 @@ def doubled(start: str, step: str, use: str = "ns.x|length") -> str:
     return DOUBLE.replace("START", start).replace("DOUBLED", step).replace("USE", use)
 
 
+LONG = "{% set s = START %}{% for i in range(90000) %}{% for j in range(90000) %}{{ USE }}{% endfor %}{% endfor %}"
 COSTLY = {
+    "spaces that are taken off": LONG.replace("START", "' ' * 2000000").replace("USE", "s|trim"),
+    "a search that finds nothing": LONG.replace("START", "range(90000)|list").replace(
+        "USE", "s|select('eq', -1)|first"
+    ),
+    "the least of many": LONG.replace("START", "range(90000)|list").replace("USE", "s|min"),
+    "words in capitals": LONG.replace("START", "'a-' * 4000000").replace("USE", "s|title"),
+    "words that are counted": LONG.replace("START", "'a ' * 4000000").replace("USE", "s|wordcount"),
+    "a format of many fields that are none": "{{ ('{' ~ ':' * 8000000).format(1) }}",
+    "a format of many names that are none": "{{ ('%(' * 4000000) % {} }}",
     "repetition": "{{ 'a' * 10**11 }}",
     "repetition of a constant": "{{ 'a' * 100000000000 }}",
     "repetition from the left": "{{ 10**11 * ['a'] }}",
@@ -152,6 +162,7 @@ def test_long_conversations_and_long_texts_are_rendered():
     ("source", "text"),
     [
         ("{{ '%s in %d of 100000' % ('a', 5) }}", "a in 5 of 100000"),
+        ("{{ '(%s) 20251125' % 'a' }}{{ '%(x)5s|' % {'x': 1} }}{{ 'a b'|title }}", "(a) 20251125    1|A B"),
         ("{{ '{0}: {1:>4}'.format('a', 5) }}", "a:    5"),
         (
             "{{ 'a,b'|replace(',', ';') }}{{ [1, 2]|join('-') }}{{ 2 ** 10 }}{{ 'ab' * 2 }}{{ 7 % 4 }}",
