@@ -26,6 +26,7 @@ from checkpoints.folder import parse_json, read_json
 from checkpoints.formats import Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
+from checkpoints.problems import listed, shown
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
 from checkpoints.tied_head import check_copies_of_head
@@ -35,6 +36,7 @@ INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say
 SHARD_BYTES = 5 * 10**9  # of a file that is written
 SINGLE = "model.safetensors"
+_MOST_AXES, _LONGEST_NAME = 32, 1024
 _LONGEST_HEADER = 8 + 100_000_000  # bytes; the format's own limit
 
 # Source: the safetensors format's dtype names. Whole numbers are here because leftovers may have them.
@@ -108,7 +110,7 @@ def sources_of(
     if problems:
         raise ValueError(
             f"the checkpoint's weights are not in the form of its config.json, {len(problems)} mismatches:\n  "
-            + "\n  ".join(problems)
+            + listed(problems)
         )
     return sources
 
@@ -126,7 +128,7 @@ def match_tensors(
     used = [source.name for sources in plan.values() for source in sources]
     whole = [f"{name} {tensors[name].dtype}" for name in dict.fromkeys(used) if not _is_float(tensors[name].dtype)]
     if whole:
-        raise ValueError(f"weights must be floats, but these are not (a quantised checkpoint?): {', '.join(whole)}")
+        raise ValueError(f"weights must be floats, but these are not (a quantised checkpoint?): {listed(whole)}")
     return plan
 
 
@@ -148,11 +150,11 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for file in weight_files(local):
         found = open_file(file)
-        listed = {name for name, holder in index.items() if holder == file}
-        if listed != found.keys():
+        wanted = {name for name, holder in index.items() if holder == file}
+        if wanted != found.keys():
             raise ValueError(
-                f"{file} differs from {local / INDEX}: missing {sorted(listed - found.keys())}, "
-                f"not listed {sorted(found.keys() - listed)}; copy the checkpoint again"
+                f"{file} differs from {local / INDEX}: missing {shown(sorted(wanted - found.keys()))}, "
+                f"not listed {shown(sorted(found.keys() - wanted))}; copy the checkpoint again"
             )
         tensors |= found
     return tensors
@@ -205,7 +207,14 @@ def _entries(header: dict[str, Any], file: Path | str) -> dict[str, dict[str, An
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     unknown = sorted(f"{name} {entry['dtype']}" for name, entry in entries.items() if entry["dtype"] not in _DTYPES)
     if unknown:
-        raise ValueError(f"{file} holds tensors of dtypes that are not supported: {', '.join(unknown)}")
+        raise ValueError(f"{file} holds tensors of dtypes that are not supported: {shown(unknown)}")
+    if odd := [
+        name for name, entry in entries.items() if len(entry["shape"]) > _MOST_AXES or len(name) > _LONGEST_NAME
+    ]:
+        raise ValueError(
+            f"{file} holds tensors of more than {_MOST_AXES} axes, or with names of more than {_LONGEST_NAME} "
+            f"characters: {shown(odd)}; copy the checkpoint again"
+        )
     return entries
 
 

@@ -14,6 +14,7 @@ from checkpoints.formats.leaves import check_leaf
 from checkpoints.formats.quantise import quantised
 from checkpoints.huggingface import sources_of
 from checkpoints.placement import leaves_of, made_forms, place, stored_targets, whole_targets
+from checkpoints.problems import listed
 from checkpoints.rules import Expansion, Rule, as_stored, expand, touching
 from ferrum_jax.forms import weight_of, weight_of_leaf
 
@@ -99,8 +100,7 @@ def is_own(names: Collection[str], targets: Mapping[str, Any]) -> bool:
 
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
-        listed = "\n  ".join(sorted(problems))
-        raise ValueError(f"the weights do not fit the model, {len(problems)} mismatches:\n  {listed}")
+        raise ValueError(f"the weights do not fit the model, {len(problems)} mismatches:\n  {listed(sorted(problems))}")
 
 
 def _leaf_problems(arrays: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:

@@ -22,12 +22,14 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.file_names import name_inside
 from checkpoints.folder import read_json
 from checkpoints.formats.quantise import quantised
 from checkpoints.placement import aligned_empty, leaves_of, made_forms, place, stored_targets, whole_targets
+from checkpoints.problems import listed, shown
 from checkpoints.rules import Expansion
 from ferrum_jax.forms import WeightForm, weight_of
 
@@ -116,6 +118,7 @@ def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     _check_files(path)
     limits = {"data_copy_concurrency": {"limit": min(os.cpu_count() or 1, _MOST_IN_FLIGHT)}}
     context = ts.Context(limits | {"cache_pool": {"total_bytes_limit": 0}})
+    entries = read_description(path)["parameters"]
     for folder, members in _folders(path):
         base = {"driver": "file", "path": f"{folder.absolute()}/"}
         for name in members:
@@ -123,6 +126,12 @@ def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 place_of = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
                 with _damage_named(folder):
                     array = ts.open({"driver": "zarr", "kvstore": place_of}, read=True, context=context).result()
+                entry, found = entries[name], (list(array.shape), array.dtype.name)
+                if found != (entry["shape"], entry["dtype"]):
+                    raise ValueError(
+                        f"{folder} has {name} as {found[1]} {found[0]}, and {DESCRIPTION} says {entry['dtype']} "
+                        f"{entry['shape']}; copy or convert the checkpoint again"
+                    )
                 yield name, _Stored(folder, array, np.dtype(dtypes[name]))
 
 
@@ -178,15 +187,29 @@ def read_description(path: Path) -> dict[str, Any]:
         name_inside(name, path / DESCRIPTION)
     odd = sorted(name for name, entry in description["parameters"].items() if not _is_parameter(entry))
     if odd:
-        raise ValueError(f"{path / DESCRIPTION} has no shape or no known dtype of {odd}; convert the checkpoint again")
+        raise ValueError(
+            f"{path / DESCRIPTION} has no shape or no known dtype of {shown(odd)}; convert the checkpoint again"
+        )
+    if groups and not _are_groups(description["groups"], description["parameters"]):
+        raise ValueError(
+            f"{path / DESCRIPTION} has groups that do not name each parameter once; convert the checkpoint again"
+        )
     return description
 
 
 def _is_parameter(entry: Any) -> bool:
     try:
-        return bool(np.dtype(entry["dtype"])) and isinstance(entry["shape"], list)
+        dtype = np.dtype(entry["dtype"])
+        whole = isinstance(entry["shape"], list) and all(type(size) is int and size >= 0 for size in entry["shape"])
+        return whole and dtype.name == entry["dtype"] and jnp.issubdtype(dtype, jnp.number)
     except (TypeError, KeyError):
         return False
+
+
+def _are_groups(groups: list[Any], parameters: Mapping[str, Any]) -> bool:
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in groups):
+        return False
+    return sorted(name for names in groups for name in names) == sorted(parameters)
 
 
 def _check_parameters(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:
@@ -200,7 +223,7 @@ def _check_parameters(path: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -
     if problems:
         raise ValueError(
             f"{path} does not fit the model, {len(problems)} mismatches "
-            "(convert it again with this version, or check config.json):\n  " + "\n  ".join(sorted(problems))
+            "(convert it again with this version, or check config.json):\n  " + listed(sorted(problems))
         )
 
 
@@ -209,7 +232,9 @@ def _check_files(path: Path) -> None:
     wanted, found = read_description(path)["files"], file_sizes(path / PARAMS)
     damaged = sorted(name for name, size in wanted.items() if found.get(name) != size)
     if damaged:
-        raise ValueError(f"{path / PARAMS} is damaged, missing or truncated are {damaged}; copy the checkpoint again")
+        raise ValueError(
+            f"{path / PARAMS} is damaged, missing or truncated are {shown(damaged)}; copy the checkpoint again"
+        )
 
 
 def _forget_place(params: Path) -> None:

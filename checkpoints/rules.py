@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from checkpoints.problems import listed
+
 Shape = tuple[int, ...]
 BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
@@ -234,7 +236,7 @@ def match(
     if problems:
         raise ValueError(
             f"the checkpoint does not fit the model, {len(problems)} mismatches "
-            "(does config.json belong to these weights?):\n  " + "\n  ".join(problems)
+            "(does config.json belong to these weights?):\n  " + listed(problems)
         )
     return plan
 

@@ -57,6 +57,10 @@ class WeightForm:
         for field, known in (("kind", KINDS), ("scale_dtype", SCALE_DTYPES), ("activations", (None, *ROUNDINGS))):
             if getattr(self, field) not in known:
                 raise ValueError(f"a form's {field} is {getattr(self, field)!r}; it must be one of {known}")
+        for field in ("group", "activation_group"):
+            size = getattr(self, field)
+            if size is not None and (type(size) is not int or size < 1):
+                raise ValueError(f"a form's {field} is {size!r}; it must be a number of inputs, or None for all")
         if self.has_zeros and _KINDS[self.kind][2] is None:
             raise ValueError(f"codes of kind {self.kind!r} have no zero points; integers alone have")
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
+from checkpoints.problems import listed
 from checkpoints.rules import HEAD, Rule, Shape, TensorSlice, expand
 
 WEIGHTS = "adapter_model.safetensors"
@@ -135,7 +136,7 @@ class _AdapterReader:
         if self._problems:
             raise ValueError(
                 f"adapter {path} does not fit this model, {len(self._problems)} problems "
-                f"(its base is said to be {self._config.base!r}):\n  " + "\n  ".join(self._problems)
+                f"(its base is said to be {self._config.base[:200]!r}):\n  " + listed(self._problems)
             )
         parts = {target: self._stacked(target, own) for target, own in sorted(found.items())}
         return Adapter(parts=parts, head=head, digest=_digest(parts, head))

@@ -15,6 +15,7 @@ from typing import Any
 from checkpoints.formats import awq, compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.formats.packed import Leaf, PackedWeight
 from checkpoints.formats.scheme import KEYS, Module, Scheme, Settings, refusal, scale_dtype_of
+from checkpoints.problems import listed
 from ferrum_jax.forms import WeightForm
 
 __all__ = [
@@ -104,7 +105,5 @@ def join(tensors: Mapping[str, Any], scheme: Scheme | None) -> dict[str, Any]:
             del found[base + end]
         found[base + scheme.stands_for] = packed
     if problems:
-        raise ValueError(
-            f"the quantised weights cannot be read, {len(problems)} mismatches:\n  " + "\n  ".join(problems)
-        )
+        raise ValueError(f"the quantised weights cannot be read, {len(problems)} mismatches:\n  " + listed(problems))
     return found

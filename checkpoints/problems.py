@@ -1,0 +1,20 @@
+"""What is wrong with a checkpoint, in one error of a length that one reads: a damaged file may have many faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MOST, _LONGEST = 100, 500
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The problems, one a line, each shortened; beyond the first hundred their number."""
+    lines = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.." for text in problems[:_MOST]]
+    more = len(problems) - _MOST
+    return "\n  ".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    first = [name if len(name) <= 100 else f"{name[:100]}.." for name in names[:10]]
+    return f"{first}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
