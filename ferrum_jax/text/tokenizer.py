@@ -69,7 +69,9 @@ class Tokenizer:
             return None
         try:
             library = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
+        except BaseException as error:  # the library raises nothing narrower
+            if not (isinstance(error, Exception) or _is_panic(error)):
+                raise
             raise ValueError(f"{path} is not a tokenizer that can be read: {error}") from error
         return cls(library, read_tokenizer_config(path.parent), path.read_bytes())
 
@@ -96,10 +98,7 @@ class Tokenizer:
         A rendered chat is encoded without special tokens, because its template writes them. max_tokens: the end of the
         text is cut off so that at most this many tokens remain, special ones included.
         """
-        try:
-            ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as error:
-            raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
+        ids = self._encoded(text, add_special_tokens=add_special_tokens).ids
         ids = self._with_edges(ids) if add_special_tokens else ids
         if max_tokens is None or len(ids) <= max_tokens:
             return ids
@@ -111,23 +110,37 @@ class Tokenizer:
         None where the model does not tell them apart. max_tokens: the ends of the texts are cut off, of the longer one
         first, so that at most this many tokens remain, special ones included.
         """
-        library = self._library
-        try:
-            whole = library.encode(first, second)
-        except TypeError as error:
-            raise ValueError(f"the texts are not Unicode: {first[:80]!r}; remove lone surrogates") from error
+        whole = self._encoded(first, second)
         if max_tokens is not None and len(whole.ids) > max_tokens:
-            one, other = (library.encode(text, add_special_tokens=False) for text in (first, second))
+            one, other = (self._encoded(text, add_special_tokens=False) for text in (first, second))
             short, long = sorted((one, other), key=lambda encoding: len(encoding.ids))
             room = max(max_tokens - (len(whole.ids) - len(one.ids) - len(other.ids)), 0)
             short.truncate(min(len(short.ids), room // 2))
             long.truncate(room - len(short.ids))
-            whole = library.post_process(one, other)
+            whole = self._library.post_process(one, other)
         return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+
+    def _encoded(self, *texts: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """A text or a pair as the library encodes it. Raises ValueError for what is no text, and where it gives up.
+
+        Its patterns come with a checkpoint. One that has too many ways to match ends after ten million steps, in an
+        error that is no Exception, so that it would end the thread that serves everybody.
+        """
+        try:
+            return self._library.encode(*texts, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise ValueError(f"the prompt is not text in Unicode: {texts[0][:80]!r}; remove lone surrogates") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise ValueError(
+                f"the tokenizer gives up on {texts[0][:80]!r}, {str(error)[:200]}; its tokenizer.json has a pattern "
+                "that does not end on this text: take that of the model's publisher"
+            ) from None
 
     def _cut(self, text: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
         """The ids of text without its last tokens; special tokens stay."""
-        encoding = self._library.encode(text, add_special_tokens=False)
+        encoding = self._encoded(text, add_special_tokens=False)
         if num_tokens > len(encoding.ids):
             raise ValueError(
                 f"cannot cut {num_tokens} tokens off a text that has {len(encoding.ids)} beside special ones"
@@ -191,8 +204,7 @@ class Tokenizer:
 
     def _adds(self, place: int) -> int | None:
         """The id that the tokenizer itself puts first (0) or last (-1); None if it adds nothing there."""
-        plain = self._library.encode("a", add_special_tokens=False).ids
-        ids = self._library.encode("a", add_special_tokens=True).ids
+        plain, ids = (self._encoded("a", add_special_tokens=adds).ids for adds in (False, True))
         return ids[place] if ids[place : place + 1 or None] != plain[place : place + 1 or None] else None
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -246,6 +258,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}; an object was expected")
     return value
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library broke off; its error has a class that nothing exports, and is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _text_of(role: str, token: object) -> str:

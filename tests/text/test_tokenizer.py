@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,16 @@ BOS, EOS = 1, 2
 def test_decoding_what_was_encoded_gives_the_text_again(kind, text):
     ids = tokenizer(kind).encode(text)
     assert tokenizer(kind).decode(ids) == text
+
+
+def test_a_pattern_that_does_not_end_on_a_text_is_an_error_of_that_text(tmp_path):
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "!": 1}, merges=[]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    library.save(str(tmp_path / "tokenizer.json"))
+    own = Tokenizer.load(tmp_path)
+    assert own.encode("a") == [0]
+    with pytest.raises(ValueError, match=r"the tokenizer gives up on 'aaa.*a pattern that does not end on this text"):
+        own.encode("a" * 40 + "!")
 
 
 def test_a_bos_that_the_post_processor_adds_is_there_once(tmp_path):
