@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +18,12 @@ import jax
 import numpy as np
 
 from checkpoints.remote import RemoteArray
-from checkpoints.rules import Expansion
+from checkpoints.rules import HEAD, Expansion, StoredTensor
 
 SAMPLE_BYTES = 65_536
 _RUNS = 64
+_EMBEDDING = "embed.weight"
+_CHUNK_BYTES = 1 << 26
 
 
 def fingerprint(
@@ -97,3 +99,36 @@ def _is_host_view(tensor: jax.Array) -> bool:
 def _add(digest: hashlib.blake2b, part: bytes) -> None:
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
+
+
+def check_copies_of_head(
+    tensors: Mapping[str, Any], harmless: Iterable[str], plan: Mapping[str, Sequence[StoredTensor]]
+) -> None:
+    """Raises ValueError where a head that may be left over differs from the embedding of the plan.
+
+    The reference takes the head, and a model without it would give other logits and say
+    nothing. What is not in this machine's memory or files is compared in the samples that a fingerprint takes.
+    """
+    for name in harmless:
+        if name.endswith(HEAD) and name in tensors and _EMBEDDING in plan:
+            (source,) = plan[_EMBEDDING]
+            if not _are_equal(tensors[name], source.of(tensors)):
+                raise ValueError(
+                    f"{name} differs from {source}, and config.json says in tie_word_embeddings that both are one: set "
+                    f"it to false if the head is to be used, or remove {name} from the checkpoint"
+                )
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if tuple(one.shape) != tuple(other.shape):
+        return False
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return one.dtype != other.dtype or np.array_equal(sample(one), sample(other), equal_nan=True)
+    rows = max(1, _CHUNK_BYTES // max(1, one[:1].nbytes))
+    wide = np.float32 if one.dtype != other.dtype else one.dtype
+    return all(
+        np.array_equal(one[i : i + rows].astype(wide), other[i : i + rows].astype(wide), equal_nan=True)
+        for i in range(0, len(one), rows)
+    )

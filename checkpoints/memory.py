@@ -13,8 +13,8 @@ from checkpoints.formats import Leaf, Scheme, join
 from checkpoints.formats.leaves import check_leaf
 from checkpoints.formats.quantise import quantised
 from checkpoints.huggingface import sources_of
+from checkpoints.names.problems import listed
 from checkpoints.placement import leaves_of, made_forms, place, stored_targets, whole_targets
-from checkpoints.problems import listed
 from checkpoints.rules import Expansion, Rule, as_stored, expand, touching
 from ferrum_jax.forms import weight_of, weight_of_leaf
 

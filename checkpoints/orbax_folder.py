@@ -28,8 +28,8 @@ import numpy as np
 from checkpoints.file_names import name_inside
 from checkpoints.folder import read_json
 from checkpoints.formats.quantise import quantised
+from checkpoints.names.problems import listed, shown
 from checkpoints.placement import aligned_empty, leaves_of, made_forms, place, stored_targets, whole_targets
-from checkpoints.problems import listed, shown
 from checkpoints.rules import Expansion
 from ferrum_jax.forms import WeightForm, weight_of
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.problems import listed
+from checkpoints.names.problems import listed
 
 Shape = tuple[int, ...]
 BASE = "model."  # prefix of the names of a decoder's tensors, except the head's

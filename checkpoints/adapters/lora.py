@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
-from checkpoints.problems import listed
+from checkpoints.names.problems import listed
 from checkpoints.rules import HEAD, Rule, Shape, TensorSlice, expand
 
 WEIGHTS = "adapter_model.safetensors"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from checkpoints.patterns import Pattern
+from checkpoints.names.patterns import Pattern
 
 CONFIG = "adapter_config.json"
 _PATTERNS = ("rank_pattern", "alpha_pattern")

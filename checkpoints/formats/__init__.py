@@ -15,7 +15,7 @@ from typing import Any
 from checkpoints.formats import awq, compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.formats.packed import Leaf, PackedWeight
 from checkpoints.formats.scheme import KEYS, Module, Scheme, Settings, refusal, scale_dtype_of
-from checkpoints.problems import listed
+from checkpoints.names.problems import listed
 from ferrum_jax.forms import WeightForm
 
 __all__ = [

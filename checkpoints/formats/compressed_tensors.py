@@ -31,7 +31,7 @@ from checkpoints.formats.leaves import (
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
-from checkpoints.patterns import Pattern
+from checkpoints.names.patterns import Pattern
 from ferrum_jax.forms import WeightForm
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")

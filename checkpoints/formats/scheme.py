@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from checkpoints.formats.packed import PackedWeight
-from checkpoints.patterns import Pattern
+from checkpoints.names.patterns import Pattern
 from ferrum_jax.forms import WeightForm
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights

@@ -20,6 +20,7 @@ import jax
 TRACED = (  # the code from which a step is traced: all that the runtimes of engines and of encoders import
     "checkpoints/adapters",
     "checkpoints/formats",
+    "checkpoints/names",
     "checkpoints/placement.py",
     "checkpoints/rules.py",
     "ferrum_jax/adapters",

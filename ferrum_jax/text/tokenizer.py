@@ -120,21 +120,21 @@ class Tokenizer:
             whole = self._library.post_process(one, other)
         return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
 
-    def _encoded(self, *texts: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
+    def _encoded(self, text: str, second: str | None = None, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
         """A text or a pair as the library encodes it. Raises ValueError for what is no text, and where it gives up.
 
         Its patterns come with a checkpoint. One that has too many ways to match ends after ten million steps, in an
         error that is no Exception, so that it would end the thread that serves everybody.
         """
         try:
-            return self._library.encode(*texts, add_special_tokens=add_special_tokens)
+            return self._library.encode(text, second, add_special_tokens=add_special_tokens)
         except TypeError as error:
-            raise ValueError(f"the prompt is not text in Unicode: {texts[0][:80]!r}; remove lone surrogates") from error
+            raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
         except BaseException as error:
             if not _is_panic(error):
                 raise
             raise ValueError(
-                f"the tokenizer gives up on {texts[0][:80]!r}, {str(error)[:200]}; its tokenizer.json has a pattern "
+                f"the tokenizer gives up on {text[:80]!r}, {str(error)[:200]}; its tokenizer.json has a pattern "
                 "that does not end on this text: take that of the model's publisher"
             ) from None
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoints.patterns import Pattern
+from checkpoints.names.patterns import Pattern
 
 NAMES = ["", "lm_head", "model.layers.0.mlp.gate", "model.layers.10.mlp.gate_proj", "model.layers.3.self_attn.q_proj"]
 NAMES += ["layers.3.mlp.experts.12.up_proj", "a.b", "aaab", "Müller_٣ x", "model.layers.3.self_attn.q_proj.base_layer"]

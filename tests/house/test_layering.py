@@ -43,13 +43,14 @@ SHOWS = ("ferrum_jax.batch.job", "ferrum_jax.offline.simulate_cache")  # what th
 
 # The rooms that modules of a room import, all of them and no others; "nouns" stands for those of the root.
 MAY_IMPORT = {
-    "checkpoints.rules": (),
+    "checkpoints.names": (),
+    "checkpoints.rules": ("checkpoints.names",),
     "ferrum_jax.structured.asked": (),
     "nouns": ("ferrum_jax.structured.asked",),
     "pallas_kernels": (),
-    "checkpoints.formats": ("nouns",),
-    "checkpoints.adapters": ("checkpoints.rules",),
-    "checkpoints": ("checkpoints.adapters", "checkpoints.formats", "checkpoints.rules", "nouns"),
+    "checkpoints.formats": ("checkpoints.names", "nouns"),
+    "checkpoints.adapters": ("checkpoints.names", "checkpoints.rules"),
+    "checkpoints": ("checkpoints.adapters", "checkpoints.formats", "checkpoints.names", "checkpoints.rules", "nouns"),
     "ferrum_jax.openai": ("ferrum_jax.structured.asked", "nouns"),
     "ferrum_jax.batch.input": ("ferrum_jax.openai", "nouns"),
     "ferrum_jax.prefix_cache": ("nouns",),

@@ -27,7 +27,7 @@ def test_every_fourth_layer_has_attention_unless_layer_types_says_otherwise():
         ({"layer_types": ["full_attention"]}, "for each of 4 layers"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
         ({"linear_num_value_heads": 24}, "linear_num_value_heads is 24, no multiple of linear_num_key_heads, 16"),
-        ({"partial_rotary_factor": 0.2}, "head_dim is 16, and 3 of its dimensions turn"),
+        ({"partial_rotary_factor": 0.05}, "head_dim is 16, and 0 of its dimensions turn"),
         ({"layer_types": ["linear_attention"] * 4}, "cache_groups are .*'state' must come once at most"),
     ],
 )
