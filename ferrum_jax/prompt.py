@@ -28,6 +28,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ferrum_jax.quoting import quoted
+
 Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
 Prompt = Content | Mapping[str, Any]
@@ -64,11 +66,15 @@ class MediaSpan:
         for field, type_ in (("kind", str), ("digest", bytes)):
             value = getattr(self, field)
             if not isinstance(value, type_) or not value:
-                raise ValueError(f"a media span's {field} is {value!r}; it must be {type_.__name__} and not empty")
+                raise ValueError(
+                    f"a media span's {field} is {quoted(value)}; it must be {type_.__name__} and not empty"
+                )
         for field, least in (("start", 0), ("length", 1)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"a media span's {field} is {value!r}; it must be a whole number, {least} or more")
+                raise ValueError(
+                    f"a media span's {field} is {quoted(value)}; it must be a whole number, {least} or more"
+                )
 
     @property
     def end(self) -> int:
@@ -207,13 +213,13 @@ def take_apart(prompt: Prompt) -> PromptParts:
         raise ValueError(f"the prompt has {' and '.join(given) or 'no content'}; give exactly one of {CONTENTS}")
     content = prompt[given[0]]
     if (given[0] == "prompt") != isinstance(content, str):
-        raise ValueError(f"{given[0]} is {content!r}; text goes into prompt, token ids into prompt_token_ids")
+        raise ValueError(f"{given[0]} is {quoted(content)}; text goes into prompt, token ids into prompt_token_ids")
     template = {name: prompt[name] for name in TEMPLATE_ARGUMENTS if prompt.get(name) is not None}
     if template and given[0] != "messages":
         raise ValueError(f"{' and '.join(template)} is for messages, and the prompt is {given[0]}; leave it out")
     adds = prompt.get("add_special_tokens")
     if adds is not None and (not isinstance(adds, bool) or given[0] == "prompt_token_ids"):
-        raise ValueError(f"add_special_tokens is {adds!r}; it must be true or false, beside a text or messages")
+        raise ValueError(f"add_special_tokens is {quoted(adds)}; it must be true or false, beside a text or messages")
     return PromptParts(
         content=content,
         adapter=_text("adapter", prompt.get("adapter")),
@@ -255,7 +261,9 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     if single(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts is {prompts!r}; it must be a string, token ids, messages, or a list of such prompts")
+        raise ValueError(
+            f"prompts is {quoted(prompts)}; it must be a string, token ids, messages, or a list of such prompts"
+        )
     return list(prompts)
 
 
@@ -263,7 +271,7 @@ def _text(field: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{field} is {value!r}; it must be a string that is not empty")
+        raise ValueError(f"{field} is {quoted(value)}; it must be a string that is not empty")
     return value
 
 
@@ -307,8 +315,8 @@ def check_detail(detail: object) -> None:
     """Raises ValueError for a `detail` of OpenAI's image parts that would change nothing here."""
     if detail not in (None, "auto", "high"):
         raise ValueError(
-            f"an image's detail is {detail!r}; an image is read at the size that the model's processor gives it, which "
-            "is what 'auto' and 'high' ask for: leave detail out, and give a smaller picture for fewer tokens"
+            f"an image's detail is {quoted(detail)}; an image is read at the size that the model's processor gives it, "
+            "which is what 'auto' and 'high' ask for: leave detail out, and give a smaller picture for fewer tokens"
         )
 
 
@@ -324,5 +332,5 @@ def _images(given: object, in_messages: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _media(media: object) -> tuple[MediaSpan, ...]:
     if not isinstance(media, Sequence) or not all(isinstance(span, MediaSpan) for span in media):
-        raise ValueError(f"media is {media!r}; it must be a list of MediaSpan")
+        raise ValueError(f"media is {quoted(media)}; it must be a list of MediaSpan")
     return tuple(media)

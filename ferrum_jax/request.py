@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
+from ferrum_jax.quoting import quoted
 from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool
@@ -102,7 +103,7 @@ class SamplingParams:
                 _check_int(field, getattr(self, field))
         for field in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo"):
             if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"{field} is {getattr(self, field)!r}; it must be true or false")
+                raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be true or false")
         self._check_optional()
         self._check_lists()
 
@@ -130,17 +131,17 @@ class SamplingParams:
         if isinstance(asked, Mapping):
             object.__setattr__(self, "structured_outputs", StructuredOutputsParams.from_dict(asked))
         elif not isinstance(asked, StructuredOutputsParams):
-            raise ValueError(f"structured_outputs is {asked!r}; it must be a StructuredOutputsParams")
+            raise ValueError(f"structured_outputs is {quoted(asked)}; it must be a StructuredOutputsParams")
         if self.ignore_eos:
             raise ValueError("ignore_eos is True beside structured_outputs, whose text ends with an end token")
 
     def _check_lists(self) -> None:
         for field, kinds, what in _COLLECTIONS:
             if not isinstance(getattr(self, field), kinds):
-                raise ValueError(f"{field} is {getattr(self, field)!r}; it must be {what}")
+                raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise ValueError(f"stop holds {text!r}; each stop must be a string that is not empty")
+                raise ValueError(f"stop holds {quoted(text)}; each stop must be a string that is not empty")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token)
         if len(set(self.stop_token_ids)) > MAX_STOP_IDS:
@@ -165,7 +166,7 @@ class SamplingParams:
             raise ValueError(f"bad_words holds {len(self.bad_words)} texts; at most {MAX_BAD_WORDS} are allowed")
         for word in self.bad_words:
             if not isinstance(word, str) or not word.strip():
-                raise ValueError(f"bad_words holds {word!r}; each must be a text that is not blank")
+                raise ValueError(f"bad_words holds {quoted(word)}; each must be a text that is not blank")
 
     @property
     def needs_mask(self) -> bool:
@@ -197,7 +198,7 @@ class SamplingParams:
         """The parameters of a JSON object. Raises ValueError naming every key that is not known."""
         unknown = sorted(set(values) - _FIELDS)
         if unknown:
-            raise ValueError(f"unknown sampling parameters {unknown}; known are {sorted(_FIELDS)}")
+            raise ValueError(f"unknown sampling parameters {quoted(unknown)}; known are {sorted(_FIELDS)}")
         return cls(**values)
 
 
@@ -227,7 +228,7 @@ def _check_number(field: str, value: object, low: float, high: float, what: str)
     if isinstance(value, int) and abs(value) > _MOST:
         raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
-        raise ValueError(f"{field} is {value!r}; it must be {what}")
+        raise ValueError(f"{field} is {quoted(value)}; it must be {what}")
 
 
 def _check_seed(seed: int) -> None:
@@ -237,7 +238,7 @@ def _check_seed(seed: int) -> None:
 
 def _check_int(field: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field} is {value!r}; it must be a whole number")
+        raise ValueError(f"{field} is {quoted(value)}; it must be a whole number")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

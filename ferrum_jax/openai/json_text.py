@@ -11,6 +11,8 @@ import json
 import math
 from typing import Any
 
+from ferrum_jax.quoting import quoted
+
 MOST_NESTED = 100
 MOST_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise
 
@@ -64,7 +66,7 @@ def _whole_number(text: str) -> int:
 def _number(text: str) -> float:
     found = float(text)
     if math.isinf(found):
-        raise ValueError(f"{text} is too large for a number")
+        raise ValueError(f"{text[:40]} is too large for a number")
     return found
 
 
@@ -72,7 +74,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         counts = collections.Counter(key for key, _ in pairs)
-        raise ValueError(f"keys given twice: {sorted(key for key, count in counts.items() if count > 1)}")
+        raise ValueError(f"keys given twice: {quoted(sorted(key for key, count in counts.items() if count > 1))}")
     return found
 
 

@@ -13,12 +13,13 @@ import dataclasses
 import functools
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import Content, Prompt, check_detail, take_apart
+from ferrum_jax.quoting import MOST_NAMED, named, quoted
 from ferrum_jax.request import SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
@@ -36,6 +37,8 @@ KNOWN_CHAT |= {"reasoning_effort"}
 
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
+_LONGEST_TYPO = 64  # characters of a name for which a known one is looked for
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 _OTHER_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 # field -> (values that ask for nothing, what to do instead)
@@ -84,27 +87,37 @@ class Rules:
     known: frozenset[str]
     refused: Mapping[str, tuple[tuple[Any, ...], str]]
 
-    def problems(self, body: Mapping[str, Any]) -> dict[str, str]:
-        """What is wrong, by field, of those that are not known or not supported."""
-        found: dict[str, str] = {}
-        for key in sorted(set(body) - self.known):
-            if body[key] is None:
-                continue
-            if key not in self.refused:
-                meant = get_close_matches(key, self.known, n=1)
-                hint = f" (did you mean {meant[0]}?)" if meant else ""
-                found[key] = f"{key} is not known{hint}; known are {', '.join(sorted(self.known))}"
-                continue
-            harmless, repair = self.refused[key]
-            if not any(body[key] == value and type(body[key]) is type(value) for value in harmless):
-                found[key] = f"{key} = {json.dumps(body[key], ensure_ascii=False)} is not supported: {repair}"
-        return found
+    def problems(self, body: Mapping[str, Any]) -> list[str]:
+        """The fields that are not known or not supported, in the body's order."""
+        return [key for key in body if key not in self.known and not self._is_harmless(key, body[key])]
+
+    def _is_harmless(self, key: str, given: Any) -> bool:
+        harmless = self.refused[key][0] if key in self.refused else ()
+        return given is None or any(given == value and type(given) is type(value) for value in harmless)
 
     def refuse(self, body: Mapping[str, Any]) -> None:
-        """Raises FieldError for all problems at once; it names the first one's field."""
+        """Raises FieldError that says of the first few problems what is wrong, and counts the others."""
         found = self.problems(body)
-        if found:
-            raise FieldError("; ".join(found.values()), next(iter(found)))
+        if not found:
+            return
+        first = sorted(found[:MOST_NAMED])
+        said = [self._why(key, body[key]) for key in first]
+        if len(found) > len(first):
+            said.append(f"{len(found) - len(first):,} more fields are not taken either")
+        if any(key not in self.refused for key in first):
+            said.append(f"known are {', '.join(sorted(self.known))}")
+        raise FieldError("; ".join(said), first[0])
+
+    def _why(self, key: str, given: Any) -> str:
+        if key in self.refused:
+            return f"{key} = {quoted(given, _as_json)} is not supported: {self.refused[key][1]}"
+        return not_known(key, self.known)
+
+
+def not_known(name: str, known: Collection[str]) -> str:
+    """That a name is not known, and which one may have been meant."""
+    meant = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_TYPO else []
+    return f"{named([name])} is not known" + (f" (did you mean {meant[0]}?)" if meant else "")
 
 
 JOB_COMPLETION = Rules(known=KNOWN_COMPLETION | {"adapter"}, refused=REFUSED)
@@ -142,7 +155,7 @@ def sampling_values(body: Mapping[str, Any], *, is_chat: bool, rules: Rules | No
         values["logit_bias"] = _logit_bias(values["logit_bias"])
     for field, one in (("stop", str), ("stop_token_ids", int), ("allowed_token_ids", int), ("bad_words", list)):
         if field in values and not (isinstance(values[field], list) or (one is str and isinstance(values[field], str))):
-            raise ValueError(f"{field} is {values[field]!r}; it must be a list")
+            raise ValueError(f"{field} is {quoted(values[field])}; it must be a list")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
@@ -194,22 +207,22 @@ def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     asked, top = body.get("logprobs"), body.get("top_logprobs")
     if asked is None or asked is False:
         if top is not None:
-            raise ValueError(f"top_logprobs is {top!r} without logprobs; set logprobs to true")
+            raise ValueError(f"top_logprobs is {quoted(top)} without logprobs; set logprobs to true")
         return None
     if asked is True:
         return 0 if top is None else top
     if top is not None:
-        raise ValueError(f"logprobs is {asked!r} beside top_logprobs; set logprobs to true")
+        raise ValueError(f"logprobs is {quoted(asked)} beside top_logprobs; set logprobs to true")
     return asked
 
 
 def _logit_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, dict):
-        raise ValueError(f"logit_bias is {bias!r}; it must be an object of token id to bias")
+        raise ValueError(f"logit_bias is {quoted(bias)}; it must be an object of token id to bias")
     found: dict[int, float] = {}
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit():
-            raise ValueError(f"logit_bias has the key {key!r}; keys must be token ids")
+            raise ValueError(f"logit_bias has the key {quoted(key)}; keys must be token ids")
         if int(key) in found:
             raise ValueError(f"logit_bias has token {int(key)} twice; give it once")
         found[int(key)] = value
@@ -230,9 +243,9 @@ def prompt_options(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
 def _with_effort(variables: object, effort: object) -> dict[str, Any]:
     """The template's variables with the effort, under the name by which templates read it."""
     if not isinstance(effort, str):
-        raise ValueError(f"reasoning_effort is {effort!r}; it must be a string such as 'low'")
+        raise ValueError(f"reasoning_effort is {quoted(effort)}; it must be a string such as 'low'")
     if not isinstance(variables, Mapping):
-        raise ValueError(f"chat_template_kwargs is {variables!r}; it must be an object of names and values")
+        raise ValueError(f"chat_template_kwargs is {quoted(variables)}; it must be an object of names and values")
     if variables.get("reasoning_effort", effort) != effort:
         raise ValueError("reasoning_effort and that of chat_template_kwargs differ; give one of them")
     return {**variables, "reasoning_effort": effort}
@@ -249,12 +262,17 @@ def with_options(content: Content, options: Mapping[str, Any]) -> Prompt:
     return prompt
 
 
-def prompts_of(field: str, prompts: object) -> tuple[Content, ...]:
-    """What a row asks about: one prompt or, where it is a list of texts or of lists of token ids, several."""
+def prompts_of(field: str, prompts: object, most: int | None = None) -> tuple[Content, ...]:
+    """What a row asks about: one prompt or, where it is a list of texts or of lists of token ids, several.
+
+    most: prompts that are taken; None for any number.
+    """
     if field == "messages":
         return (messages_of(field, prompts),)
     one = token_ids_of if field == "prompt_token_ids" else _prompt_of
     if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        if most is not None and len(prompts) > most:
+            raise ValueError(f"{field} has {len(prompts):,} prompts; at most {most:,} are taken at once")
         return tuple(one(f"{field}[{index}]", prompt) for index, prompt in enumerate(prompts))
     return (one(field, prompts),)
 
@@ -270,13 +288,13 @@ def _prompt_of(field: str, prompt: object) -> str | array[int]:
 def token_ids_of(field: str, token_ids: object) -> array[int]:
     if not isinstance(token_ids, list):
         kind = "a list of token ids" if field.startswith("prompt_token_ids") else "a string or a list of token ids"
-        raise ValueError(f"{field} is {token_ids!r}; it must be {kind}")
+        raise ValueError(f"{field} is {quoted(token_ids)}; it must be {kind}")
     if not token_ids:
         raise ValueError(f"{field} is empty; give at least one token")
     packed = packed_ids(token_ids)
     if packed is None:
         wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**31)
-        raise ValueError(f"{field} holds {wrong!r}; token ids are whole numbers, 0 or more and less than 2**31")
+        raise ValueError(f"{field} holds {quoted(wrong)}; token ids are whole numbers, 0 or more and less than 2**31")
     return packed
 
 
@@ -292,20 +310,20 @@ def packed_ids(token_ids: object) -> array[int] | None:
 
 def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{field} is {messages!r}; it must be a list with at least one message")
+        raise ValueError(f"{field} is {quoted(messages)}; it must be a list with at least one message")
     return [_message(f"{field}[{index}]", message) for index, message in enumerate(messages)]
 
 
 def _message(name: str, message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise ValueError(f"{name} is {message!r}; it must be an object with role and content")
+        raise ValueError(f"{name} is {quoted(message)}; it must be an object with role and content")
     unknown = sorted(key for key in message if key not in _MESSAGE_FIELDS and message[key] is not None)
     if unknown:
         known = ", ".join(_MESSAGE_FIELDS)
-        raise ValueError(f"{name} has {unknown}; only {known} are supported, put the rest into content")
+        raise ValueError(f"{name} has {quoted(unknown)}; only {known} are supported, put the rest into content")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise ValueError(f"{name}.role is {role!r}; it must be a string such as 'user'")
+        raise ValueError(f"{name}.role is {quoted(role)}; it must be a string such as 'user'")
     more: dict[str, Any] = {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
     if message.get("tool_calls"):
         more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
@@ -316,7 +334,7 @@ def _message(name: str, message: object) -> dict[str, Any]:
         content = "".join(_text_part(name, part) for part in content)
     more |= _earlier_thought(name, message, content)
     if not isinstance(content, str):
-        raise ValueError(f"{name}.content is {content!r}; it must be a string or a list of text parts")
+        raise ValueError(f"{name}.content is {quoted(content)}; it must be a string or a list of text parts")
     return {"role": role, "content": content, **more}
 
 
@@ -325,7 +343,7 @@ def _earlier_thought(name: str, message: Mapping[str, Any], content: object) -> 
     field = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
     thought = message.get(field)
     if thought is not None and not isinstance(thought, str):
-        raise ValueError(f"{name}.{field} is {thought!r}; it must be a string")
+        raise ValueError(f"{name}.{field} is {quoted(thought)}; it must be a string")
     if not thought:
         return {}
     return {"reasoning_content": thought} | ({} if content else {"thinking": thought})
@@ -334,12 +352,12 @@ def _earlier_thought(name: str, message: Mapping[str, Any], content: object) -> 
 def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
     """The calls of an assistant's message, with their arguments as objects, as templates read them."""
     if not isinstance(calls, list):
-        raise ValueError(f"{name} is {calls!r}; it must be a list of calls")
+        raise ValueError(f"{name} is {quoted(calls)}; it must be a list of calls")
     found = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{name}[{index}] is {call!r}; it must have a function with name and arguments")
+            raise ValueError(f"{name}[{index}] is {quoted(call)}; it must have a function with name and arguments")
         arguments = function.get("arguments") or "{}"
         try:
             arguments = decoded(arguments) if isinstance(arguments, str) else arguments
@@ -366,14 +384,14 @@ def _text_part(name: str, part: object) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     kind = part.get("type") if isinstance(part, dict) else part
-    raise ValueError(f"{name}.content has a part {kind!r}; only text and image_url parts are supported")
+    raise ValueError(f"{name}.content has a part {quoted(kind)}; only text and image_url parts are supported")
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
     """The name of the model that a row asks for; None where it asks for none."""
     model = body.get("model")
     if model is not None and (not isinstance(model, str) or not model):
-        raise ValueError(f"model is {model!r}; it must be the name of a model, or be left out")
+        raise ValueError(f"model is {quoted(model)}; it must be the name of a model, or be left out")
     return model
 
 
@@ -381,7 +399,7 @@ def adapter_of(body: Mapping[str, Any]) -> str | None:
     """The name of the adapter that a row asks for; None where it asks for none."""
     adapter = body.get("adapter")
     if adapter is not None and (not isinstance(adapter, str) or not adapter):
-        raise ValueError(f"adapter is {adapter!r}; it must be the name of an adapter, or be left out")
+        raise ValueError(f"adapter is {quoted(adapter)}; it must be the name of an adapter, or be left out")
     return adapter
 
 
@@ -389,5 +407,5 @@ def flag(body: Mapping[str, Any], key: str) -> bool | None:
     """None where it is not given."""
     value = body.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{key} is {value!r}; it must be true or false")
+        raise ValueError(f"{key} is {quoted(value)}; it must be true or false")
     return value

@@ -42,6 +42,7 @@ from ferrum_jax.openai.parameters import (
     with_options,
 )
 from ferrum_jax.prompt import Content, Prompt, with_adapter
+from ferrum_jax.quoting import bounded, quoted
 from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
@@ -115,10 +116,12 @@ class Row(NamedTuple):
         return GENERATES if self.url not in READING_URLS else EMBEDS if self.url == EMBEDDINGS_URL else SCORES
 
 
-class BadRow(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BadRow:
     """A line that cannot be run. custom_id: what the line says, None where it says none.
 
-    line: its number, from 1; None for a row that failed while it ran.
+    message: of a bounded length, whatever the line holds. line: its number, from 1; None for a row that failed while it
+    ran.
     """
 
     id: str
@@ -126,6 +129,9 @@ class BadRow(NamedTuple):
     code: str
     message: str
     line: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", bounded(self.message))
 
     @property
     def name(self) -> str | None:
@@ -194,7 +200,7 @@ def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_numbe
     """The error for a line whose custom_id an earlier line has. Both output lines carry that custom_id; the error's
     line has no response and names this line of input."""
     message = (
-        f"line {line_number}: custom_id {custom_id!r} is already that of line {first_line_number}; "
+        f"line {line_number}: custom_id {quoted(custom_id)} is already that of line {first_line_number}; "
         "give every row a custom_id of its own"
     )
     digest = line_digest(raw, line_number)
@@ -207,15 +213,17 @@ def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str], ad
     Its id differs from the row's, so that an earlier answer by the other model is not taken for this row's.
     """
     if row.model in adapters and row.adapter is None:
-        why = f"model is {row.model!r}, an adapter, and vectors are made without one; give the row {names[0]!r}"
+        why = f"model is {quoted(row.model)}, an adapter, and vectors are made without one; give {quoted(names[0])}"
     elif row.model in adapters and row.adapter != row.model:
-        why = f"model is {row.model!r} and adapter is {row.adapter!r}, another one; give the row one of them"
+        why = (
+            f"model is {quoted(row.model)} and adapter is {quoted(row.adapter)}, another one; give the row one of them"
+        )
     elif row.adapter is not None and row.adapter not in adapters:
         there = f"this job has {', '.join(map(repr, adapters))}" if adapters else "this job has none"
-        why = f"adapter is {row.adapter!r}, and {there}; give the job --adapter {row.adapter}=DIR"
+        why = f"adapter is {quoted(row.adapter)}, and {there}; give the job --adapter {row.adapter}=DIR"
     else:
         why = (
-            f"model is {row.model!r}, and this job runs {names[0]!r}; give the row one of "
+            f"model is {quoted(row.model)}, and this job runs {quoted(names[0])}; give the row one of "
             f"{', '.join(map(repr, (*names, *adapters)))}, or the job --served-model-name {row.model}"
         )
     return BadRow(
@@ -331,15 +339,15 @@ def _openai_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
     """The field with the content, the content, and the other fields of the body."""
     unknown = sorted(set(line) - {"custom_id", "method", "url", "body"})
     if unknown:
-        raise ValueError(f"unknown fields {unknown} beside body; put parameters into body")
+        raise ValueError(f"unknown fields {quoted(unknown)} beside body; put parameters into body")
     if line.get("method") != "POST":
-        raise ValueError(f"method is {line.get('method')!r}; it must be 'POST'")
+        raise ValueError(f"method is {quoted(line.get('method'))}; it must be 'POST'")
     url = line.get("url")
     if not isinstance(url, str) or url not in _CONTENT_OF:
-        raise ValueError(f"url is {url!r}; it must be one of {', '.join(map(repr, _CONTENT_OF))}")
+        raise ValueError(f"url is {quoted(url)}; it must be one of {', '.join(map(repr, _CONTENT_OF))}")
     body = line.get("body")
     if not isinstance(body, dict):
-        raise ValueError(f"body is {body!r}; it must be an object with the request's fields")
+        raise ValueError(f"body is {quoted(body)}; it must be an object with the request's fields")
     needed = _CONTENT_OF[url]
     if body.get(needed) is None:
         raise ValueError(f"body has no {needed}, which {url} needs")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
+from ferrum_jax.quoting import quoted
 
 _UNREADABLE = "\0unreadable"  # a key that nobody gives a field
 
@@ -77,7 +78,7 @@ def custom_id_of(line: Mapping[str, Any]) -> str:
         raise LineError("missing_custom_id", "has no custom_id; give every row one, it names the answer")
     custom_id = line["custom_id"]
     if not isinstance(custom_id, str) or not custom_id:
-        message = f"custom_id is {custom_id!r}; it must be a string that is not empty"
+        message = f"custom_id is {quoted(custom_id)}; it must be a string that is not empty"
         said = str(custom_id) if isinstance(custom_id, int | float) and not isinstance(custom_id, bool) else None
         raise LineError("missing_custom_id", message, said)
     return custom_id

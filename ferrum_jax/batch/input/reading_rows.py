@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ferrum_jax.openai.parameters import JOB_EMBEDDING, JOB_RERANK, JOB_SCORE, flag
+from ferrum_jax.quoting import quoted
 
 EMBEDDINGS_URL, SCORE_URL, RERANK_URL = "/v1/embeddings", "/v1/score", "/v1/rerank"
 READING_URLS = (EMBEDDINGS_URL, SCORE_URL, RERANK_URL)
@@ -30,7 +31,7 @@ def form_of(url: str, fields: Mapping[str, Any]) -> ReadingForm:
     _RULES[url].refuse(fields)
     encoding = fields.get("encoding_format")
     if encoding not in (None, "float", "base64"):
-        raise ValueError(f"encoding_format is {encoding!r}; it must be 'float' or 'base64'")
+        raise ValueError(f"encoding_format is {quoted(encoding)}; it must be 'float' or 'base64'")
     return ReadingForm(
         dimensions=_count("dimensions", fields.get("dimensions")),
         as_base64=encoding == "base64",
@@ -49,7 +50,7 @@ def pairs_of(url: str, fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     for name in ("instruction", "cache_salt"):
         if (value := fields.get(name)) is not None:
             if not isinstance(value, str):
-                raise ValueError(f"{name} is {value!r}; it must be a text")
+                raise ValueError(f"{name} is {quoted(value)}; it must be a text")
             shared[name] = value
     left = left * len(right) if len(left) == 1 else left
     return tuple({"query": one, "document": other, **shared} for one, other in zip(left, right, strict=True))
@@ -58,7 +59,7 @@ def pairs_of(url: str, fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 def _count(name: str, value: object) -> int | None:
     if value is None or (type(value) is int and value >= 1):
         return value  # type: ignore[return-value]
-    raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    raise ValueError(f"{name} is {quoted(value)}; it must be a whole number, 1 or more")
 
 
 def _texts(name: str, given: object, *, is_one: bool) -> list[str]:
@@ -66,5 +67,5 @@ def _texts(name: str, given: object, *, is_one: bool) -> list[str]:
     texts = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in texts]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         what = "a text that is not empty" if is_one else "a text or a list of texts, none of them empty"
-        raise ValueError(f"{name} is {given!r}; it must be {what}")
+        raise ValueError(f"{name} is {quoted(given)}; it must be {what}")
     return texts

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ferrum_jax.openai.parameters import FieldError, flag
+from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.bodies.http_body import naming_fields
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
@@ -23,14 +24,16 @@ async def load(request: Request) -> Response:
     exchange, body = await _asked(request, _LOAD)
     name, path = _text(body, "lora_name"), _text(body, "lora_path")
     if not name.isprintable():
-        raise FieldError(f"lora_name is {name!r}; it must be a text that can be printed", "lora_name")
+        raise FieldError(f"lora_name is {quoted(name)}; it must be a text that can be printed", "lora_name")
     if name in exchange.service.settings.names:
-        raise FieldError(f"lora_name is {name!r}, which is the model's name; give the adapter another", "lora_name")
+        raise FieldError(
+            f"lora_name is {quoted(name)}, which is the model's name; give the adapter another", "lora_name"
+        )
     exchange.model(body.get("base_model_name"))
     with naming_fields(body):
         replaces = flag(body, "load_inplace") is True
     await exchange.service.load_adapter(name, path, replaces=replaces)
-    return PlainTextResponse(f"Success: adapter {name!r} is loaded.")
+    return PlainTextResponse(f"Success: adapter {quoted(name)} is loaded.")
 
 
 async def unload(request: Request) -> Response:
@@ -39,10 +42,10 @@ async def unload(request: Request) -> Response:
     name = _text(body, "lora_name")
     if name not in exchange.service.adapters:
         there = ", ".join(map(repr, exchange.service.adapters)) or "none"
-        message = f"lora_name is {name!r}, and this server has {there}"
+        message = f"lora_name is {quoted(name)}, and this server has {there}"
         raise HttpError(404, message, param="lora_name", code="model_not_found")
     await exchange.service.unload_adapter(name)
-    return PlainTextResponse(f"Success: adapter {name!r} is no longer loaded.")
+    return PlainTextResponse(f"Success: adapter {quoted(name)} is no longer loaded.")
 
 
 async def _asked(request: Request, known: frozenset[str]) -> tuple[Exchange, Mapping[str, Any]]:
@@ -53,12 +56,14 @@ async def _asked(request: Request, known: frozenset[str]) -> tuple[Exchange, Map
     body = await exchange.body()
     unknown = sorted(set(body) - known)
     if unknown:
-        raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(known))}", unknown[0])
+        raise FieldError(f"{named(unknown[:1])} is not known; known are {', '.join(sorted(known))}", unknown[0])
     return exchange, body
 
 
 def _text(body: Mapping[str, Any], field: str) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS:
-        raise FieldError(f"{field} is {value!r}; it must be a text of at most {_MOST_CHARACTERS} characters", field)
+        raise FieldError(
+            f"{field} is {quoted(value)}; it must be a text of at most {_MOST_CHARACTERS} characters", field
+        )
     return value

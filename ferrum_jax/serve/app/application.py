@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.app import adapter_routes, model_routes, page_routes, response_routes, text_routes, vector_routes
 from ferrum_jax.serve.bodies.http_body import param_of
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
@@ -26,6 +28,7 @@ from ferrum_jax.serve.http.settings import ServerSettings
 Handler = Callable[[Request], Awaitable[Response]]
 _OPEN, _KEYS, _ADMIN = "open", "keys", "admin"  # who may ask
 _LEFT = 499  # as nginx logs a client that closed its connection
+_MOST_TRACE = 20_000  # characters of a traceback
 _log = logging.getLogger("ferrum_jax.serve")
 
 _ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
@@ -83,7 +86,7 @@ def _guarded(handler: Handler, who: str) -> Handler:
         except Exception as error:
             known = http_error(error)
             if known is None:
-                _log.exception("request %s failed", request_id)
+                _log.error("request %s failed\n%s", request_id, bounded(traceback.format_exc(), _MOST_TRACE))
                 known = HttpError(500, "the server failed; its log says how", code="internal_error")
             if known.status == 400 and known.param is None:
                 known.param = param_of(known.message, request.scope["state"].get("fields", ()))

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrum_jax.openai.parameters import FieldError, flag, messages_of, token_ids_of
+from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.bodies.http_body import naming_fields
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
@@ -82,7 +83,7 @@ async def tokenize(request: Request) -> Response:
     body = await exchange.body()
     unknown = sorted(set(body) - _TEXT_FIELDS)
     if unknown:
-        raise FieldError(f"{unknown[0]} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
+        raise FieldError(f"{named(unknown[:1])} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
     exchange.model(body.get("model"), generates=True)
     with naming_fields(body):
         shows_texts = flag(body, "return_token_strs")
@@ -90,7 +91,9 @@ async def tokenize(request: Request) -> Response:
     if "messages" in prompt:
         prompt["messages"] = _messages(prompt["messages"])
     elif not isinstance(prompt.get("prompt"), str):
-        raise FieldError(f"prompt is {body.get('prompt')!r}; it must be a text, or messages a list of them", "prompt")
+        raise FieldError(
+            f"prompt is {quoted(body.get('prompt'))}; it must be a text, or messages a list of them", "prompt"
+        )
     (encoded,) = await exchange.service.encode([prompt])
     ids = encoded.token_ids
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": exchange.service.client.facts["max_model_len"]}
@@ -113,7 +116,7 @@ async def detokenize(request: Request) -> Response:
     body = await exchange.body()
     unknown = sorted(set(body) - {"model", "tokens"})
     if unknown:
-        raise FieldError(f"{unknown[0]} is not known; known are model, tokens", unknown[0])
+        raise FieldError(f"{named(unknown[:1])} is not known; known are model, tokens", unknown[0])
     exchange.model(body.get("model"), generates=True)
     try:
         ids = token_ids_of("tokens", body.get("tokens"))

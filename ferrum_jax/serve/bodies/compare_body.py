@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.openai.parameters import LABELS, FieldError, Rules, flag, model_of
+from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.bodies.http_body import (
     WITHOUT_EFFECT,
     AskedVectors,
@@ -53,12 +54,12 @@ def asked_ranking(given: Mapping[str, Any], limits: BodyLimits) -> AskedComparis
     body, warnings = known_fields(given, _RERANK, limits)
     query, top_n = body.get("query"), body.get("top_n")
     if not isinstance(query, str) or not query:
-        raise FieldError(f"query is {query!r}; it must be a text that is not empty", "query")
+        raise FieldError(f"query is {quoted(query)}; it must be a text that is not empty", "query")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
-        raise FieldError(f"top_n is {top_n!r}; it must be a whole number, 1 or more", "top_n")
+        raise FieldError(f"top_n is {quoted(top_n)}; it must be a whole number, 1 or more", "top_n")
     documents = body.get("documents")
     if not isinstance(documents, list):
-        raise FieldError(f"documents is {documents!r}; it must be a list of texts", "documents")
+        raise FieldError(f"documents is {quoted(documents)}; it must be a list of texts", "documents")
     texts = _texts("documents", [_document(each) for each in documents], limits)
     with naming_fields(body):
         return AskedComparison(
@@ -90,13 +91,13 @@ def _document(given: object) -> object:
 def _texts(name: str, given: object, limits: BodyLimits) -> tuple[str, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts:
-        raise FieldError(f"{name} is {given!r}; it must be a text or a list of texts", name)
+        raise FieldError(f"{name} is {quoted(given)}; it must be a text or a list of texts", name)
     if len(texts) > limits.max_prompts:
         raise FieldError(f"{name} has {len(texts)} texts; at most {limits.max_prompts} are taken at once", name)
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             place = name if isinstance(given, str) else f"{name}[{index}]"
-            raise FieldError(f"{place} is {text!r}; it must be a text that is not empty", place)
+            raise FieldError(f"{place} is {quoted(text)}; it must be a text that is not empty", place)
     return tuple(texts)
 
 
@@ -104,7 +105,7 @@ def _vectors(body: Mapping[str, Any], texts: tuple[str, ...], warnings: tuple[st
     options = {"truncate": flag(body, "truncate") is True, **salt_of(body)}
     if (instruction := body.get("instruction")) is not None:
         if not isinstance(instruction, str):
-            raise FieldError(f"instruction is {instruction!r}; it must be a text", "instruction")
+            raise FieldError(f"instruction is {quoted(instruction)}; it must be a text", "instruction")
         options["instruction"] = instruction
     return AskedVectors(
         prompts=texts,

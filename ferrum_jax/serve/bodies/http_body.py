@@ -29,6 +29,7 @@ from ferrum_jax.openai.parameters import (
     with_options,
 )
 from ferrum_jax.prompt import Prompt
+from ferrum_jax.quoting import quoted
 from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
 WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
@@ -129,8 +130,8 @@ def _text(
     name = "messages" if is_chat else "prompt"
     if body.get(name) is None:
         raise FieldError(f"{name} is missing; the body must have it", name)
-    contents = prompts_of(name, body[name])
-    _check_many(name, len(contents), params.n, limits)
+    contents = prompts_of(name, body[name], limits.max_prompts)
+    _check_choices(len(contents), params.n, limits)
     of_prompt = prompt_options(body, is_chat=is_chat)
     echo = flag(body, "echo") is True
     return AskedText(
@@ -155,12 +156,11 @@ def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
     body, warnings = known_fields(given, EMBEDDING, limits)
     form = body.get("encoding_format")
     if form not in (None, "float", "base64"):
-        raise FieldError(f"encoding_format is {form!r}; it must be 'float' or 'base64'", "encoding_format")
+        raise FieldError(f"encoding_format is {quoted(form)}; it must be 'float' or 'base64'", "encoding_format")
     if body.get("input") is None:
         raise FieldError("input is missing; the body must have it", "input")
     with naming_fields(body):
-        contents = prompts_of("input", body["input"])
-        _check_many("input", len(contents), 1, limits)
+        contents = prompts_of("input", body["input"], limits.max_prompts)
         _check_how(body)
         return AskedVectors(
             prompts=tuple(each if isinstance(each, str) else list(each) for each in contents),  # type: ignore[misc]
@@ -178,10 +178,10 @@ def _check_how(body: Mapping[str, Any]) -> None:
         flag(body, name)
     for name in ("pooling", "prompt_name"):
         if body.get(name) is not None and not isinstance(body[name], str):
-            raise FieldError(f"{name} is {body[name]!r}; it must be a string", name)
+            raise FieldError(f"{name} is {quoted(body[name])}; it must be a string", name)
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise FieldError(f"dimensions is {dimensions!r}; it must be a whole number, 1 or more", "dimensions")
+        raise FieldError(f"dimensions is {quoted(dimensions)}; it must be a whole number, 1 or more", "dimensions")
 
 
 def known_fields(
@@ -191,14 +191,12 @@ def known_fields(
     if not limits.ignores_unknown:
         rules.refuse(given)
         return given, ()
-    problems = rules.problems(given)
+    problems = dict.fromkeys(rules.problems(given))
     ignored = tuple(f"{name} was ignored" for name in problems)
     return {name: value for name, value in given.items() if name not in problems}, ignored
 
 
-def _check_many(name: str, count: int, n: int, limits: BodyLimits) -> None:
-    if count > limits.max_prompts:
-        raise FieldError(f"{name} has {count} prompts; at most {limits.max_prompts} are taken at once", name)
+def _check_choices(count: int, n: int, limits: BodyLimits) -> None:
     if n > limits.max_n:
         raise FieldError(f"n is {n}; at most {limits.max_n} choices are made of a prompt here", "n")
     if n * count > limits.max_prompts:
@@ -212,15 +210,15 @@ def _stream_options(body: Mapping[str, Any], *, streams: bool) -> Mapping[str, b
     if not streams:
         raise FieldError("stream_options is given without stream; set stream to true", "stream_options")
     if not isinstance(options, dict):
-        raise FieldError(f"stream_options is {options!r}; it must be an object", "stream_options")
+        raise FieldError(f"stream_options is {quoted(options)}; it must be an object", "stream_options")
     unknown = sorted(set(options) - _STREAM_OPTIONS)
     if unknown:
         known = ", ".join(sorted(_STREAM_OPTIONS))
-        raise FieldError(f"stream_options has {unknown}; known are {known}", f"stream_options.{unknown[0]}")
+        raise FieldError(f"stream_options has {quoted(unknown)}; known are {known}", f"stream_options.{unknown[0]}")
     for name, value in options.items():
         if value is not None and not isinstance(value, bool):
             place = f"stream_options.{name}"
-            raise FieldError(f"{place} is {value!r}; it must be true or false", place)
+            raise FieldError(f"{place} is {quoted(value)}; it must be true or false", place)
     return {name: value is True for name, value in options.items()}
 
 
@@ -228,9 +226,9 @@ def urgency(body: Mapping[str, Any]) -> dict[str, Any]:
     """When a request is to run: the fields of what is asked. Raises FieldError."""
     priority, timeout = body.get("priority"), body.get("timeout")
     if priority is not None and (type(priority) is not int or abs(priority) >= 2**31):
-        raise FieldError(f"priority is {priority!r}; it must be a whole number, and lower runs first", "priority")
+        raise FieldError(f"priority is {quoted(priority)}; it must be a whole number, and lower runs first", "priority")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
-        raise FieldError(f"timeout is {timeout!r}; it must be a number of seconds, more than 0", "timeout")
+        raise FieldError(f"timeout is {quoted(timeout)}; it must be a number of seconds, more than 0", "timeout")
     return {"priority": priority or 0, "timeout_s": timeout}
 
 
@@ -243,7 +241,7 @@ def salt_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The salt of a body's texts, where it gives one. Raises FieldError for what is none."""
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise FieldError(f"cache_salt is {salt!r}; it must be a string that is not empty", "cache_salt")
+        raise FieldError(f"cache_salt is {quoted(salt)}; it must be a string that is not empty", "cache_salt")
     return {} if salt is None else {"cache_salt": salt}
 
 

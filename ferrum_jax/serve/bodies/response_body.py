@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.openai.parameters import LABELS, SAMPLING_FIELDS, FieldError, Rules, flag
+from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.bodies.http_body import (
     WITHOUT_EFFECT,
     AskedText,
@@ -100,7 +101,7 @@ def _renamed(text: str) -> str:
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
-        raise FieldError(f"instructions is {instructions!r}; it must be a string", "instructions")
+        raise FieldError(f"instructions is {quoted(instructions)}; it must be a string", "instructions")
     if body.get("input") is None:
         raise FieldError("input is missing; the body must have it", "input")
     system = [{"role": "system", "content": instructions}] if instructions else []
@@ -113,11 +114,11 @@ def _object(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str,
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise FieldError(f"{name} is {found!r}; it must be an object", name)
+        raise FieldError(f"{name} is {quoted(found)}; it must be an object", name)
     unknown = sorted(key for key in set(found) - known if found[key] is not None)
     if unknown:
         raise FieldError(
-            f"{name}.{unknown[0]} is not known; known are {', '.join(sorted(known))}", f"{name}.{unknown[0]}"
+            f"{name}.{named(unknown[:1])} is not known; known are {', '.join(sorted(known))}", f"{name}.{unknown[0]}"
         )
     return found
 
@@ -133,7 +134,7 @@ def _structure(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "json_object", "json_schema"):
         kind = form.get("type") if isinstance(form, Mapping) else form
         raise FieldError(
-            f'text.format is {kind!r}; its type must be "text", "json_object" or "json_schema"', "text.format"
+            f'text.format is {quoted(kind)}; its type must be "text", "json_object" or "json_schema"', "text.format"
         )
     if form["type"] != "json_schema":
         return {"response_format": {"type": form["type"]}}
@@ -146,12 +147,12 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     tools = body.get("tools")
     if tools is not None:
         if not isinstance(tools, list):
-            raise FieldError(f"tools is {tools!r}; it must be a list of tools", "tools")
+            raise FieldError(f"tools is {quoted(tools)}; it must be a list of tools", "tools")
         found["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-            message = f'tool_choice is {dict(choice)!r}; it must be "auto", "none", "required" or '
+            message = f'tool_choice is {quoted(dict(choice))}; it must be "auto", "none", "required" or '
             raise FieldError(message + '{"type": "function", "name": ...}', "tool_choice")
         found["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
     return found
@@ -159,9 +160,11 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(place: str, tool: object) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
-        raise FieldError(f"{place} is {tool!r}; it must be an object", place)
+        raise FieldError(f"{place} is {quoted(tool)}; it must be an object", place)
     if tool.get("type") != "function":
-        message = f"{place}.type is {tool.get('type')!r}; only tools of type 'function' are supported, which you run"
+        message = (
+            f"{place}.type is {quoted(tool.get('type'))}; only tools of type 'function' are supported, which you run"
+        )
         raise FieldError(message, f"{place}.type")
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
@@ -174,10 +177,10 @@ def _reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     include, top = body.get("include"), body.get("top_logprobs")
     if include is not None and not isinstance(include, list):
-        raise FieldError(f"include is {include!r}; it must be a list", "include")
+        raise FieldError(f"include is {quoted(include)}; it must be a list", "include")
     other = [each for each in include or () if each != _LOGPROBS]
     if other:
-        raise FieldError(f"include has {other[0]!r}; only {_LOGPROBS!r} is supported", "include")
+        raise FieldError(f"include has {quoted(other[0])}; only {_LOGPROBS!r} is supported", "include")
     wants = bool(include) or (top is not None and (type(top) is not int or top != 0))
     return {"logprobs": True, "top_logprobs": top} if wants else {}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.quoting import quoted
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
 
@@ -19,7 +20,7 @@ def input_messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        raise FieldError(f"input is {given!r}; it must be a string or a list with at least one item", "input")
+        raise FieldError(f"input is {quoted(given)}; it must be a string or a list with at least one item", "input")
     found: list[dict[str, Any]] = []
     is_open = False  # the last message is an assistant's that may go on
     for index, item in enumerate(given):
@@ -35,12 +36,12 @@ def input_messages(given: object) -> list[dict[str, Any]]:
 def _message(place: str, item: object) -> dict[str, Any]:
     """One item as a message, or as a part of an assistant's."""
     if not isinstance(item, Mapping):
-        raise FieldError(f"{place} is {item!r}; it must be an object", place)
+        raise FieldError(f"{place} is {quoted(item)}; it must be an object", place)
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or not role:
-            raise FieldError(f"{place}.role is {role!r}; it must be a string such as 'user'", f"{place}.role")
+            raise FieldError(f"{place}.role is {quoted(role)}; it must be a string such as 'user'", f"{place}.role")
         return {"role": role, "content": _text(f"{place}.content", item.get("content"))}
     if kind == "function_call":
         function = {name: _string(place, item, name) for name in ("name", "arguments")}
@@ -55,7 +56,7 @@ def _message(place: str, item: object) -> dict[str, Any]:
             name = f"{place}.encrypted_content"
             raise FieldError(f"{name} cannot be read here; give the item's content", name)
         return {"role": "assistant", "content": None, "reasoning": _text(f"{place}.content", item.get("content") or [])}
-    message = f"{place}.type is {kind!r}; it must be message, function_call, function_call_output or reasoning"
+    message = f"{place}.type is {quoted(kind)}; it must be message, function_call, function_call_output or reasoning"
     raise FieldError(message, f"{place}.type")
 
 
@@ -81,7 +82,7 @@ def _check_arguments(place: str, arguments: str) -> None:
 def _string(place: str, item: Mapping[str, Any], name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise FieldError(f"{place}.{name} is {value!r}; it must be a string", f"{place}.{name}")
+        raise FieldError(f"{place}.{name} is {quoted(value)}; it must be a string", f"{place}.{name}")
     return value
 
 
@@ -90,7 +91,7 @@ def _text(place: str, content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise FieldError(f"{place} is {content!r}; it must be a string or a list of text parts", place)
+        raise FieldError(f"{place} is {quoted(content)}; it must be a string or a list of text parts", place)
     return "".join(_part(f"{place}[{index}]", part) for index, part in enumerate(content))
 
 
@@ -98,5 +99,7 @@ def _part(place: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     field = _PARTS.get(kind) if isinstance(kind, str) else None
     if field is None or not isinstance(part, Mapping):
-        raise FieldError(f"{place}.type is {kind!r}; only text is supported: input_text, output_text", f"{place}.type")
+        raise FieldError(
+            f"{place}.type is {quoted(kind)}; only text is supported: input_text, output_text", f"{place}.type"
+        )
     return _string(place, part, field)

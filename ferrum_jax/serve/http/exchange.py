@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.bodies.http_body import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
@@ -89,10 +90,12 @@ class Exchange:
         announced = self.request.headers.get("content-length", "")
         kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise HttpError(415, f"Content-Type is {kind!r}; it must be application/json")
+            raise HttpError(415, f"Content-Type is {quoted(kind)}; it must be application/json")
         coding = self.request.headers.get("content-encoding", "identity").strip().lower()
         if coding != "identity":
-            raise HttpError(415, f"Content-Encoding is {coding!r}; send the body as it is, and leave the header out")
+            raise HttpError(
+                415, f"Content-Encoding is {quoted(coding)}; send the body as it is, and leave the header out"
+            )
         found, length = [], 0
         if announced.isdecimal() and len(announced) < 19 and int(announced) > most:
             length = int(announced)
@@ -117,7 +120,9 @@ class Exchange:
         settings = self.service.settings
         names, adapters = settings.names, self.service.adapters if generates else ()
         if name is not None and name not in (*names, *adapters):
-            message = f"model is {name!r}, and this server has {', '.join(map(repr, (*settings.listed, *adapters)))}"
+            message = (
+                f"model is {quoted(name)}, and this server has {', '.join(map(repr, (*settings.listed, *adapters)))}"
+            )
             raise HttpError(404, message, param="model", code="model_not_found")
         return names[0] if name is None or name not in adapters else name
 

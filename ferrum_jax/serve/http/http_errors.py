@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.quoting import bounded
 from ferrum_jax.request import ADAPTER_FAILED, NOT_FINITE_REASON
 from ferrum_jax.serve.http.gate import QueueFull
 from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
@@ -17,7 +18,7 @@ _TYPES |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_
 
 
 class HttpError(Exception):
-    """A request that is answered with an error and nothing else."""
+    """A request that is answered with an error and nothing else, of a bounded length whatever was asked."""
 
     def __init__(
         self,
@@ -29,7 +30,8 @@ class HttpError(Exception):
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, dict(headers)
+        self.status, self.message, self.param = status, bounded(message), param and bounded(param)
+        self.code, self.headers = code, dict(headers)
 
     @property
     def body(self) -> dict[str, Any]:

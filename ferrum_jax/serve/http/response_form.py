@@ -11,6 +11,7 @@ from typing import Any
 
 from ferrum_jax.openai.logprob_forms import chat_logprobs
 from ferrum_jax.openai.message_forms import call_id
+from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.bodies.response_body import AskedResponse
 from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
@@ -75,7 +76,9 @@ class ResponseForm:
     def fail(self, message: str) -> bytes:
         """The events of an answer that could not go on."""
         self._close()
-        self.response = self._response("failed", None) | {"error": {"code": "server_error", "message": message}}
+        self.response = self._response("failed", None) | {
+            "error": {"code": "server_error", "message": bounded(message)}
+        }
         self._tell("response.failed", response=self.response)
         return self._take()
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.quoting import quoted
 from ferrum_jax.structured.asked.schema import check_schema, subschemas
 from ferrum_jax.structured.asked.tools import ToolsAsked
 
@@ -61,7 +62,9 @@ class StructuredOutputsParams:
             _check_text(field, getattr(self, field))
         for field in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if getattr(self, field) is not None and not isinstance(getattr(self, field), bool):
-                raise ValueError(f"structured_outputs.{field} is {getattr(self, field)!r}; it must be true or false")
+                raise ValueError(
+                    f"structured_outputs.{field} is {quoted(getattr(self, field))}; it must be true or false"
+                )
         self._check_layout()
         if self.grammar is not None:
             _check_schemas_within(self.grammar)
@@ -87,8 +90,8 @@ class StructuredOutputsParams:
             )
         if self.whitespace_pattern is not None and not _WHITE_SPACE.fullmatch(self.whitespace_pattern):
             raise ValueError(
-                f"structured_outputs.whitespace_pattern is {self.whitespace_pattern!r}; it must be made of spaces, "
-                "\\n, \\r, \\t, brackets, alternatives and counts: nothing else may stand between the parts of JSON"
+                f"structured_outputs.whitespace_pattern is {quoted(self.whitespace_pattern)}; it must be made of spaces"
+                ", \\n, \\r, \\t, brackets, alternatives and counts: nothing else may stand between the parts of JSON"
             )
         for field in ("whitespace_pattern", "disable_any_whitespace"):
             if getattr(self, field) and self.kind not in ("json", "json_object", "tools"):
@@ -100,11 +103,11 @@ class StructuredOutputsParams:
     def from_dict(cls, values: object, field: str = "structured_outputs") -> StructuredOutputsParams:
         """The wishes of a JSON object. Raises ValueError naming every key that is not known."""
         if not isinstance(values, Mapping):
-            raise ValueError(f"{field} is {values!r}; it must be an object such as {{'json': {{...}}}}")
+            raise ValueError(f"{field} is {quoted(values)}; it must be an object such as {{'json': {{...}}}}")
         known = {f.name for f in dataclasses.fields(cls)} - {"tools"}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ValueError(f"{field} has unknown keys {unknown}; known are {sorted(known)}")
+            raise ValueError(f"{field} has unknown keys {quoted(unknown)}; known are {sorted(known)}")
         return cls(**values)
 
 
@@ -157,10 +160,12 @@ def _closed(text: str) -> str:
 
 def _choices(choices: object) -> tuple[str, ...]:
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-        raise ValueError(f"structured_outputs.choice is {choices!r}; it must be a list with at least one text")
+        raise ValueError(f"structured_outputs.choice is {quoted(choices)}; it must be a list with at least one text")
     for index, text in enumerate(choices):
         if not isinstance(text, str) or not text:
-            raise ValueError(f"structured_outputs.choice[{index}] is {text!r}; it must be a text that is not empty")
+            raise ValueError(
+                f"structured_outputs.choice[{index}] is {quoted(text)}; it must be a text that is not empty"
+            )
     _check_size("choice", "".join(choices))
     return tuple(choices)
 
@@ -176,7 +181,7 @@ def _check_text(field: str, text: object) -> None:
     if text is None:
         return
     if not isinstance(text, str) or (not text and field != "whitespace_pattern"):
-        raise ValueError(f"structured_outputs.{field} is {text!r}; it must be a text that is not empty")
+        raise ValueError(f"structured_outputs.{field} is {quoted(text)}; it must be a text that is not empty")
     _check_size(field, text)
 
 

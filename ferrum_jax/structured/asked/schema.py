@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ferrum_jax.quoting import quoted
+
 # fmt: off
 _ENFORCED = frozenset((
     "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties",
@@ -49,7 +51,7 @@ def check_schema(schema: object) -> None:
         if isinstance(part, bool):
             continue
         if not isinstance(part, Mapping):
-            problems.append(f"at {place}: a schema is an object, true or false, not {_shown(part)}")
+            problems.append(f"at {place}: a schema is an object, true or false, not {quoted(part)}")
             continue
         problems += [f"at {place}/{_escaped(key)}: {why}" for key, why in _refused(part)]
     if problems:
@@ -93,12 +95,12 @@ def _refused(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
     """Why a known keyword cannot have this value; the compiler refuses further ones."""
     if key in _BY_NAME and not isinstance(value, Mapping):
-        return f"it must be an object, not {_shown(value)}"
+        return f"it must be an object, not {quoted(value)}"
     if key in ("allOf", "anyOf", "oneOf", "prefixItems", "enum", "required") and not isinstance(value, list):
-        return f"it must be a list, not {_shown(value)}"
+        return f"it must be a list, not {quoted(value)}"
     if key == "type":
         wrong = [name for name in (value if isinstance(value, list) else [value]) if name not in _TYPES]
-        return f"{_shown(wrong[0])} is no type; types are {', '.join(_TYPES)}" if wrong else None
+        return f"{quoted(wrong[0])} is no type; types are {', '.join(_TYPES)}" if wrong else None
     if key in ("const", "enum") and any(map(_has_other_controls, _texts(value))):
         return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
     if key == "minProperties" and isinstance(value, int) and value > len(part.get("required", ())) + 1:
@@ -124,8 +126,3 @@ def _has_other_controls(text: str) -> bool:
 def _escaped(name: object) -> str:
     """A name in a JSON pointer (RFC 6901)."""
     return str(name).replace("~", "~0").replace("/", "~1")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}.."

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.quoting import quoted
 from ferrum_jax.structured.asked.schema import check_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -37,7 +38,7 @@ class ToolsAsked:
 def tools_of(tools: object) -> tuple[Tool, ...]:
     """The tools of a request's `tools`. Raises ValueError naming the place."""
     if isinstance(tools, str) or not isinstance(tools, Sequence) or not tools:
-        raise ValueError(f"tools is {tools!r}; it must be a list with at least one tool")
+        raise ValueError(f"tools is {quoted(tools)}; it must be a list with at least one tool")
     if len(tools) > MOST_TOOLS:
         raise ValueError(f"tools has {len(tools)} tools; at most {MOST_TOOLS} are allowed")
     found = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
@@ -50,18 +51,18 @@ def tools_of(tools: object) -> tuple[Tool, ...]:
 
 def _tool(place: str, tool: object) -> Tool:
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
-        raise ValueError(f'{place} is {tool!r}; it must be {{"type": "function", "function": {{"name": ...}}}}')
+        raise ValueError(f'{place} is {quoted(tool)}; it must be {{"type": "function", "function": {{"name": ...}}}}')
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise ValueError(f"{place}.function is {function!r}; it must be an object with a name and parameters")
+        raise ValueError(f"{place}.function is {quoted(function)}; it must be an object with a name and parameters")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{place}.function.name is {name!r}; it must be 1 to 64 letters, digits or any of _ - .")
+        raise ValueError(f"{place}.function.name is {quoted(name)}; it must be 1 to 64 letters, digits or any of _ - .")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping):
-        raise ValueError(f"{place}.function.parameters is {parameters!r}; it must be a JSON schema of an object")
+        raise ValueError(f"{place}.function.parameters is {quoted(parameters)}; it must be a JSON schema of an object")
     if "type" not in parameters and ("properties" in parameters or not parameters):
         parameters = {"type": "object", **parameters}
     try:
@@ -74,17 +75,17 @@ def _tool(place: str, tool: object) -> Tool:
 def tools_asked(tools: object, tool_choice: object, parallel: object) -> ToolsAsked | None:
     """The calls that a request demands; None where it leaves the model free. Raises ValueError naming the place."""
     if parallel is not None and not isinstance(parallel, bool):
-        raise ValueError(f"parallel_tool_calls is {parallel!r}; it must be true or false")
+        raise ValueError(f"parallel_tool_calls is {quoted(parallel)}; it must be true or false")
     if not tools:
         if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
-            raise ValueError(f"tools is {tools!r}; it must be a list of tools")
+            raise ValueError(f"tools is {quoted(tools)}; it must be a list of tools")
         if tool_choice not in (None, "none", "auto"):
-            raise ValueError(f"tool_choice is {tool_choice!r} without tools; give the tools it may choose")
+            raise ValueError(f"tool_choice is {quoted(tool_choice)} without tools; give the tools it may choose")
         return None
     known = tools_of(tools)
     name = _chosen(tool_choice)
     if name is not None and name not in {tool.name for tool in known}:
-        raise ValueError(f"tool_choice names {name!r}, and tools has {', '.join(tool.name for tool in known)}")
+        raise ValueError(f"tool_choice names {quoted(name)}, and tools has {', '.join(tool.name for tool in known)}")
     if name is None and tool_choice != "required":
         return None
     demanded = tuple(tool for tool in known if name in (None, tool.name))
@@ -104,7 +105,7 @@ def _chosen(choice: object) -> str | None:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise ValueError(
-            f'tool_choice is {choice!r}; it must be "none", "auto", "required" or '
+            f'tool_choice is {quoted(choice)}; it must be "none", "auto", "required" or '
             '{"type": "function", "function": {"name": ...}}'
         )
     return name
@@ -117,7 +118,7 @@ def format_of(response_format: object) -> dict[str, Any] | None:
     """
     if not isinstance(response_format, Mapping):
         raise ValueError(
-            f'response_format is {response_format!r}; it must be an object such as {{"type": "json_object"}}'
+            f'response_format is {quoted(response_format)}; it must be an object such as {{"type": "json_object"}}'
         )
     kind = response_format.get("type")
     if kind == "text":
@@ -127,16 +128,18 @@ def format_of(response_format: object) -> dict[str, Any] | None:
     if kind == "structural_tag":
         return {"structural_tag": dict(response_format)}
     if kind != "json_schema":
-        raise ValueError(f'response_format.type is {kind!r}; it must be "text", "json_object" or "json_schema"')
+        raise ValueError(f'response_format.type is {quoted(kind)}; it must be "text", "json_object" or "json_schema"')
     named = response_format.get("json_schema")
     if not isinstance(named, Mapping):
-        raise ValueError(f"response_format.json_schema is {named!r}; it must be an object with name and schema")
+        raise ValueError(f"response_format.json_schema is {quoted(named)}; it must be an object with name and schema")
     unknown = sorted(set(named) - {"name", "description", "schema", "strict"})
     if unknown:
-        raise ValueError(f"response_format.json_schema has {unknown}; known are name, description, schema and strict")
+        raise ValueError(
+            f"response_format.json_schema has {quoted(unknown)}; known are name, description, schema and strict"
+        )
     strict = named.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise ValueError(f"response_format.json_schema.strict is {strict!r}; it must be true or false")
+        raise ValueError(f"response_format.json_schema.strict is {quoted(strict)}; it must be true or false")
     if named.get("schema") is None:
         raise ValueError("response_format.json_schema has no schema; give the JSON schema of the answer")
     return {"json": named["schema"]}

@@ -1,0 +1,72 @@
+"""Bodies of any size: what is refused is said in a bounded length, at a cost that the first few problems decide."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ferrum_jax.batch.input.formats import BadRow, parse_line
+from ferrum_jax.batch.journal.responses import failed_line
+from ferrum_jax.openai import parameters
+from ferrum_jax.quoting import MOST_CHARACTERS
+from ferrum_jax.serve.bodies.http_body import BodyLimits, asked_text
+from ferrum_jax.serve.http.http_errors import http_error
+
+MANY = {f"unknown_{i}": 1 for i in range(20_000)}
+LONG = {
+    "many unknown fields": MANY,
+    "a long name": {"x" * 10**6: 1},
+    "half a surrogate pair as a name": {"\ud800": 1},
+    "a long text in place of a number": {"temperature": "x" * 10**6},
+    "a long list in place of a number": {"n": [1] * 10**6},
+    "a long text that is not supported": {"audio": "x" * 10**6},
+    "many biases": {"logit_bias": {f"x{i}": 1 for i in range(10**5)}},
+    "an unknown structure": {"response_format": {"type": "x" * 10**6}},
+    "unknown parts of a structure": {"structured_outputs": MANY},
+    "a schema of unknown keywords": {"structured_outputs": {"json": {"x" * 200_000: 1}}},
+}
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """How many known names each search for a close one has compared."""
+    found = []
+    search = parameters.get_close_matches
+    monkeypatch.setattr(
+        parameters, "get_close_matches", lambda *given, **named: found.append(given) or search(*given, **named)
+    )
+    return found
+
+
+def refused_over_http(fields) -> str:
+    with pytest.raises(ValueError) as error:
+        asked_text({"prompt": "x", **fields}, BodyLimits(), is_chat=False)
+    answer = http_error(error.value)
+    assert answer is not None
+    return json.dumps(answer.body, ensure_ascii=False).encode().decode()
+
+
+def refused_in_a_batch(fields) -> str:
+    row = parse_line(json.dumps({"custom_id": "a", "prompt": "x", **fields}).encode(), 1)
+    assert isinstance(row, BadRow)
+    return failed_line(row).decode()
+
+
+@pytest.mark.parametrize("door", [refused_over_http, refused_in_a_batch])
+@pytest.mark.parametrize("fields", LONG.values(), ids=LONG)
+def test_an_error_has_a_bounded_length_whatever_is_asked(fields, door):
+    assert len(door(fields)) < 2 * MOST_CHARACTERS + 500  # escapes, and the field's name beside it
+
+
+@pytest.mark.parametrize("door", [refused_over_http, refused_in_a_batch])
+def test_of_many_unknown_fields_a_few_are_searched_for_and_named_and_the_others_counted(door, searches):
+    message = door(MANY)
+    assert len(searches) == 8
+    assert message.count("is not known") == 8 and "19,992 more fields" in message
+    assert message.count("known are") == 1 and "temperature" in message
+
+
+def test_no_close_name_is_looked_for_where_a_name_is_long(searches):
+    refused_over_http({"x" * 10**6: 1})
+    assert not searches
