@@ -3,7 +3,7 @@
 A `TextStream` is fed one token id after the other and emits the text that has become certain. A character
 whose bytes are not complete is held back, and so is what may be the beginning of a stop string. After
 `flush` the text is `Tokenizer.decode` of all ids, cut at the first stop string. The cost of a token does not
-depend on how many came before.
+depend on how many came before, nor on how many stop strings there are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
+from ferrum_jax.text.stop_strings import StopStrings, stop_strings
 from ferrum_jax.text.tokenizer import Tokenizer
 
 
@@ -36,12 +37,12 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._skips = skip_special_tokens
-        self._stop = tuple(stop)
+        self._stops = stop_strings(tuple(stop)) if stop else None
+        self._state = 0  # of the search for them, after all text that is certain
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held = ""  # certain text that may be the beginning of a stop string
-        self._num_early = 0  # characters of it that are of the first min_tokens tokens
         self._decoder: _Detokenizer = (
             _ByteText(tokenizer)
             if tokenizer.byte_level
@@ -54,7 +55,7 @@ class TextStream:
     @property
     def may_stop(self) -> bool:
         """Whether a stop string could end the text."""
-        return bool(self._stop)
+        return self._stops is not None
 
     @property
     def text(self) -> str:
@@ -84,8 +85,8 @@ class TextStream:
         return self.stopped
 
     def _add(self, text: str) -> None:
-        if self._stop:
-            text = self._certain(self._held + text)
+        if self._stops is not None:
+            text = self._certain(self._stops, text)
         if text:
             self._emit(text)
 
@@ -93,18 +94,18 @@ class TextStream:
         self._pieces.append(text)
         self._new.append(text)
 
-    def _certain(self, text: str) -> str:
-        """What of `text` can be emitted; the rest is held. Notes a stop string that is in it."""
-        if self._num_tokens <= self._min_tokens:
-            self._num_early = len(text)
-        starts = {stop: text.find(stop, max(0, self._num_early - len(stop) + 1)) for stop in self._stop}
-        found = [(start + len(stop), -len(stop), stop) for stop, start in starts.items() if start >= 0]
-        if found:
-            end, negative_length, self.stopped = min(found)
-            self._held = ""
-            return text[: end if self._include_stop else end + negative_length]
-        kept = len(text) - max(_overlap(text, stop) for stop in self._stop)
-        self._held, self._num_early = text[kept:], max(0, self._num_early - kept)
+    def _certain(self, stops: StopStrings, new: str) -> str:
+        """What of the held text and `new` can be emitted; the rest is held. Notes a stop string that ends in `new`."""
+        counts = self._num_tokens > self._min_tokens
+        text, end, state = self._held + new, len(self._held), self._state
+        for character in new:
+            state = stops.step(state, character)
+            end += 1
+            if counts and (found := stops.ends[state]) is not None:
+                self.stopped, self._held = found, ""
+                return text[: end if self._include_stop else end - len(found)]
+        self._state, kept = state, len(text) - stops.held[state]
+        self._held = text[kept:]
         return text[:kept]
 
 
@@ -159,11 +160,3 @@ class _WindowText:
         self._emitted = len(self._window)
         self._emitted_text = self._tokenizer.raw_text(self._window)
         return added
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of text that is a beginning of stop and not all of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
