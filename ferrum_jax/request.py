@@ -11,7 +11,7 @@ import dataclasses
 import math
 import sys
 from array import array
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 16
 MAX_STOPS, MOST_STOP_CHARACTERS = 64, 256  # 16,384 states of their automaton, which takes 20 ms to make
 MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
-MAX_ALLOWED_IDS = 1 << 18  # no fewer than the tokens of the largest vocabularies
+MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
 ADAPTER_FAILED = "the adapter could not be brought to the devices"  # then its name and why
 NOT_FINITE_REASON = (
@@ -54,7 +54,8 @@ class SamplingParams:
     temperature.
     truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
     max_tokens (or for one token if that is None) in max_model_len.
-    logit_bias: from -100 to 100, or minus infinity, which forbids the token.
+    stop: at most 64 strings, each of at most 256 characters.
+    logit_bias: of at most 300 tokens, from -100 to 100, or minus infinity, which forbids the token.
     allowed_token_ids: only these may be drawn, end tokens among them; None allows all. bad_words: texts that may not be
     written; the last token of one is forbidden where those before it have come.
     detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
@@ -141,16 +142,16 @@ class SamplingParams:
         for field, kinds, what in _COLLECTIONS:
             if not isinstance(getattr(self, field), kinds):
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise ValueError(f"stop holds {quoted(text)}; each stop must be a string that is not empty")
-        for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token)
+        _check_texts("stop", self.stop, MAX_STOPS, MOST_STOP_CHARACTERS, "string that is not empty")
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MOST_WORD_CHARACTERS, "text that is not blank")
+        for field in ("stop_token_ids", "allowed_token_ids"):
+            _check_ints(field, getattr(self, field))
         if len(set(self.stop_token_ids)) > MAX_STOP_IDS:
             raise ValueError(
                 f"stop_token_ids holds {len(set(self.stop_token_ids))} ids; at most {MAX_STOP_IDS} are allowed"
             )
-        self._check_words()
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids is empty; give at least one token id, or leave it out")
         bias = self.logit_bias or {}
         if len(bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias holds {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
@@ -158,17 +159,6 @@ class SamplingParams:
             _check_int("logit_bias key", token)
             if value != -math.inf:
                 _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100, or minus infinity")
-
-    def _check_words(self) -> None:
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids is empty; give at least one token id, or leave it out")
-        for token in self.allowed_token_ids or ():
-            _check_int("allowed_token_ids", token)
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise ValueError(f"bad_words holds {len(self.bad_words)} texts; at most {MAX_BAD_WORDS} are allowed")
-        for word in self.bad_words:
-            if not isinstance(word, str) or not word.strip():
-                raise ValueError(f"bad_words holds {quoted(word)}; each must be a text that is not blank")
 
     @property
     def needs_mask(self) -> bool:
@@ -231,6 +221,24 @@ def _check_number(field: str, value: object, low: float, high: float, what: str)
         raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
         raise ValueError(f"{field} is {quoted(value)}; it must be {what}")
+
+
+def _check_ints(field: str, values: Collection[object] | None) -> None:
+    if values is not None and len(values) > MAX_TOKEN_IDS:
+        raise ValueError(f"{field} holds {len(values):,} ids; at most {MAX_TOKEN_IDS:,} are allowed")
+    if values and set(map(type, values)) != {int}:
+        for value in values:
+            _check_int(field, value)
+
+
+def _check_texts(field: str, texts: Collection[object], most: int, longest: int, what: str) -> None:
+    if len(texts) > most:
+        raise ValueError(f"{field} holds {len(texts):,} texts; at most {most} are allowed")
+    for text in texts:
+        if not isinstance(text, str) or not (text if field == "stop" else text.strip()):
+            raise ValueError(f"{field} holds {quoted(text)}; each must be a {what}")
+        if len(text) > longest:
+            raise ValueError(f"{field} holds a text of {len(text):,} characters; at most {longest} are allowed")
 
 
 def _check_seed(seed: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import Content, Prompt, check_detail, take_apart
 from ferrum_jax.quoting import MOST_NAMED, named, quoted
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.request import MAX_LOGIT_BIAS, SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
 
@@ -37,6 +37,7 @@ KNOWN_CHAT |= {"reasoning_effort"}
 
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
+MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
 _LONGEST_TYPO = 64  # characters of a name for which a known one is looked for
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 _OTHER_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
@@ -169,7 +170,7 @@ def _structure(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
         raise ValueError(f"{' and '.join(given)} cannot be read as JSON: {error}") from error
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _known_structure(text: str) -> StructuredOutputsParams | None:
     given = json.loads(text)
     demanded = tools_asked(given.get("tools"), given.get("tool_choice"), given.get("parallel_tool_calls"))
@@ -219,6 +220,8 @@ def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
 def _logit_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, dict):
         raise ValueError(f"logit_bias is {quoted(bias)}; it must be an object of token id to bias")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias holds {len(bias):,} entries; at most {MAX_LOGIT_BIAS} are allowed")
     found: dict[int, float] = {}
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit():
@@ -309,8 +312,14 @@ def packed_ids(token_ids: object) -> array[int] | None:
 
 
 def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
+    """The messages as templates read them. Raises ValueError for more than MOST_PARTS, with their parts and calls."""
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{field} is {quoted(messages)}; it must be a list with at least one message")
+    if (count := len(messages)) <= MOST_PARTS:
+        lists = (each.get(name) for each in messages if isinstance(each, dict) for name in ("content", "tool_calls"))
+        count += sum(len(each) for each in lists if isinstance(each, list))
+    if count > MOST_PARTS:
+        raise ValueError(f"{field} has {count:,} messages, parts and calls; at most {MOST_PARTS:,} are taken")
     return [_message(f"{field}[{index}]", message) for index, message in enumerate(messages)]
 
 

@@ -31,7 +31,7 @@ _LIMITS: dict[str, Any] = {
 _ESCAPES = '"\\bfnrt'
 _WHITE_SPACE = r"[ \n\r\t]{0,40}"  # bounded: a model that is unsure writes white space without end
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")  # of regular expressions
-_MOST_PARTS = 2_000  # of a schema that are compiled alone to say which one is at fault
+_MOST_COMPILED = 1 << 21  # bytes of parts of a schema that are compiled alone to say which one is at fault
 ANY_OBJECT = '{"type":"object"}'
 
 
@@ -135,13 +135,14 @@ def place_of_fault(schema_text: str, options: dict[str, Any], message: str) -> s
     library = require_llguidance()
     schema = json.loads(schema_text)
     defined = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    found = None
-    for number, (place, part) in enumerate(subschemas(schema)):
-        if number == _MOST_PARTS:
-            break
+    found, left = None, _MOST_COMPILED
+    for place, part in subschemas(schema):
         if not isinstance(part, dict):
             continue
         text = json.dumps({**defined, **part}, ensure_ascii=False)
+        left -= len(text)
+        if left < 0:
+            break
         grammar = library.LLMatcher.grammar_from_json_schema(text, overrides=options)
         is_error, problems = library.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
         if is_error and problems[0].splitlines()[0] == message.splitlines()[0]:

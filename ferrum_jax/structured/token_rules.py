@@ -31,6 +31,11 @@ class TokenRules:
         self._never = [token for token, bias in (sampling.logit_bias or {}).items() if bias == -math.inf]
         self._allowed = None if sampling.allowed_token_ids is None else sorted(set(sampling.allowed_token_ids))
         self._bad = _sequences(sampling.bad_words, encodes)
+        self._bad_after: dict[int, list[tuple[int, ...]]] = {}  # by the token before their last
+        for bad in self._bad:
+            if len(bad) > 1:
+                self._bad_after.setdefault(bad[-2], []).append(bad)
+        self._always: np.ndarray | None = None  # the mask of what may come wherever it comes, once its size is known
 
     @property
     def say_nothing(self) -> bool:
@@ -42,11 +47,9 @@ class TokenRules:
 
         A text that must end ends before min_tokens: its grammar allows no more.
         """
-        if self._allowed is not None:
-            kept = np.zeros_like(mask)
-            allow(kept, self._allowed)
-            mask &= kept
-        forbid(mask, self._never)
+        if self._always is None:
+            self._always = self._made_always(mask)
+        mask &= self._always
         forbid(mask, self._completing(output))
         if not mask.any():
             return f"{' and '.join(self._named())} forbid every token that may come here"
@@ -57,12 +60,19 @@ class TokenRules:
                 mask[:] = longer
         return None
 
+    def _made_always(self, mask: np.ndarray) -> np.ndarray:
+        """The mask of the tokens that are allowed whatever came before: made once, whose lists may be long."""
+        always = np.full_like(mask, -1) if self._allowed is None else np.zeros_like(mask)
+        allow(always, self._allowed or ())
+        forbid(always, [*self._never, *(bad[0] for bad in self._bad if len(bad) == 1)])
+        return always
+
     def _completing(self, output: Sequence[int]) -> list[int]:
-        """The tokens that would complete a bad word."""
+        """The tokens that would complete a bad word of several."""
         return [
             bad[-1]
-            for bad in self._bad
-            if len(bad) == 1 or (len(output) >= len(bad) - 1 and tuple(output[1 - len(bad) :]) == bad[:-1])
+            for bad in (self._bad_after.get(output[-1], ()) if len(output) else ())
+            if len(output) >= len(bad) - 1 and tuple(output[1 - len(bad) :]) == bad[:-1]
         ]
 
     def _named(self) -> list[str]:

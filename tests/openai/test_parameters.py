@@ -70,3 +70,50 @@ def test_of_many_unknown_fields_a_few_are_searched_for_and_named_and_the_others_
 def test_no_close_name_is_looked_for_where_a_name_is_long(searches):
     refused_over_http({"x" * 10**6: 1})
     assert not searches
+
+
+SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(3000)}}
+TEXTS = [f"stop {i}" for i in range(300_000)]
+LISTS = {
+    "stop": (TEXTS, "stop holds 300,000 texts; at most 64 are allowed"),
+    "a long stop": (["x" * 10_000], "stop holds a text of 10,000 characters; at most 256 are allowed"),
+    "bad_words": (TEXTS, "bad_words holds 300,000 texts; at most 300 are allowed"),
+    "a long bad_words": (["x" * 10_000], "bad_words holds a text of 10,000 characters; at most 256 are allowed"),
+    "logit_bias": ({str(i): 1 for i in range(10**5)}, "logit_bias holds 100,000 entries; at most 300 are allowed"),
+    "allowed_token_ids": ([5] * 300_000, "allowed_token_ids holds 300,000 ids; at most 262,144 are allowed"),
+    "stop_token_ids": ([5] * 300_000, "stop_token_ids holds 300,000 ids; at most 262,144 are allowed"),
+    "structured_outputs": ({"json": SCHEMA}, "the JSON schema has more than 2,048 schemas in it; say fewer properties"),
+    "a value in structured_outputs": ({"json": {"const": "x" * 2000}}, "is too long; at most 1,024 characters"),
+    "a choice in structured_outputs": ({"choice": ["x" * 2000]}, "choice[0] has 2,000 characters; at most 1,024"),
+}
+CHATS = {
+    "messages": ([{"role": "user", "content": "x"}] * 20_000, "messages has 20,000 messages, parts and calls; at most"),
+    "parts in messages": (
+        [{"role": "user", "content": [{"type": "text", "text": ""}] * 10_000}] * 2,
+        "messages has 20,002 messages, parts and calls; at most 16,384 are taken",
+    ),
+}
+
+
+@pytest.mark.parametrize("door", [refused_over_http, refused_in_a_batch])
+@pytest.mark.parametrize("field", LISTS)
+def test_every_list_has_a_bound(field, door):
+    value, words = LISTS[field]
+    assert words in door({field.split()[-1]: value}).replace('\\"', '"')
+
+
+@pytest.mark.parametrize("field", CHATS)
+def test_a_chat_has_a_bound_of_its_parts_before_one_is_read(field, monkeypatch):
+    read = []
+    monkeypatch.setattr(parameters, "_message", lambda name, message: read.append(name))
+    messages, words = CHATS[field]
+    with pytest.raises(ValueError, match=words):
+        asked_text({"messages": messages}, BodyLimits(), is_chat=True)
+    assert not read
+
+
+def test_more_prompts_than_are_taken_are_refused_before_one_is_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(parameters, "_prompt_of", lambda field, prompt: read.append(field))
+    assert "prompt has 100,000 prompts; at most 2,048" in refused_over_http({"prompt": ["x"] * 10**5})
+    assert not read

@@ -2,6 +2,7 @@
 
 import json
 import random
+import types
 
 import jsonschema
 import pytest
@@ -207,3 +208,24 @@ def test_objects_are_closed_where_that_is_asked_for():
     schema = {"type": "object", "properties": {"a": {"type": "null"}, "properties": {"const": {"properties": {}}}}}
     closed = json.loads(str(StructuredOutputsParams(json=schema, disable_additional_properties=True).json))
     assert closed == schema | {"additionalProperties": False}
+
+
+def test_the_place_of_a_fault_is_looked_for_in_a_bounded_number_of_bytes(monkeypatch):
+    """Each part is compiled with all definitions beside it, so many parts of a long schema would be its square."""
+    from ferrum_jax.structured import grammar_text as module
+
+    compiled, matcher = [], module.require_llguidance().LLMatcher
+
+    def grammar(text, **named):
+        compiled.append(len(text))
+        return matcher.grammar_from_json_schema(text, **named)
+
+    validate = matcher.validate_grammar_with_warnings
+    counting = types.SimpleNamespace(grammar_from_json_schema=grammar, validate_grammar_with_warnings=validate)
+    limits = module.require_llguidance().LLParserLimits
+    library = types.SimpleNamespace(LLMatcher=counting, LLParserLimits=limits)
+    monkeypatch.setattr(module, "require_llguidance", lambda: library)
+    schema = {"$defs": {f"d{i}": {"type": "string", "title": "x" * 500} for i in range(200)}, "properties": {}}
+    schema["properties"] = {f"p{i}": {"type": "null"} for i in range(500)}
+    module.place_of_fault(json.dumps(schema), {}, "no such fault")
+    assert 0 < sum(compiled) <= 1 << 21

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_jax.request import SamplingParams
+from ferrum_jax.structured import token_rules
 from ferrum_jax.structured.token_rules import TokenRules, allow
 from tests.structured.vocabularies import demo_tokenizer
 
@@ -80,3 +81,21 @@ def test_rules_that_are_none_are_refused(fields, match):
 def test_bad_words_need_a_tokenizer():
     with pytest.raises(ValueError, match="bad_words needs a tokenizer"):
         TokenRules(SamplingParams(bad_words=["a"]), frozenset(), None)
+
+
+def test_long_lists_are_read_once_and_not_at_each_token(monkeypatch):
+    """The tokens that a mask is made of, counted: those of lists at the first token, then those that output decides."""
+    counted = []
+    plain_allow, plain_forbid = token_rules.allow, token_rules.forbid
+    monkeypatch.setattr(token_rules, "allow", lambda mask, ids: counted.append(len(ids)) or plain_allow(mask, ids))
+    monkeypatch.setattr(token_rules, "forbid", lambda mask, ids: counted.append(len(ids)) or plain_forbid(mask, ids))
+    bias = dict.fromkeys(range(50, 90), float("-inf"))
+    words = [chr(97 + i) for i in range(20)] + ["sortedlist"]
+    sampling = SamplingParams(allowed_token_ids=range(90), logit_bias=bias, bad_words=words)
+    rules = TokenRules(sampling, frozenset(), demo_tokenizer())
+    rules.narrow(np.full(150, -1, np.int32), [])
+    assert sum(counted) > 120
+    counted.clear()
+    for length in range(20):
+        rules.narrow(np.full(150, -1, np.int32), list(range(length)))
+    assert sum(counted) <= 20

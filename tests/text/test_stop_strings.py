@@ -42,7 +42,8 @@ def naive(text: str, stops: list[str], early: int) -> tuple[str | None, str]:
 
 def longest_beginning(text: str, stops: list[str]) -> int:
     """How many characters at the end of a text begin a stop string that is not complete."""
-    return max(n for n in range(len(text) + 1) if n == 0 or any(s != text[-n:] and s.startswith(text[-n:]) for s in stops))
+    ends = [text[len(text) - n :] for n in range(len(text) + 1)]
+    return max(len(end) for end in ends if not end or any(s != end and s.startswith(end) for s in stops))
 
 
 @PROFILE

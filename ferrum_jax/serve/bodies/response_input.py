@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.openai.parameters import MOST_PARTS, FieldError
 from ferrum_jax.quoting import quoted
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
@@ -21,6 +21,8 @@ def input_messages(given: object) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise FieldError(f"input is {quoted(given)}; it must be a string or a list with at least one item", "input")
+    if len(given) > MOST_PARTS:
+        raise FieldError(f"input has {len(given):,} items; at most {MOST_PARTS:,} are taken", "input")
     found: list[dict[str, Any]] = []
     is_open = False  # the last message is an assistant's that may go on
     for index, item in enumerate(given):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.quoting import quoted
-from ferrum_jax.structured.asked.schema import check_schema, subschemas
+from ferrum_jax.structured.asked.schema import MOST_TEXT, check_schema, subschemas
 from ferrum_jax.structured.asked.tools import ToolsAsked
 
 MOST_BYTES = 1 << 18  # of a schema, a grammar, a regular expression or all choices together
@@ -166,6 +166,9 @@ def _choices(choices: object) -> tuple[str, ...]:
             raise ValueError(
                 f"structured_outputs.choice[{index}] is {quoted(text)}; it must be a text that is not empty"
             )
+        if len(text) > MOST_TEXT:
+            what = f"structured_outputs.choice[{index}] has {len(text):,} characters"
+            raise ValueError(f"{what}; at most {MOST_TEXT:,} are allowed")
     _check_size("choice", "".join(choices))
     return tuple(choices)
 

@@ -42,12 +42,16 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _WRITABLE_CONTROLS = frozenset("\b\t\n\f\r")
 _DEEPEST = 64
+MOST_PARTS = 2048  # schemas in a schema; what a compiler does for an object grows with the square of its properties
+MOST_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
 
 
 def check_schema(schema: object) -> None:
     """Raises ValueError for what is no schema or holds what no grammar enforces, all problems in one error."""
     problems: list[str] = []
-    for place, part in subschemas(schema):
+    for count, (place, part) in enumerate(subschemas(schema), 1):
+        if count > MOST_PARTS:
+            raise ValueError(f"the JSON schema has more than {MOST_PARTS:,} schemas in it; say fewer properties")
         if isinstance(part, bool):
             continue
         if not isinstance(part, Mapping):
@@ -101,8 +105,14 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
     if key == "type":
         wrong = [name for name in (value if isinstance(value, list) else [value]) if name not in _TYPES]
         return f"{quoted(wrong[0])} is no type; types are {', '.join(_TYPES)}" if wrong else None
-    if key in ("const", "enum") and any(map(_has_other_controls, _texts(value))):
-        return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
+    if key in ("const", "enum"):
+        for text in _texts(value):
+            if len(text) > MOST_TEXT:
+                return f"{quoted(text)} is too long; at most {MOST_TEXT:,} characters are allowed"
+            if _has_other_controls(text):
+                return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
+    if key == "properties" and (long := next((name for name in value if len(str(name)) > MOST_TEXT), None)):
+        return f"the name {quoted(long)} is too long; at most {MOST_TEXT:,} characters are allowed"
     if key == "minProperties" and isinstance(value, int) and value > len(part.get("required", ())) + 1:
         return "a name could come twice; give at most one more than the properties that are required"
     return None

@@ -16,7 +16,7 @@ from ferrum_jax.quoting import quoted
 from ferrum_jax.structured.asked.schema import check_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-MOST_TOOLS = 128
+MOST_TOOLS, MOST_TOOL_CHARACTERS = 128, 1 << 20  # the latter of all parameters together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,9 @@ def tools_of(tools: object) -> tuple[Tool, ...]:
     if len(tools) > MOST_TOOLS:
         raise ValueError(f"tools has {len(tools)} tools; at most {MOST_TOOLS} are allowed")
     found = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
+    size = sum(len(tool.parameters) for tool in found)
+    if size > MOST_TOOL_CHARACTERS:
+        raise ValueError(f"tools has parameters of {size:,} characters; at most {MOST_TOOL_CHARACTERS:,} are allowed")
     names = [tool.name for tool in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
