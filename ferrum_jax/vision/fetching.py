@@ -30,6 +30,8 @@ _HOLDS_IPV4 = (
     (ipaddress.ip_network("64:ff9b:1::/48"), 0),
     (ipaddress.ip_network("::/96"), 0),  # IPv4-compatible
 )
+# Of IPv4, beside those that Python knows: protocol assignments (RFC 6890), the relays of 6to4 (RFC 7526).
+_NOT_PUBLIC = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("192.88.99.0/24"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,8 @@ def is_public(address: str) -> bool:
             return all(is_public(str(each)) for each in inner)
         if found.is_site_local:
             return False
+    if any(found in network for network in _NOT_PUBLIC):
+        return False
     return found.is_global and not found.is_multicast and not found.is_reserved
 
 

@@ -10,7 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.openai.parameters import FieldError
 from ferrum_jax.serve.adapter_folders import folder_below
+from ferrum_jax.serve.app import adapter_routes
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
@@ -104,6 +106,12 @@ def test_what_does_not_lie_below_the_root_is_refused(root, path, why):
         folder_below(root, path.format(outside=root.parent / "outside"))
 
 
+def test_half_of_a_surrogate_pair_in_a_path_is_refused_by_its_field():
+    with pytest.raises(FieldError, match=r"lora_path is '\\ud800', which holds half of a surrogate pair") as refused:
+        adapter_routes._text({"lora_path": "\ud800"}, "lora_path")
+    assert refused.value.param == "lora_path"
+
+
 @pytest.mark.slow
 def test_adapters_come_and_go_over_http_with_an_admin_key(folder, root):
     llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(INVARIANT, max_adapters=1, max_adapter_rank=4))
@@ -130,6 +138,7 @@ def test_adapters_come_and_go_over_http_with_an_admin_key(folder, root):
             "the model's name": {**poet, "lora_name": "small"},
             "must be a text": {"lora_name": 7, "lora_path": "x"},
             "is not known": {**poet, "rank": 3},
+            "lora_path is '\\ud800', which holds half": {**poet, "lora_path": "\ud800"},
             "can be printed": {**poet, "lora_name": "a\nb"},
             "no such folder": {**poet, "lora_name": "b", "lora_path": "poets/nobody"},
             "has no adapter_config.json": {**poet, "lora_name": "b", "lora_path": "poets"},

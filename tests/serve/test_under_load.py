@@ -233,6 +233,15 @@ def test_who_has_no_key_learns_only_whether_the_server_is_there(tmp_path):
         assert server.ask("/metrics", Authorization="Bearer sk-admin-key")[0] == 200
 
 
+def test_of_two_keys_none_is_taken(tmp_path):
+    with running(keyed(tmp_path)) as server:
+        asked = request("/v1/models", b"", "GET", Authorization="Bearer sk-aaaaaaaa")
+        assert server.raw(asked).startswith(b"HTTP/1.1 200")
+        twice = asked.replace(b"Authorization", b"Authorization: Bearer sk-bbbbbbbb\r\nAuthorization", 1)
+        answer = server.raw(twice)
+        assert answer.startswith(b"HTTP/1.1 400") and b"the header Authorization is given twice; send one" in answer
+
+
 @pytest.mark.parametrize("text", ["", "# none\n", "short\n", "sk-aaaaaaaa a b c\n", "sk-aaaaaaaa\nsk-aaaaaaaa\n"])
 def test_a_file_without_good_keys_is_refused_and_tells_none_of_them(tmp_path, text):
     (tmp_path / "keys").write_text(text)

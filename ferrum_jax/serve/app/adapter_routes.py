@@ -66,4 +66,6 @@ def _text(body: Mapping[str, Any], field: str) -> str:
         raise FieldError(
             f"{field} is {quoted(value)}; it must be a text of at most {_MOST_CHARACTERS} characters", field
         )
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise FieldError(f"{field} is {quoted(value)}, which holds half of a surrogate pair; write both halves", field)
     return value

@@ -107,7 +107,10 @@ def _identify(request: Request, settings: ServerSettings, who: str) -> None:
     keys = settings.admin_keys if who == _ADMIN else settings.keys
     if not keys and who == _KEYS:
         return
-    found = find_key(keys, request.headers.get("authorization"), basic=who == _ADMIN)
+    given = request.headers.getlist("authorization")
+    if len(given) > 1:
+        raise HttpError(400, "the header Authorization is given twice; send one", code="invalid_api_key")
+    found = find_key(keys, given[0] if given else None, basic=who == _ADMIN)
     if found is None:
         message = "the header Authorization has no key that may ask this; give it as 'Bearer KEY'"
         headers = {"WWW-Authenticate": "Bearer" if who == _KEYS else 'Basic realm="key as password"'}
