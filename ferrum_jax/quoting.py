@@ -1,4 +1,4 @@
-"""How errors quote what others wrote: a value, a list of names, a whole sentence, each of a bounded length.
+"""What errors say of what others wrote: values, names and sentences of a bounded length, and what to use instead.
 
 Bodies and rows have megabytes, and an error goes into an answer, a line of output, a log and a page. So `quoted` reads
 no more of a value than it shows, and `bounded` is what every error passes before it leaves.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_CHARACTERS = 4000  # of an error
 MOST_QUOTED = 200  # characters of a value
@@ -46,6 +46,20 @@ def named(names: Collection[str]) -> str:
     first = [_cut(name) for name in islice(names, MOST_NAMED)]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more:,} more" if more else "")
+
+
+class Elsewhere(NamedTuple):
+    """A name that other engines have, and this one has not. harmless: values that ask for what is done anyway."""
+
+    harmless: tuple[Any, ...]
+    instead: str
+
+
+def require_harmless(name: str, value: Any, table: Mapping[str, Elsewhere]) -> None:
+    """Raises ValueError for a value that asks for something there is not here. table: has the name."""
+    harmless, instead = table[name]
+    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+        raise ValueError(f"{name} is {quoted(value)}, a setting that is not here: {instead}")
 
 
 def _cut(name: str) -> str:

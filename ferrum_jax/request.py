@@ -8,16 +8,17 @@ what the user gets. Names and defaults are vLLM's, so that programs need few cha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from array import array
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
-from ferrum_jax.quoting import quoted
+from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
 from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import Tool
@@ -37,9 +38,41 @@ NOT_FINITE_REASON = (
     "`ferrum-jax check`"
 )
 
+Made = TypeVar("Made")
 _SMALLEST_NORM = 1e-12  # of a vector
 
 
+SAMPLING_ELSEWHERE: Mapping[str, Elsewhere] = {
+    "best_of": Elsewhere((None, 1), "ask for n choices with logprobs and keep the best"),
+    "use_beam_search": Elsewhere((None, False), "ask for n choices with logprobs and keep the best"),
+    "logits_processors": Elsewhere(
+        (None, [], ()), "logit_bias, allowed_token_ids, bad_words and structured_outputs change what may be drawn"
+    ),
+    "guided_decoding": Elsewhere((None,), "structured_outputs=StructuredOutputsParams(...) has its fields"),
+    "spaces_between_special_tokens": Elsewhere((None, True), "texts are as the tokenizer writes them: leave it out"),
+    "output_kind": Elsewhere((None,), "LLM.generate gives whole outputs, AsyncLLM.stream what is new: leave it out"),
+    "extra_args": Elsewhere((None, {}), "each parameter has a field of its own: leave it out"),
+}
+
+
+def _with_other_names(cls: type[Made]) -> type[Made]:
+    """The class, which takes names of SAMPLING_ELSEWHERE with harmless values, and says which names it has."""
+    make = cls.__init__
+
+    @functools.wraps(make)
+    def init(self: Made, *args: Any, **given: Any) -> None:
+        for name in given.keys() & SAMPLING_ELSEWHERE.keys():
+            require_harmless(name, given.pop(name), SAMPLING_ELSEWHERE)
+        unknown = [name for name in given if name not in _FIELDS]
+        if unknown:
+            raise TypeError(f"SamplingParams has no {named(unknown)}; it has {', '.join(sorted(_FIELDS))}")
+        make(self, *args, **given)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_with_other_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
@@ -188,7 +221,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """The parameters of a JSON object. Raises ValueError naming every key that is not known."""
-        unknown = sorted(set(values) - _FIELDS)
+        unknown = sorted(set(values) - _FIELDS - set(SAMPLING_ELSEWHERE))
         if unknown:
             raise ValueError(f"unknown sampling parameters {quoted(unknown)}; known are {sorted(_FIELDS)}")
         return cls(**values)

@@ -20,7 +20,7 @@ from typing import Any
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import Content, Prompt, check_detail, take_apart
 from ferrum_jax.quoting import MOST_NAMED, named, quoted
-from ferrum_jax.request import MAX_LOGIT_BIAS, SamplingParams
+from ferrum_jax.request import MAX_LOGIT_BIAS, SAMPLING_ELSEWHERE, SamplingParams
 from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
 
@@ -47,7 +47,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "a batch row is answered in one piece; leave it out"),
     "stream_options": ((), "a batch row is answered in one piece; leave it out"),
     "suffix": (("",), "infilling is not supported; put all text before the gap into prompt"),
-    "best_of": ((1,), "ask for n choices with logprobs and keep the best"),
+    **{name: (elsewhere.harmless, elsewhere.instead) for name, elsewhere in SAMPLING_ELSEWHERE.items()},
     "tools": (([],), "tools are for messages"),
     "tool_choice": (("none",), "tools are for messages"),
     "parallel_tool_calls": ((), "tools are for messages"),

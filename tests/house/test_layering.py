@@ -189,7 +189,7 @@ MAY_IMPORT = {
         "ferrum_jax.text",
         "nouns",
     ),
-    "ferrum_jax.engine.calls": ("ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
+    "ferrum_jax.engine.calls": ("ferrum_jax.quoting", "ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
     "ferrum_jax.engine": (
         "ferrum_jax.engine.of_tokens",
         "checkpoints",

@@ -107,8 +107,8 @@ def test_one_stop_string_is_a_list_of_one_and_none_is_no_stop():
 
 
 def test_unknown_parameters_are_all_named_with_what_is_known():
-    with pytest.raises(ValueError, match=r"unknown sampling parameters \['best_of', 'temprature'\].*temperature"):
-        SamplingParams.from_dict({"temprature": 1.0, "best_of": 3, "n": 2})
+    with pytest.raises(ValueError, match=r"unknown sampling parameters \['temprature', 'tmep'\].*temperature"):
+        SamplingParams.from_dict({"temprature": 1.0, "tmep": 3, "n": 2})
 
 
 def test_known_parameters_come_from_a_json_object():
@@ -119,3 +119,24 @@ def test_known_parameters_come_from_a_json_object():
 def test_what_needs_the_text_is_refused_where_no_text_is_made(wishes):
     with pytest.raises(ValueError, match=f"detokenize is False beside {next(iter(wishes))}, which needs the text"):
         SamplingParams(detokenize=False, **wishes)
+
+
+@pytest.mark.parametrize(
+    "name, value, harmless, words",
+    [
+        ("best_of", 4, 1, "best_of is 4, a setting that is not here: ask for n choices"),
+        ("logits_processors", [len], None, "logits_processors is .*: logit_bias, allowed_token_ids, bad_words and"),
+        ("guided_decoding", {"json": {}}, None, r"guided_decoding is .*: structured_outputs=StructuredOutputsParams"),
+    ],
+)
+def test_a_name_of_another_engine_is_taken_where_it_asks_for_nothing_and_else_says_what_to_use(
+    name, value, harmless, words
+):
+    assert SamplingParams(**{name: harmless}) == SamplingParams()
+    with pytest.raises(ValueError, match=words):
+        SamplingParams(**{name: value})
+
+
+def test_an_unknown_parameter_is_told_with_those_that_there_are():
+    with pytest.raises(TypeError, match=r"SamplingParams has no temprature; it has allowed_token_ids, .*temperature"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]

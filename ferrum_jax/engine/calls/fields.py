@@ -9,22 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.quoting import Elsewhere, require_harmless
 from ferrum_jax.setting import settings_of
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _DEFAULTS = EngineConfig()
 AXES = {"tensor_parallel_size": "tp", "data_parallel_size": "dp"}
 _RENAMED = {said.vllm: field.name for field, said in settings_of(EngineConfig) if said.vllm not in (None, field.name)}
-
-
-class Elsewhere(NamedTuple):
-    """A name that has no meaning here. harmless: values that ask for what is done anyway."""
-
-    harmless: tuple[Any, ...]
-    instead: str
 
 
 ELSEWHERE: Mapping[str, Elsewhere] = {
@@ -80,7 +74,7 @@ def engine_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         field = "mesh" if name in AXES else _RENAMED.get(name, name)
         if name in ELSEWHERE:
-            _require_harmless(name, value)
+            require_harmless(name, value, ELSEWHERE)
         elif field not in _FIELDS:
             raise TypeError(_refusal(name))
         elif field != name and field in given:
@@ -105,12 +99,6 @@ def with_fields(config: EngineConfig | None, fields: Mapping[str, Any]) -> Engin
         if before not in (now, getattr(_DEFAULTS, name)):
             raise ValueError(f"{name} is {now!r}, and config has {name}={before!r}; give it once")
     return made
-
-
-def _require_harmless(name: str, value: Any) -> None:
-    harmless, instead = ELSEWHERE[name]
-    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
-        raise ValueError(f"{name} is {value!r}, a setting that is not here: {instead}")
 
 
 def _size(name: str, value: Any) -> int:
