@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.openai.answer_options import AnswerOptions
 from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
 
 NO_PROBABILITY = -9999.0
@@ -16,11 +17,15 @@ Entry = Mapping[int, Logprob]  # of one place in a text: the token that stands t
 
 
 def completion_logprobs(
-    entries: Iterable[tuple[int, Entry]], *, first: tuple[int, str] | None = None, offset: int = 0
+    entries: Iterable[tuple[int, Entry]],
+    *,
+    first: tuple[int, str] | None = None,
+    offset: int = 0,
+    ids_as_names: bool = False,
 ) -> dict[str, list[Any]]:
     """Four lists with an entry a token. text_offset counts the characters of tokens before, `offset` of them earlier.
 
-    first: an echo's first token, which has no log-probability, and its text.
+    first: an echo's first token, which has no log-probability, and its text. ids_as_names: tokens go by their ids.
     """
     found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
@@ -31,10 +36,10 @@ def completion_logprobs(
         offset += length
 
     if first is not None:
-        add(first[1] or f"token_id:{first[0]}", None, None, len(first[1]))
+        add((not ids_as_names and first[1]) or f"token_id:{first[0]}", None, None, len(first[1]))
     for token_id, entry in entries:
-        name, logprob = _name(token_id, entry[token_id]), number(entry[token_id].logprob)
-        add(name, logprob, _top_by_name(token_id, entry), len(entry[token_id].decoded_token or ""))
+        name, logprob = _name(token_id, entry[token_id], ids_as_names), number(entry[token_id].logprob)
+        add(name, logprob, _top_by_name(token_id, entry, ids_as_names), len(entry[token_id].decoded_token or ""))
     return found
 
 
@@ -59,12 +64,12 @@ def _first_text(prompt: str, entries: Sequence[tuple[int, Entry]]) -> str:
     return prompt.removesuffix(rest) if prompt.endswith(rest) else ""
 
 
-def _top_by_name(chosen: int, entry: Entry) -> dict[str, float]:
+def _top_by_name(chosen: int, entry: Entry, ids_as_names: bool) -> dict[str, float]:
     """Log-probabilities by token text, best first. Where tokens share a text the others go by their id."""
-    taken = {_name(chosen, entry[chosen])}
+    taken = {_name(chosen, entry[chosen], ids_as_names)}
     found: dict[str, float] = {}
     for token_id, logprob in _ranked(entry):
-        name = _name(token_id, logprob)
+        name = _name(token_id, logprob, ids_as_names)
         if token_id != chosen and name in taken:
             name = f"token_id:{token_id}"
         taken.add(name)
@@ -72,20 +77,20 @@ def _top_by_name(chosen: int, entry: Entry) -> dict[str, float]:
     return found
 
 
-def chat_logprobs(choice: CompletionOutput) -> list[dict[str, Any]]:
-    """An object for each token of a choice, with its alternatives."""
-    found = []
+def chat_logprobs(choice: CompletionOutput, options: AnswerOptions) -> list[dict[str, Any]]:
+    """An object for each token of a choice, with as many of the likeliest tokens there as were asked for."""
+    found, as_id = [], options.ids_as_names
     for token_id, entry in zip(choice.token_ids, choice.logprobs or (), strict=True):
-        alternatives = [_chat_token(other, logprob) for other, logprob in _ranked(entry)]
-        found.append(_chat_token(token_id, entry[token_id]) | {"top_logprobs": alternatives})
+        alternatives = [_chat_token(other, logprob, as_id) for other, logprob in _ranked(entry)[: options.num_tops]]
+        found.append(_chat_token(token_id, entry[token_id], as_id) | {"top_logprobs": alternatives})
     return found
 
 
-def _chat_token(token_id: int, logprob: Logprob) -> dict[str, Any]:
+def _chat_token(token_id: int, logprob: Logprob, as_id: bool) -> dict[str, Any]:
     """`bytes` is null where the token's text alone does not tell its bytes (part of a character, no tokenizer)."""
     text = logprob.decoded_token
     token_bytes = None if text is None or "\ufffd" in text else list(text.encode())
-    return {"token": _name(token_id, logprob), "logprob": number(logprob.logprob), "bytes": token_bytes}
+    return {"token": _name(token_id, logprob, as_id), "logprob": number(logprob.logprob), "bytes": token_bytes}
 
 
 def by_token_id(entry: Entry) -> dict[str, dict[str, Any]]:
@@ -104,8 +109,8 @@ def _ranked(entry: Entry) -> list[tuple[int, Logprob]]:
     return sorted(entry.items(), key=lambda item: (-item[1].logprob, item[0]))
 
 
-def _name(token_id: int, logprob: Logprob) -> str:
-    return f"token_id:{token_id}" if logprob.decoded_token is None else logprob.decoded_token
+def _name(token_id: int, logprob: Logprob, as_id: bool) -> str:
+    return f"token_id:{token_id}" if as_id or logprob.decoded_token is None else logprob.decoded_token
 
 
 def number(value: float) -> float:

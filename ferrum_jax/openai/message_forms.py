@@ -25,11 +25,13 @@ def tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def assistant_message(said: AssistantMessage, *, request: str, choice: int, before: str = "") -> dict[str, Any]:
+def assistant_message(
+    said: AssistantMessage, *, request: str, choice: int, before: str = "", shows_reasoning: bool = True
+) -> dict[str, Any]:
     """The message of a choice. before: what its content begins with, of a message that was continued."""
     content = None if said.tool_calls and not said.content else before + said.content
     found: dict[str, Any] = {"role": "assistant", "content": content}
-    if said.reasoning is not None:
+    if shows_reasoning and said.reasoning is not None:
         found["reasoning"] = said.reasoning
     if said.tool_calls:
         calls = enumerate(said.tool_calls)

@@ -25,15 +25,19 @@ from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
 from ferrum_jax.structured.asked.tools import format_of, tools_asked
 
 SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
-LABELS = frozenset({"model", "user", "metadata"})  # say who asks; by definition without effect on the answer
+LABELS = frozenset(
+    {"model", "user", "metadata", "prompt_cache_key"}
+)  # say who asks; by definition without effect on the answer
 _PROMPT_OPTIONS = frozenset({"cache_salt", "add_special_tokens"})
 _CHAT_OPTIONS = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"})
 _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-_KNOWN = SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "response_format"}
+_KNOWN = (
+    SAMPLING_FIELDS | LABELS | _PROMPT_OPTIONS | {"return_token_ids", "response_format", "return_tokens_as_token_ids"}
+)
 KNOWN_COMPLETION = _KNOWN | {"prompt"}
 KNOWN_EMBEDDING = LABELS | {"input", "cache_salt"}
 KNOWN_CHAT = _KNOWN | _CHAT_OPTIONS | _TOOL_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
-KNOWN_CHAT |= {"reasoning_effort"}
+KNOWN_CHAT |= {"reasoning_effort", "include_reasoning"}
 
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
@@ -58,6 +62,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "leave it out"),
     "reasoning_effort": ((), "it goes with messages; give those in place of a prompt"),
     "service_tier": (("auto", "default"), "leave it out"),
+    "include_reasoning": ((True,), "it goes with messages; give those in place of a prompt"),
+    "request_id": ((), "a row's name is its custom_id; leave it out"),
     "store": ((False,), "nothing is stored but the output file; leave it out"),
     "priority": ((0,), "put urgent rows into a job of their own"),
     "chat_template": ((), "change the template in the checkpoint's folder"),

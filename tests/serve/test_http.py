@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import re
 
 import numpy as np
 import openai
@@ -274,3 +275,52 @@ def test_the_page_asks_nobody_else_and_shows_no_text(server, client):
             assert part, found
             found += part
     assert b"secret" not in found and b'"state":"ready"' in found
+
+
+def test_what_is_said_of_a_prompt_stands_in_each_choice_of_a_completion(server):
+    asked = {"max_tokens": 1, "prompt_logprobs": 0, "return_token_ids": True}
+    for prompt in ([7, 8, 9], [[7, 8, 9], [20, 30]]):
+        status, _, found = server.ask("/v1/completions", {"prompt": prompt, **asked})
+        assert status == 200 and not {"prompt_logprobs", "prompt_token_ids"} & found.keys()
+        wanted = prompt if isinstance(prompt[0], list) else [prompt]
+        assert [choice["prompt_token_ids"] for choice in found["choices"]] == wanted
+        assert [len(choice["prompt_logprobs"]) for choice in found["choices"]] == [len(each) for each in wanted]
+
+
+@pytest.mark.parametrize("top", [0, 1, 3])
+def test_a_token_of_a_chat_has_as_many_alternatives_as_were_asked_for(server, top):
+    asked = {"messages": CHAT, "max_tokens": 4, "seed": 1, "logprobs": True, "top_logprobs": top}
+    _, _, found = server.ask("/v1/chat/completions", asked)
+    entries = found["choices"][0]["logprobs"]["content"]
+    assert len(entries) == 4 and [len(entry["top_logprobs"]) for entry in entries] == [top] * 4
+
+
+def test_tokens_are_named_by_their_ids_where_that_is_asked_for(server):
+    more = {"max_tokens": 3, "logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    _, _, found = server.ask("/v1/chat/completions", {"messages": CHAT, **more})
+    choice = found["choices"][0]
+    names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == names
+    _, _, found = server.ask("/v1/completions", {"prompt": PROMPT, **more, "logprobs": 1})
+    choice = found["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+def test_every_chunk_has_usage_where_that_is_asked_for(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"messages": CHAT, "max_tokens": 3, "stream": True, "stream_options": options}
+    answer = server.raw(request("/v1/chat/completions", json.dumps(asked).encode())).decode()
+    chunks = [json.loads(line[6:]) for line in re.findall(r"data: {.*", answer)]
+    assert len(chunks) >= 4 and all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+
+
+def test_a_body_may_name_its_request(server):
+    named = {"prompt": "x", "max_tokens": 1, "request_id": "mine-1", "prompt_cache_key": "k"}
+    for _ in range(2):  # one after the other
+        status, headers, found = server.ask("/v1/completions", named, X_Request_Id="other")
+        assert (status, headers["x-request-id"], found["id"]) == (200, "mine-1", "cmpl-mine-1")
+    server.service.named.add("mine-1")
+    status, _, found = server.ask("/v1/completions", named)
+    server.service.named.discard("mine-1")
+    assert (status, found["error"]["code"], found["error"]["param"]) == (400, "request_id_in_use", "request_id")
+    assert server.ask("/v1/completions", {**named, "request_id": "a b"})[0] == 400

@@ -108,6 +108,14 @@ def test_a_call_that_is_demanded_comes(client, streams):
         assert json.loads(arguments) in ({"to": "Köln"}, {"to": "Rom"}) if name == "go" else json.loads(arguments) == {}
 
 
+def test_what_is_thought_is_left_out_where_that_is_asked_for(client):
+    asked = says(SAID)
+    asked["extra_body"]["include_reasoning"] = False
+    content, reasoning, _, _ = added_up(chat(client, tools=TOOLS, **asked, stream=True))
+    said = chat(client, tools=TOOLS, **asked).choices[0].message
+    assert (content, reasoning) == (said.content, "") == ("Sure.", "") and not hasattr(said, "reasoning")
+
+
 def test_a_message_goes_back_as_it_came(client):
     found = chat(client, tools=TOOLS, **says(f"<think>a</think>{CALL}")).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in found.tool_calls]

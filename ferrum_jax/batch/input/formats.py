@@ -29,6 +29,7 @@ from ferrum_jax.batch.input.reading_rows import (
     form_of,
     pairs_of,
 )
+from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, answer_options
 from ferrum_jax.openai.parameters import (
     LABELS,
     adapter_of,
@@ -86,6 +87,7 @@ class Row(NamedTuple):
     generates: bool = True  # False for an echo alone, which leaves out the one token that is drawn
     adapter: str | None = None  # that its prompts name
     form: ReadingForm = _WHOLE  # of the answer of a row that reads texts
+    answer: AnswerOptions = PLAIN  # how that of a row that generates is written
 
     @property
     def prompt(self) -> Prompt:
@@ -116,22 +118,25 @@ class Row(NamedTuple):
         return GENERATES if self.url not in READING_URLS else EMBEDS if self.url == EMBEDDINGS_URL else SCORES
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BadRow:
-    """A line that cannot be run. custom_id: what the line says, None where it says none.
-
-    message: of a bounded length, whatever the line holds. line: its number, from 1; None for a row that failed while it
-    ran.
-    """
-
+class _BadFields(NamedTuple):
     id: str
     custom_id: str | None
     code: str
     message: str
     line: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", bounded(self.message))
+
+class BadRow(_BadFields):
+    """A line that cannot be run. custom_id: what the line says, None where it says none.
+
+    message: of a bounded length, whatever the line holds. line: its number, from 1; None for a row that failed while it
+    ran.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, id: str, custom_id: str | None, code: str, message: str, line: int | None = None) -> BadRow:
+        return super().__new__(cls, id, custom_id, code, bounded(message), line)
 
     @property
     def name(self) -> str | None:
@@ -192,6 +197,7 @@ def parse_line(
         generates=asked.generates,
         model=model,
         form=asked.form,
+        answer=asked.answer,
     )
     return row if adapter is None else row.with_adapter(adapter)
 
@@ -280,6 +286,7 @@ class _Asked:
     echo: bool = False
     generates: bool = True
     form: ReadingForm = _WHOLE
+    answer: AnswerOptions = PLAIN
 
 
 def _contents(key: str, given: object, rest: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -316,6 +323,7 @@ def _understood(url: str, fields: Mapping[str, Any]) -> _Asked:
         options=prompt_options(fields, is_chat=url == CHAT_URL),
         echo=echo,
         generates=not (params.echo and fields.get("max_tokens") == 0),
+        answer=answer_options(fields, params.logprobs),
     )
 
 

@@ -68,7 +68,7 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     body = (
         f'"id": "{kind}-{row.id}", "object": "{name}", {job.fields_of(row)}, "choices": [{choices}], "usage": {usage}'
     )
-    if len(outputs) == 1:
+    if row.is_chat:
         body += _prompt_logprobs(outputs[0])
     return _answer(row, body)
 
@@ -132,7 +132,7 @@ def _answer(row: Row, body: str) -> bytes:
 def _choice(row: Row, output: RequestOutput, choice: CompletionOutput, index: int) -> str:
     if row.is_chat:
         message = f'"message": {_message(row, choice)}'
-        logprobs = None if choice.logprobs is None else {"content": chat_logprobs(choice)}
+        logprobs = None if choice.logprobs is None else {"content": chat_logprobs(choice, row.answer)}
     else:
         message = f'"text": {_json(choice.text if row.generates else output.prompt or "")}'
         logprobs = None if choice.logprobs is None else _completion_logprobs(row, output, choice)
@@ -141,7 +141,7 @@ def _choice(row: Row, output: RequestOutput, choice: CompletionOutput, index: in
     ended = _json(finish_reason_of(choice.finish_reason, has_calls=has_calls))
     token_ids = choice.token_ids if row.generates else ()
     more = f', "token_ids": {_json(token_ids)}' if row.returns_token_ids else ""
-    if len(row.prompts) > 1:
+    if not row.is_chat:
         more += _prompt_logprobs(output)
     return f'{{"index": {index}, {message}, "logprobs": {logprobs_json}, "finish_reason": {ended}{more}}}'
 
@@ -150,7 +150,9 @@ def _message(row: Row, choice: CompletionOutput) -> str:
     """The assistant's message: its answer, and where the model's template shows them, reasoning and tool calls."""
     if choice.message is None:
         return f'{{"role": "assistant", "content": {_json(_continued(row) + choice.text)}}}'
-    return _json(assistant_message(choice.message, request=row.id, choice=choice.index, before=_continued(row)))
+    shows, before = row.answer.shows_reasoning, _continued(row)
+    said = choice.message
+    return _json(assistant_message(said, request=row.id, choice=choice.index, before=before, shows_reasoning=shows))
 
 
 def _continued(row: Row) -> str:
@@ -169,4 +171,5 @@ def _prompt_logprobs(output: RequestOutput) -> str:
 def _completion_logprobs(row: Row, output: RequestOutput, choice: CompletionOutput) -> dict[str, list[Any]]:
     """Those of an echo first."""
     first, entries = echo_entries(output) if row.echo else (None, [])
-    return completion_logprobs([*entries, *(choice_entries(choice) if row.generates else ())], first=first)
+    entries += choice_entries(choice) if row.generates else ()
+    return completion_logprobs(entries, first=first, ids_as_names=row.answer.ids_as_names)

@@ -93,7 +93,7 @@ def _guarded(handler: Handler, who: str) -> Handler:
             is_whole = known.status == 408 or await rest_of_body(request, service.settings.body_s)
             headers = known.headers if is_whole else {**known.headers, **CLOSE}
             response = JSONResponse(known.body, known.status, headers=headers)
-        response.headers["X-Request-Id"] = request_id
+        response.headers["X-Request-Id"] = id_of(request.scope)  # which a body may have given
         service.metrics.answered(request.scope["route"].path, response.status_code)
         return response
 

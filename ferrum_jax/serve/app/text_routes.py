@@ -32,6 +32,7 @@ async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     service = exchange.service
     asked = asked_text(await exchange.body(), service.settings.limits, is_chat=is_chat)
     model = exchange.model(asked.model, generates=True)
+    exchange.take_id(asked.request_id)
     fingerprint = service.client.facts["fingerprint"]
     form = AnswerForm(asked, request_id=exchange.id, model=model, fingerprint=f"fp_{fingerprint}")
     requests = await service.enter(asked, exchange.key, exchange.id)
@@ -100,11 +101,12 @@ class TextChunks:
         opened: set[int] = set()
         async for place, new in self._outputs():
             index = place * asked.params.n + new.index
+            usage = self._usage() if asked.usage_in_every_chunk else None
             opening = b""
             if index not in opened:
                 opened.add(index)
-                opening = form.opening(index, (self._requests[place].prompt or "") if asked.echo else "")
-            chunk = opening + form.chunk(index, new, self._usage() if asked.usage_in_every_chunk else None)
+                opening = form.opening(index, (self._requests[place].prompt or "") if asked.echo else "", usage)
+            chunk = opening + form.chunk(index, new, usage)
             if chunk:
                 yield chunk
         if asked.includes_usage:

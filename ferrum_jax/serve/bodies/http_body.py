@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ferrum_jax.openai.answer_options import AnswerOptions, answer_options
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.openai.parameters import (
     KNOWN_CHAT,
@@ -32,8 +33,9 @@ from ferrum_jax.prompt import Prompt
 from ferrum_jax.quoting import quoted
 from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
-_HERE = frozenset({"stream", "stream_options", "priority", "timeout"}) | WITHOUT_EFFECT
+_HERE = frozenset({"stream", "stream_options", "priority", "timeout", "request_id"}) | WITHOUT_EFFECT
 _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
 _INSTEAD: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
@@ -72,10 +74,12 @@ class AskedText:
     includes_usage: bool
     usage_in_every_chunk: bool
     returns_token_ids: bool
+    form: AnswerOptions
     echo: bool
     echoed: str
     generates: bool
     model: str | None
+    request_id: str | None
     priority: int
     timeout_s: float | None
     warnings: tuple[str, ...]
@@ -142,13 +146,22 @@ def _text(
         includes_usage=options.get("include_usage", False),
         usage_in_every_chunk=options.get("continuous_usage_stats", False),
         returns_token_ids=flag(body, "return_token_ids") is True or not params.detokenize,
+        form=answer_options(body, params.logprobs),
         echo=echo,
         echoed=_continued(contents[0]) if echo and is_chat else "",
         generates=not (params.echo and body.get("max_tokens") == 0),
         model=model_of(body),
+        request_id=_request_id(body),
         warnings=warnings,
         **urgency(body),
     )
+
+
+def _request_id(body: Mapping[str, Any]) -> str | None:
+    found = body.get("request_id")
+    if found is not None and (not isinstance(found, str) or not REQUEST_ID.fullmatch(found)):
+        raise ValueError(f"request_id is {quoted(found)}; it must be 1 to 128 letters, digits or any of _ . : -")
+    return found
 
 
 def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:

@@ -69,18 +69,21 @@ class AnswerForm:
         )
         choices = [self._choice(index, output, choice) for index, (output, choice) in enumerate(pairs)]
         answer = {"object": self._whole, **self._fields, **self._more, "choices": choices, "usage": usage}
-        if len(outputs) == 1:
-            answer |= _prompt_logprobs(outputs[0])
-            if asked.returns_token_ids:
-                answer["prompt_token_ids"] = list(outputs[0].prompt_token_ids)
-        return answer
+        return answer | (self._of_prompt(outputs[0]) if asked.is_chat else {})
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """What is said of a prompt: beside a chat's choices, and in each choice of a completion."""
+        found = _prompt_logprobs(output)
+        if self._asked.returns_token_ids:
+            found["prompt_token_ids"] = list(output.prompt_token_ids)
+        return found
 
     def _choice(self, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         asked = self._asked
         found: dict[str, Any] = {"index": index}
         if asked.is_chat:
             found["message"] = self._message(choice)
-            found["logprobs"] = None if choice.logprobs is None else {"content": chat_logprobs(choice)}
+            found["logprobs"] = None if choice.logprobs is None else {"content": chat_logprobs(choice, asked.form)}
         else:
             echoed = (output.prompt or "") if asked.echo else ""
             found["text"] = echoed + (choice.text if asked.generates else "")
@@ -90,32 +93,36 @@ class AnswerForm:
         found["stop_reason"] = choice.stop_reason
         if asked.returns_token_ids:
             found["token_ids"] = list(choice.token_ids) if asked.generates else []
-        if len(asked.prompts) > 1:
-            found |= _prompt_logprobs(output)
-        return found
+        return found if asked.is_chat else found | self._of_prompt(output)
 
     def _message(self, choice: CompletionOutput) -> dict[str, Any]:
         said = choice.message
         if said is None:
             return {"role": "assistant", "content": self._asked.echoed + choice.text}
-        return assistant_message(said, request=self._id, choice=choice.index, before=self._asked.echoed)
+        asked = self._asked
+        shows = asked.form.shows_reasoning
+        before = asked.echoed
+        return assistant_message(said, request=self._id, choice=choice.index, before=before, shows_reasoning=shows)
 
     def _completion_logprobs(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, list[Any]]:
         first, entries = echo_entries(output) if self._asked.echo else (None, [])
-        return completion_logprobs([*entries, *(choice_entries(choice) if self._asked.generates else ())], first=first)
+        entries += choice_entries(choice) if self._asked.generates else ()
+        return completion_logprobs(entries, first=first, ids_as_names=self._asked.form.ids_as_names)
 
     # -- in chunks -------------------------------------------------------------------------------------
 
-    def opening(self, index: int, prompt: str) -> bytes:
+    def opening(self, index: int, prompt: str, usage: dict[str, Any] | None) -> bytes:
         """The chunk that a choice begins with; b"" where it has none. prompt: the text of an echo."""
         asked = self._asked
         if asked.is_chat:
             delta = {"role": "assistant", "content": asked.echoed}
-            return self._event(f'{{"index":{index},"delta":{_json(delta)},"logprobs":null,"finish_reason":null}}')
+            return self._event(
+                f'{{"index":{index},"delta":{_json(delta)},"logprobs":null,"finish_reason":null}}', usage
+            )
         self._offsets[index] = len(prompt)
         if not prompt:
             return b""
-        return self._event(f'{{"index":{index},"text":{_json(prompt)},"logprobs":null,"finish_reason":null}}')
+        return self._event(f'{{"index":{index},"text":{_json(prompt)},"logprobs":null,"finish_reason":null}}', usage)
 
     def chunk(self, index: int, new: ChoiceOutput, usage: dict[str, Any] | None) -> bytes:
         """The chunk of what is new of a choice; b"" where it says nothing. usage: so far, where every chunk has it."""
@@ -138,7 +145,8 @@ class AnswerForm:
         if not new.parts:
             return f'"delta":{{{content}}}'
         fields = [content] if content else []
-        thought = "".join([part.reasoning or "" for part in new.parts])
+        shows = self._asked.form.shows_reasoning
+        thought = "".join([part.reasoning or "" for part in new.parts]) if shows else ""
         if thought:
             fields.append(f'"reasoning":{_json(thought)}')
         calls = [self._call(index, call) for part in new.parts for call in part.tool_calls]
@@ -153,9 +161,10 @@ class AnswerForm:
 
     def _chunk_logprobs(self, index: int, new: CompletionOutput) -> str:
         if self._asked.is_chat:
-            return _json({"content": chat_logprobs(new)})
+            return _json({"content": chat_logprobs(new, self._asked.form)})
         entries = choice_entries(new)
-        found = completion_logprobs(entries, offset=self._offsets.get(index, 0))
+        offset = self._offsets.get(index, 0)
+        found = completion_logprobs(entries, offset=offset, ids_as_names=self._asked.form.ids_as_names)
         lengths = [len(entry[token_id].decoded_token or "") for token_id, entry in entries]
         self._offsets[index] = self._offsets.get(index, 0) + sum(lengths)
         return _json(found)

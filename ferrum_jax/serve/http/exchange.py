@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import uuid
 from collections.abc import Awaitable, Mapping
 from types import MappingProxyType
@@ -15,13 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ferrum_jax.quoting import quoted
-from ferrum_jax.serve.bodies.http_body import read_body
+from ferrum_jax.serve.bodies.http_body import REQUEST_ID, read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
 
 Result = TypeVar("Result")
-_ID = re.compile(r"[\w.:-]{1,128}")
 _SILENCE_S = 1.0  # after which no more of a body is expected
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})
@@ -38,7 +36,7 @@ def id_of(scope: Mapping[str, Any]) -> str:
     if "request_id" not in state:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         text = given.decode("latin-1")
-        state["request_id"] = text if _ID.fullmatch(text) else uuid.uuid4().hex
+        state["request_id"] = text if REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
     return state["request_id"]
 
 
@@ -70,6 +68,11 @@ class Exchange:
         self.service: Service = request.app.state.service
         self.id = id_of(request.scope)
         self.key: ApiKey = request.scope["state"].get("key", OPEN)
+
+    def take_id(self, request_id: str | None) -> None:
+        """Takes the id that a body gives, in place of the header's; None leaves it."""
+        if request_id is not None:
+            self.id = self.request.scope["state"]["request_id"] = request_id
 
     async def body(self) -> dict[str, Any]:
         """The object of the body. Raises HttpError for one that is too large or too slow, and FieldError."""

@@ -26,7 +26,7 @@ class ResponseForm:
     def __init__(self, asked: AskedResponse, *, request_id: str, model: str) -> None:
         self._id = request_id
         self._head = {"id": f"resp_{request_id}", "object": "response", "created_at": int(time.time()), "model": model}
-        self._shown = asked.shown
+        self._shown, self._answer = asked.shown, asked.chat.form
         self._number = 0  # of events
         self._events: list[bytes] = []
         self._output: list[dict[str, Any]] = []  # the last one may be open
@@ -50,7 +50,7 @@ class ResponseForm:
         self._num_tokens += len(new.token_ids)
         self._finish_reason = new.finish_reason
         if new.logprobs is not None:
-            self._logprobs += chat_logprobs(new)
+            self._logprobs += chat_logprobs(new, self._answer)
         parts = (AssistantMessage(content=new.text),) if new.parts is None else new.parts
         for part in parts:
             self._add(part)

@@ -44,6 +44,7 @@ class TextRequest:
     prompt_logprobs: Any = None
     last_token: dict[int, float] = dataclasses.field(default_factory=dict)  # when, by choice
     on_slow: Callable[[], None] = lambda: None
+    name: str | None = None  # that its body gave
 
 
 class Service:
@@ -56,6 +57,7 @@ class Service:
         self.is_open = self.drains = False
         self.started = int(time.time())
         self.num_open = 0  # requests that generate or embed
+        self.named: set[str] = set()  # ids that bodies of them gave
         queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
         self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
         self._texts = TokenTexts(None)
@@ -129,7 +131,10 @@ class Service:
     # -- texts -----------------------------------------------------------------------------------------
 
     async def enter(self, asked: AskedText, key: ApiKey, request_id: str) -> list[TextRequest]:
-        """The prompts of a request, queued. Raises RequestRefused, and QueueFull with none of them queued."""
+        """The prompts of a request, queued.
+
+        Raises RequestRefused, HttpError for an id that another has, and QueueFull with none of them queued.
+        """
         if not self.client.facts["generates"]:
             raise RequestRefused("this model generates nothing; ask /v1/embeddings")
         found = []
@@ -137,8 +142,14 @@ class Service:
         for place, (prompt, one) in enumerate(zip(asked.prompts, encoded, strict=True)):
             found.append(self._text_request(asked, prompt, one, key, f"{request_id}-{place}"))
         self.require_ready()
+        if asked.request_id in self.named:
+            message = f"request_id is {request_id!r}, which a request that runs has; give each its own, or leave it out"
+            raise HttpError(400, message, param="request_id", code="request_id_in_use")
         self.gate.enter([request.waiting for request in found])
         self.metrics.prompt_tokens(sum(len(request.prompt_token_ids) for request in found))
+        if asked.request_id is not None:
+            self.named.add(asked.request_id)
+            found[0].name = asked.request_id
         return found
 
     def _text_request(
@@ -257,6 +268,7 @@ class Service:
         """Nobody waits for them any more."""
         for request in requests:
             self._leave(request.waiting)
+            self.named.discard(request.name or "")
 
     def _leave(self, waiting: Waiting) -> None:
         self.gate.leave(waiting)

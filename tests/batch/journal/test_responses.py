@@ -186,7 +186,7 @@ def test_chat_logprobs_have_the_bytes_of_tokens_whose_text_tells_them():
 
 def test_prompt_logprobs_are_by_token_id_and_the_first_is_null():
     body = line_of(row(prompt_token_ids=[3, 4], prompt_logprobs=0, max_tokens=1))["response"]["body"]
-    assert body["prompt_logprobs"] == [None, {"4": {"logprob": -1.5, "rank": 1, "decoded_token": None}}]
+    assert body["choices"][0]["prompt_logprobs"] == [None, {"4": {"logprob": -1.5, "rank": 1, "decoded_token": None}}]
 
 
 def test_token_ids_are_in_the_choice_where_they_come_back():
