@@ -31,6 +31,7 @@ MAX_STOPS, MOST_STOP_CHARACTERS = 64, 256  # 16,384 states of their automaton, w
 MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
 MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
+NO_STRUCTURE = "structured output needs llguidance, which is not installed"  # then how to install it
 ADAPTER_FAILED = "the adapter could not be brought to the devices"  # then its name and why
 NOT_FINITE_REASON = (
     "the model's own logits hold NaN or infinity where finite numbers are expected, so no token can be drawn; what was "

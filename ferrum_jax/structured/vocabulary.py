@@ -9,6 +9,7 @@ import numpy as np
 
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.paths import install_command
+from ferrum_jax.request import NO_STRUCTURE
 from ferrum_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ def require_llguidance() -> Any:
         import llguidance
         import llguidance.gbnf_to_lark
     except ImportError as error:
-        raise ValueError(
-            f"structured output needs llguidance, which is not installed; install it: {install_command('structured')}"
-        ) from error
+        raise ValueError(f"{NO_STRUCTURE}; install it: {install_command('structured')}") from error
     return llguidance
 
 

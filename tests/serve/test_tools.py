@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Literal
 
 import openai
@@ -11,11 +12,15 @@ import pydantic
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.request import NO_STRUCTURE
 from ferrum_jax.serve.engine_side import from_json
+from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.asked.tools import tools_asked
+from ferrum_jax.structured.vocabulary import require_llguidance
 from tests.serve.running import running
 
 CHAT = [{"role": "user", "content": "Go?"}]
@@ -114,6 +119,19 @@ def test_what_is_thought_is_left_out_where_that_is_asked_for(client):
     content, reasoning, _, _ = added_up(chat(client, tools=TOOLS, **asked, stream=True))
     said = chat(client, tools=TOOLS, **asked).choices[0].message
     assert (content, reasoning) == (said.content, "") == ("Sure.", "") and not hasattr(said, "reasoning")
+
+
+def test_a_structure_where_its_library_is_missing_is_501_and_tells_no_path():
+    refusal = "structured output needs llguidance, which is not installed; install it: pip install -e /home/me"
+    answer = http_error(RequestRefused(refusal))
+    assert answer is not None and (answer.status, answer.code) == (501, "not_installed")
+    assert "/home/me" not in answer.message and "the extra structured" in answer.message
+
+
+def test_the_library_that_is_missing_is_named_as_servers_know_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=f"^{NO_STRUCTURE}; install it: pip install"):
+        require_llguidance()
 
 
 def test_a_message_goes_back_as_it_came(client):

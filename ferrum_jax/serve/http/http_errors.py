@@ -9,7 +9,7 @@ from typing import Any
 
 from ferrum_jax.openai.parameters import FieldError
 from ferrum_jax.quoting import bounded
-from ferrum_jax.request import ADAPTER_FAILED, NOT_FINITE_REASON
+from ferrum_jax.request import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.serve.http.gate import QueueFull
 from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
 
@@ -49,6 +49,9 @@ def http_error(error: Exception) -> HttpError | None:
         return HttpError(500, str(error), code="logits_not_finite")  # the request is right
     if isinstance(error, RequestRefused) and str(error).startswith(ADAPTER_FAILED):
         return HttpError(500, str(error), code="adapter_failed")
+    if isinstance(error, RequestRefused) and str(error).startswith(NO_STRUCTURE):
+        message = "this server has no structured output; leave it out, or have the extra structured installed there"
+        return HttpError(501, message, code="not_installed")
     if isinstance(error, RequestRefused):
         return HttpError(400, str(error), code=_code_of(str(error)))
     if isinstance(error, QueueFull):
