@@ -38,7 +38,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/pools",
     "ferrum_jax/processes",
     "ferrum_jax/prompt.py",
-    "ferrum_jax/quoting.py",
+    "ferrum_jax/quoting",
     "ferrum_jax/request.py",
     "ferrum_jax/runtime",
     "ferrum_jax/sampling",
