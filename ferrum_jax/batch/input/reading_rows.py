@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ferrum_jax.openai.parameters import JOB_EMBEDDING, JOB_RERANK, JOB_SCORE, flag
+from ferrum_jax.openai.reading_fields import count_of, is_base64, text_of
 from ferrum_jax.quoting import quoted
 
 EMBEDDINGS_URL, SCORE_URL, RERANK_URL = "/v1/embeddings", "/v1/score", "/v1/rerank"
@@ -29,13 +30,10 @@ class ReadingForm(NamedTuple):
 def form_of(url: str, fields: Mapping[str, Any]) -> ReadingForm:
     """Raises ValueError for a field that is not known, or has a value that it cannot have."""
     _RULES[url].refuse(fields)
-    encoding = fields.get("encoding_format")
-    if encoding not in (None, "float", "base64"):
-        raise ValueError(f"encoding_format is {quoted(encoding)}; it must be 'float' or 'base64'")
     return ReadingForm(
-        dimensions=_count("dimensions", fields.get("dimensions")),
-        as_base64=encoding == "base64",
-        top_n=_count("top_n", fields.get("top_n")),
+        dimensions=count_of(fields, "dimensions"),
+        as_base64=is_base64(fields),
+        top_n=count_of(fields, "top_n"),
         shows_documents=flag(fields, "return_documents") is not False,
     )
 
@@ -56,15 +54,9 @@ def pairs_of(url: str, fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple({"query": one, "document": other, **shared} for one, other in zip(left, right, strict=True))
 
 
-def _count(name: str, value: object) -> int | None:
-    if value is None or (type(value) is int and value >= 1):
-        return value  # type: ignore[return-value]
-    raise ValueError(f"{name} is {quoted(value)}; it must be a whole number, 1 or more")
-
-
 def _texts(name: str, given: object, *, is_one: bool) -> list[str]:
     texts: list[Any] = [given] if isinstance(given, str) else [] if is_one or not isinstance(given, list) else given
-    texts = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in texts]
+    texts = [text_of(each) for each in texts]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         what = "a text that is not empty" if is_one else "a text or a list of texts, none of them empty"
         raise ValueError(f"{name} is {quoted(given)}; it must be {what}")

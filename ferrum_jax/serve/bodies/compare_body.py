@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.openai.parameters import LABELS, FieldError, Rules, flag, model_of
+from ferrum_jax.openai.reading_fields import count_of, text_of
 from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.bodies.http_body import (
     WITHOUT_EFFECT,
@@ -52,15 +53,13 @@ def asked_score(given: Mapping[str, Any], limits: BodyLimits) -> AskedComparison
 def asked_ranking(given: Mapping[str, Any], limits: BodyLimits) -> AskedComparison:
     """What a body of /v1/rerank asks for. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(given, _RERANK, limits)
-    query, top_n = body.get("query"), body.get("top_n")
+    query, top_n = body.get("query"), count_of(body, "top_n")
     if not isinstance(query, str) or not query:
         raise FieldError(f"query is {quoted(query)}; it must be a text that is not empty", "query")
-    if top_n is not None and (type(top_n) is not int or top_n < 1):
-        raise FieldError(f"top_n is {quoted(top_n)}; it must be a whole number, 1 or more", "top_n")
     documents = body.get("documents")
     if not isinstance(documents, list):
         raise FieldError(f"documents is {quoted(documents)}; it must be a list of texts", "documents")
-    texts = _texts("documents", [_document(each) for each in documents], limits)
+    texts = _texts("documents", [text_of(each) for each in documents], limits)
     with naming_fields(body):
         return AskedComparison(
             left=_vectors(body, (query,), warnings),
@@ -81,11 +80,6 @@ def with_prompts(asked: AskedComparison, known: Sequence[str]) -> AskedCompariso
 
     left, right = prompted(asked.left, _QUERIES), prompted(asked.right, _DOCUMENTS)
     return dataclasses.replace(asked, left=left, right=right)
-
-
-def _document(given: object) -> object:
-    """A document's text, which some clients give in an object."""
-    return given["text"] if isinstance(given, Mapping) and set(given) == {"text"} else given
 
 
 def _texts(name: str, given: object, limits: BodyLimits) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from ferrum_jax.openai.parameters import (
     sampling_values,
     with_options,
 )
+from ferrum_jax.openai.reading_fields import count_of, is_base64
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.quoting import quoted
 from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
@@ -167,9 +168,7 @@ def _request_id(body: Mapping[str, Any]) -> str | None:
 def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
     """What a body of /v1/embeddings asks for. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(given, EMBEDDING, limits)
-    form = body.get("encoding_format")
-    if form not in (None, "float", "base64"):
-        raise FieldError(f"encoding_format is {quoted(form)}; it must be 'float' or 'base64'", "encoding_format")
+    as_base64 = is_base64(body)
     if body.get("input") is None:
         raise FieldError("input is missing; the body must have it", "input")
     with naming_fields(body):
@@ -178,7 +177,7 @@ def asked_vectors(given: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
         return AskedVectors(
             prompts=tuple(each if isinstance(each, str) else list(each) for each in contents),  # type: ignore[misc]
             options={name: body[name] for name in _HOW if body.get(name) is not None} | salt_of(body),
-            as_base64=form == "base64",
+            as_base64=as_base64,
             model=model_of(body),
             warnings=warnings,
             **urgency(body),
@@ -192,9 +191,7 @@ def _check_how(body: Mapping[str, Any]) -> None:
     for name in ("pooling", "prompt_name"):
         if body.get(name) is not None and not isinstance(body[name], str):
             raise FieldError(f"{name} is {quoted(body[name])}; it must be a string", name)
-    dimensions = body.get("dimensions")
-    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise FieldError(f"dimensions is {quoted(dimensions)}; it must be a whole number, 1 or more", "dimensions")
+    count_of(body, "dimensions")
 
 
 def known_fields(
