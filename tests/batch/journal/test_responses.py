@@ -261,3 +261,20 @@ def test_the_echo_of_a_chat_is_the_message_that_goes_on():
         asked = row(messages=given, echo=True)
         line = json.loads(completed_line(asked, [found], JOB))
         assert line["response"]["body"]["choices"][0]["message"]["content"] == lead
+
+
+def test_an_answer_is_written_as_its_row_asks():
+    """Tokens by their ids, no alternatives, and nothing of what was thought."""
+    chat = [{"role": "user", "content": "x"}]
+    tops = ({5: Logprob(logprob=-0.5, rank=1, decoded_token="e"), 6: Logprob(logprob=-1.0, rank=2, decoded_token="f")},)
+    asked = row(messages=chat, logprobs=True, top_logprobs=0, return_tokens_as_token_ids=True, include_reasoning=False)
+    made = output((5,), tops)
+    said = AssistantMessage(content="e", reasoning="hm")
+    made = dataclasses.replace(made, outputs=(dataclasses.replace(made.outputs[0], message=said),))
+    choice = json.loads(completed_line(asked, [made], JOB))["response"]["body"]["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "e"}
+    token = {"token": "token_id:5", "logprob": -0.5, "bytes": [101], "top_logprobs": []}
+    assert choice["logprobs"]["content"] == [token]
+    asked = row(prompt="x", logprobs=1, return_tokens_as_token_ids=True)
+    found = json.loads(completed_line(asked, [output((5,), tops)], JOB))["response"]["body"]["choices"][0]["logprobs"]
+    assert found["tokens"] == ["token_id:5"] and set(found["top_logprobs"][0]) == {"token_id:5", "token_id:6"}
