@@ -9,6 +9,7 @@ The first SIGTERM or SIGINT drains: nothing new is taken, what runs may end with
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -51,7 +52,6 @@ class HttpChild:
             words_to.write(pickle.dumps(make_order(*fds)))
         listener.close()
         self._outbox = Outbox()
-        self._broken: str | None = None  # why the link carries nothing any more
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def __enter__(self) -> HttpChild:
@@ -77,7 +77,8 @@ class HttpChild:
         thread = EngineThread(llm)
         side = EngineSide(llm, thread, self._outbox, adapter_root)
         for work in (self._write, lambda: self._read(side)):
-            threading.Thread(target=self._carry, args=(work,), daemon=True).start()
+            carry = functools.partial(_until_closed, work)
+            threading.Thread(target=side.watched, args=(carry,), daemon=True).start()
         gc.collect()
         gc.freeze()  # what is there now stays: no step waits for a look at it
         side.begin()
@@ -112,8 +113,8 @@ class HttpChild:
                 on_ready()
             if self._process.poll() is not None:
                 return EXIT_SERVED if until is not None else EXIT_FAILED
-            if thread.failed is not None or self._broken is not None:
-                return self._fail(str(thread.failed or self._broken))
+            if thread.failed is not None or side.failed is not None:
+                return self._fail(str(thread.failed or side.failed))
             if number is not None and until is not None:
                 return EXIT_BROKEN_OFF if number == signal.SIGINT else EXIT_CUT
             if number is not None:
@@ -145,15 +146,6 @@ class HttpChild:
 
     # -- the link --------------------------------------------------------------------------------------
 
-    def _carry(self, work: Callable[[], None]) -> None:
-        """Runs until the link is closed, which is seen elsewhere. Any other end is the server's."""
-        try:
-            work()
-        except OSError:  # the other process has ended
-            return
-        except Exception as error:
-            self._broken = f"the link to the HTTP process failed: {type(error).__name__}: {error}"
-
     def _write(self) -> None:
         while True:
             send(self._link, self._outbox.take(None))
@@ -166,6 +158,12 @@ class HttpChild:
                 return
             for message in unframer.feed(content):
                 side.take(message)
+
+
+def _until_closed(carry: Callable[[], None]) -> None:
+    """Carries messages until the link is closed: the other process has ended, which is seen elsewhere."""
+    with contextlib.suppress(OSError):
+        carry()
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ class EngineSide:
     def __init__(self, llm: LLM, thread: EngineThread, outbox: Outbox, adapter_root: str | None = None) -> None:
         self._adapter_root = adapter_root
         self._loads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-adapters")
+        self._reads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-texts")
         self.thread = thread
         self._llm = llm
         self._outbox = outbox
@@ -58,20 +60,31 @@ class EngineSide:
         self._waiting: list[int] = []  # texts for an encoder
         self._stats_asked = False
         self.opened = threading.Event()  # HTTP takes requests
+        self.failed: str | None = None  # why it carries nothing any more
         self._closed = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="ferrum-beat", daemon=True)
+        self._beats = threading.Thread(target=self.watched, args=(self._beat,), name="ferrum-beat", daemon=True)
 
     def begin(self) -> None:
         """Says that requests may come."""
         self._send([["ready", facts_of(self._llm)]])
         self._beats.start()
 
+    def watched(self, work: Callable[[], None]) -> None:
+        """Runs a thread's work. If it fails the server has failed: what it did is not done any more."""
+        try:
+            work()
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            logging.getLogger("ferrum_jax.serve").exception("a thread of the engine's process failed")
+            self.failed = f"a thread of the engine's process failed: {type(error).__name__}: {error}"
+            self._tell_beat()
+
     def close(self) -> None:
         """Nothing more is sent."""
         self._closed.set()
         if self._beats.is_alive():
             self._beats.join()
-        self._loads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._loads, self._reads):
+            pool.shutdown(wait=False, cancel_futures=True)
         for ticket in list(self._ids):
             self.thread.abort(ticket)
 
@@ -81,7 +94,8 @@ class EngineSide:
         if kind == "add":
             self._add(*rest)
         elif kind in ("embed", "score"):
-            self._read(kind, *rest)
+            read = functools.partial(self._read, kind, self._ticket(rest[0]), *rest)
+            self._reads.submit(self.watched, read)  # a long text holds up no other message
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
@@ -154,7 +168,7 @@ class EngineSide:
         """In a thread of its own, since files are read."""
         try:
             change()
-        except Exception as error:
+        except BaseException as error:
             kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
             self._send([["refused", request_id, kind, str(error)]])
             return
@@ -171,15 +185,20 @@ class EngineSide:
 
     # -- vectors ---------------------------------------------------------------------------------------
 
-    def _read(self, kind: str, request_id: int, content: Any, options: Mapping[str, Any]) -> None:
-        """A text that is embedded, or a pair that is scored."""
+    def _read(self, kind: str, ticket: Ticket, request_id: int, content: Any, options: Mapping[str, Any]) -> None:
+        """A text that is embedded, or a pair that is scored; in a thread of its own."""
+        if ticket not in self._ids:  # who asked has left
+            return
         try:
             asked = (self._to_embed if kind == "embed" else self._to_score)(request_id, content, options)
         except ValueError as error:
-            self._send([["refused", request_id, "invalid", str(error)]])
+            self._answer([(ticket, error)])
             return
-        text, ticket = asked.text, self._ticket(request_id)
+        text = asked.text
         self._texts[ticket] = asked
+        if ticket not in self._ids:
+            del self._texts[ticket]
+            return
         if self._llm.is_encoder:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
@@ -225,13 +244,16 @@ class EngineSide:
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_S):
-            thread = self.thread
-            dead = None if thread.failed is None else str(thread.failed)
-            facts = {"silence_s": thread.silence_s, "num_open": thread.num_open, "dead": dead}
-            self._send([["beat", facts | {"num_steps": thread.num_steps}]])
+            self._tell_beat()
             if not self._stats_asked:
                 self._stats_asked = True
-                thread.call(self._tell_stats)
+                self.thread.call(self._tell_stats)
+
+    def _tell_beat(self) -> None:
+        thread = self.thread
+        dead = self.failed or (None if thread.failed is None else str(thread.failed))
+        facts = {"silence_s": thread.silence_s, "num_open": thread.num_open, "dead": dead}
+        self._send([["beat", facts | {"num_steps": thread.num_steps}]])
 
     def _tell_stats(self) -> None:
         self._stats_asked = False

@@ -5,7 +5,7 @@
 
 A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
 is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
-MOST_FAILURES in a row, with no step between them that went well, the thread ends and takes nothing more.
+MOST_FAILURES in a row, with no step between them that went well, nothing more runs, and `failed` says why.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EngineThread:
 
     @property
     def failed(self) -> EngineFailed | None:
-        """Why the thread has ended, if it has by itself."""
+        """Why nothing runs any more; None while it does, and after `close`."""
         return self._failed
 
     @property
@@ -118,17 +118,21 @@ class EngineThread:
             pass
 
     def _goes_on(self) -> bool:
-        """One turn. What fails outside of the engine, as a sink might, is final: others must not wait for ever."""
+        """One turn. What fails outside of the engine, as a sink might, is final: others must not wait for ever.
+
+        So is what is no Exception, as a panic of a library in Rust.
+        """
         try:
             if not self._take_commands():
                 return False
             if self._tickets:
                 self._step()
-        except Exception as error:
+        except BaseException as error:
             self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
             self._failed.__cause__ = error
-            if not self._llm.is_encoder:
-                self._llm.calls.drop()
+            with contextlib.suppress(BaseException):  # those who wait hear of it whatever the engine has come to
+                if not self._llm.is_encoder:
+                    self._llm.calls.drop()
             self._end(self._failed)
         return True
 
@@ -155,7 +159,7 @@ class EngineThread:
         elif command.future.set_running_or_notify_cancel():
             try:
                 command.future.set_result(command.function())
-            except Exception as error:  # it is the caller's
+            except BaseException as error:  # it is the caller's
                 command.future.set_exception(error)
 
     def _begin(self, command: _NewRequest) -> None:
@@ -227,11 +231,12 @@ class EngineThread:
         tickets, self._tickets = list(self._tickets.values()), {}
         self._inbox.clear()
         if tickets:
-            self._llm.calls.end(self._inbox)
+            with contextlib.suppress(BaseException if self._failed else ()):
+                self._llm.calls.end(self._inbox)
         for ticket in tickets:
-            with contextlib.suppress(Exception):  # a sink that fails keeps no other from hearing it
+            with contextlib.suppress(BaseException):  # a sink that fails keeps no other from hearing it
                 ticket.sink([(ticket, failed)])
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

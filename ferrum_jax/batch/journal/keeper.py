@@ -45,7 +45,7 @@ class Keeper:
     def __init__(self, journal: Journal, leases: Leases, options: JobOptions) -> None:
         self.journal, self.leases, self.options = journal, leases, options
         self._ended = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def __enter__(self) -> Keeper:
@@ -69,5 +69,5 @@ class Keeper:
                     self.leases.beat()
                     beaten_s = time.monotonic()
                 self.journal.flush()
-        except Exception as error:  # the loop raises it
+        except BaseException as error:  # the loop raises it
             self._error = error

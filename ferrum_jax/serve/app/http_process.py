@@ -1,7 +1,7 @@
 """The HTTP process of `ferrum-jax serve`: uvicorn, texts and JSON. No jax is here, and no signal ends it.
 
-It is started before the model loads, so that /health and /ready answer at once, and ends when it is told to, when all
-that runs has ended after "drain", or when the engine's process is gone.
+It is started before the model loads, so that /livez, /health and /ready answer at once, and ends when it is told
+to, when all that runs has ended after "drain", or when the engine's process is gone.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class HttpProcess:
         try:
             facts = service.client.facts
             service.open(await asyncio.to_thread(read_texts, facts["texts"], facts["images"]))
-        except Exception:
+        except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees
 
