@@ -16,7 +16,7 @@ import importlib
 import io
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -50,27 +50,73 @@ def pillow() -> ModuleType:
     return image
 
 
-def decoded_image(content: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+Look = Callable[[], None]  # called between steps of long work; what it raises ends that
+
+
+def do_not_look() -> None:
+    """Nobody can leave."""
+
+
+def decoded_image(content: bytes, *, max_pixels: int = MAX_PIXELS, look: Look = do_not_look) -> np.ndarray:
     """The pixels of a file, uint8 [H, W, 3]. Raises ValueError for what is not an image that can be read whole."""
+    with _readable(content, max_pixels), contextlib.ExitStack() as stack:
+        # WebP's decoder takes memory for all pixels when it is opened, others when they are loaded
+        stack.enter_context(_room_for(_webp_size(content) or (1, 1), max_pixels))
+        image = stack.enter_context(pillow().open(_Watched(content, look), formats=KINDS))
+        stack.enter_context(_room_for(image.size, max_pixels))
+        _check_tiles(image, max_pixels)
+        look()
+        image.load()
+        look()
+        return _rgb(_upright(image))
+
+
+def header_size(content: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Width and height as a file's header has them, before it is turned upright. No pixel is decoded.
+
+    Raises ValueError as `decoded_image`, but for damage behind the header.
+    """
+    with _readable(content, max_pixels):
+        size = _webp_size(content)
+        if size is None:
+            with pillow().open(io.BytesIO(content), formats=KINDS) as image:
+                size = image.size
+        width, height = size
+        _check_size(width, height, max_pixels)
+        return width, height
+
+
+class _Watched(io.BytesIO):
+    """A file that looks at each read whether the reader may go on."""
+
+    def __init__(self, content: bytes, look: Look) -> None:
+        super().__init__(content)
+        self._look = look
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._look()
+        return super().read(-1 if size is None else size)
+
+
+class Stopped(Exception):
+    """Nobody waits any more for what was being made."""
+
+
+@contextlib.contextmanager
+def _readable(content: bytes, max_pixels: int) -> Iterator[None]:
+    """Raises ValueError for whatever a reader of files raises inside."""
     image_module = pillow()
     if not content:
         raise ValueError("the image is empty: it has no bytes")
     _check_scans(content)
     try:
         # Pillow's readers raise more than OSError for damaged files: struct.error, KeyError, TypeError and others
-        with contextlib.ExitStack() as stack:
-            # WebP's decoder takes memory for all pixels when it is opened, others when they are loaded
-            stack.enter_context(_room_for(_webp_size(content) or (1, 1), max_pixels))
-            image = stack.enter_context(image_module.open(io.BytesIO(content), formats=KINDS))
-            stack.enter_context(_room_for(image.size, max_pixels))
-            _check_tiles(image, max_pixels)
-            image.load()
-            return _rgb(_upright(image))
+        yield
     except image_module.UnidentifiedImageError as error:
         raise ValueError(f"the image is not a file of a kind that is read here: {', '.join(KINDS)}") from error
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise ValueError(f"the image has too many pixels; at most {max_pixels:,} are taken: make it smaller") from error
-    except ImageRefused:
+    except (ImageRefused, Stopped):
         raise
     except Exception as error:
         raise ValueError(f"the image is damaged and cannot be decoded: {error or type(error).__name__}") from error
@@ -89,16 +135,21 @@ def pixels_of(image: Image, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 def pixels_of_array(array: np.ndarray, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The pixels of an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of uint8. Raises ValueError for another."""
+    check_array(array, max_pixels)
+    if array.ndim == 3 and array.shape[2] == 3:
+        return np.ascontiguousarray(array)
+    channels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    return _rgb(pillow().fromarray(np.ascontiguousarray(channels)))
+
+
+def check_array(array: np.ndarray, max_pixels: int) -> None:
+    """Raises ValueError for an array that is no image, and for one that is too large."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         raise ValueError(
             f"the image is an array {array.dtype}{list(array.shape)}; it must be uint8 [height, width, 3], or have "
             "one channel or four"
         )
     _check_size(array.shape[1], array.shape[0], max_pixels)
-    if array.ndim == 3 and array.shape[2] == 3:
-        return np.ascontiguousarray(array)
-    channels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    return _rgb(pillow().fromarray(np.ascontiguousarray(channels)))
 
 
 class ImageRefused(ValueError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ferrum_jax.identity import digest_of
+from ferrum_jax.vision.decoding import Look, do_not_look
 from ferrum_jax.vision.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
 from ferrum_jax.vision.processor_files import read_processor
 from ferrum_jax.vision.processors import ImageProcessor
@@ -36,20 +38,30 @@ class PromptImages:
         return digest_of(self.processor.kind, dataclasses.asdict(self.processor))
 
     def expanded(
-        self, content: str | Sequence[int], images: Sequence[Any], encode: Encode, *, adds: bool
+        self,
+        content: str | Sequence[int],
+        images: Sequence[Any],
+        encode: Encode,
+        *,
+        adds: bool,
+        most: int | None = None,
+        look: Look = do_not_look,
     ) -> ExpandedPrompt:
         """The ids of a text or of ids with a placeholder for each image, with their tokens in its place.
 
-        adds: a text gets special tokens. Raises ValueError for images that cannot be read, and for others than the
+        adds: a text gets special tokens. most: tokens that images may have together, None for any number. look: called
+        between steps; what it raises ends the work. All images are counted by their headers before one is decoded.
+        Raises ValueError for images that cannot be read, for more than a prompt may have, and for others than the
         prompt has places for.
         """
         form = PLACEHOLDERS[self.processor.kind]
+        found = self._counted(images, most, look)
         processed = []
-        for number, image in enumerate(images):
-            try:
-                processed.append(self.processor.process(self.sources.read(image)))
-            except ValueError as error:
-                raise ValueError(f"image {number}: {error}") from error
+        for number in range(len(found)):
+            with _naming(number):
+                processed.append(self.processor.process(self.sources.pixels(found[number], look)))
+            found[number] = None  # its file is not needed any more
+            look()
 
         def to_ids(text: str) -> Sequence[int]:
             return encode(text, adds and text not in (form.placeholder, form.token))  # a token is looked up as it is
@@ -57,3 +69,38 @@ class PromptImages:
         if isinstance(content, str):
             return expand_text(content, processed, form, to_ids)
         return expand_ids(content, processed, form, lambda text: encode(text, False))
+
+    def _counted(self, images: Sequence[Any], most: int | None, look: Look) -> list[Any]:
+        """Files, arrays and Pillow images. Raises ValueError where all of them are more than a prompt may have."""
+        sources, found = self.sources, []
+        num_bytes = num_pixels = num_tokens = 0
+        for number, image in enumerate(images):
+            look()
+            with _naming(number):
+                found.append(sources.found(image))
+                width, height = sources.size(found[-1])
+                num_tokens += self.processor.num_tokens(height, width)
+            if isinstance(found[-1], bytes):
+                num_bytes, num_pixels = num_bytes + len(found[-1]), num_pixels + width * height
+            _check("bytes", num_bytes, sources.max_prompt_bytes, number + 1, "may be decoded of a prompt")
+            _check("pixels", num_pixels, sources.max_prompt_pixels, number + 1, "may be decoded of a prompt")
+            if most is not None:
+                _check("tokens", num_tokens, most, number + 1, "fit, the model's max_model_len")
+        return found
+
+
+@contextlib.contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Raises ValueError with the image's number."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"image {number}: {error}") from error
+
+
+def _check(what: str, count: int, most: int, num_images: int, why: str) -> None:
+    if count > most:
+        raise ValueError(
+            f"the first {num_images} images of the prompt have {count:,} {what}, and {most:,} {why}; give fewer images "
+            "or smaller ones"
+        )

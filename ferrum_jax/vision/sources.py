@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.vision.decoding import MAX_PIXELS, decoded_image, pixels_of, pixels_of_array
+from ferrum_jax.vision.decoding import (
+    MAX_PIXELS,
+    Look,
+    check_array,
+    decoded_image,
+    do_not_look,
+    header_size,
+    pixels_of,
+    pixels_of_array,
+)
 from ferrum_jax.vision.fetching import FetchLimits, fetched
 
 _SCHEME = re.compile(r"(data|https?|file):", re.IGNORECASE)
@@ -35,13 +44,16 @@ class ImageSources:
     hosts: names whose http and https URLs are fetched, as `example.com` or `example.com:8080`; "*" is every host.
     Private addresses are never connected to. root: the folder whose files `file:` URLs name; None is none. Symbolic
     links in it are not followed.
-    max_bytes: of a file. max_pixels: of an image, before it is decoded. timeout_s: of one fetch, redirects included.
+    max_bytes: of a file. max_pixels: of an image, before it is decoded. max_prompt_bytes, max_prompt_pixels: of all
+    files of a prompt together. timeout_s: of one fetch, redirects included.
     """
 
     hosts: tuple[str, ...] = ()
     root: str | None = None
     max_bytes: int = 32 << 20
     max_pixels: int = MAX_PIXELS
+    max_prompt_bytes: int = 128 << 20
+    max_prompt_pixels: int = 4 * MAX_PIXELS
     timeout_s: float = 10.0
     max_redirects: int = 3
 
@@ -51,7 +63,7 @@ class ImageSources:
                 raise ValueError(f"image host {host!r} is no name such as example.com or example.com:8080, nor '*'")
         if self.root is not None and not os.path.isabs(self.root):
             raise ValueError(f"image root {self.root!r} is not an absolute path; give the whole path of the folder")
-        for name in ("max_bytes", "max_pixels"):
+        for name in ("max_bytes", "max_pixels", "max_prompt_bytes", "max_prompt_pixels"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number, 1 or more")
 
@@ -68,32 +80,54 @@ class ImageSources:
 
     def read(self, given: Any) -> np.ndarray:
         """The pixels, uint8 [H, W, 3], of what a Python user gives. Raises ValueError saying what is wrong with it."""
+        return self.pixels(self.found(given))
+
+    def read_url(self, url: str) -> np.ndarray:
+        """The pixels, uint8 [H, W, 3], of a URL and of nothing else. Raises ValueError saying why it is not taken."""
+        return self.pixels(self._found_url(url))
+
+    def found(self, given: Any) -> Any:
+        """What a Python user gives, the bytes of its file in place of a path or a URL. Raises ValueError for others."""
         if isinstance(given, str):
-            return self.read_url(given)
+            return self._found_url(given)
         if isinstance(given, os.PathLike):
-            return self._decoded(self._file_of_user(Path(given)))
+            return self._file_of_user(Path(given))
         if isinstance(given, bytes | bytearray | memoryview):
             self._check_bytes(len(given))
-            return self._decoded(bytes(given))
-        if isinstance(given, np.ndarray):
-            return pixels_of_array(given, max_pixels=self.max_pixels)
-        if hasattr(given, "getbands") and hasattr(given, "convert"):  # without importing Pillow to ask
-            return pixels_of(given, max_pixels=self.max_pixels)
+            return bytes(given)
+        if isinstance(given, np.ndarray) or (hasattr(given, "getbands") and hasattr(given, "convert")):
+            return given  # known as Pillow's without importing Pillow to ask
         raise ValueError(
             f"the image is a {type(given).__name__}; it must be a Pillow image, a uint8 array [height, width, 3], "
             "bytes, a pathlib.Path or a URL"
         )
 
-    def read_url(self, url: str) -> np.ndarray:
-        """The pixels, uint8 [H, W, 3], of a URL and of nothing else. Raises ValueError saying why it is not taken."""
+    def size(self, found: Any) -> tuple[int, int]:
+        """Width and height of what was found, from its header. Raises ValueError as `pixels`."""
+        if isinstance(found, bytes):
+            return header_size(found, max_pixels=self.max_pixels)
+        if isinstance(found, np.ndarray):
+            check_array(found, self.max_pixels)
+            return found.shape[1], found.shape[0]
+        return found.width, found.height
+
+    def pixels(self, found: Any, look: Look = do_not_look) -> np.ndarray:
+        """The pixels, uint8 [H, W, 3], of what was found. Raises ValueError saying what is wrong with it."""
+        if isinstance(found, bytes):
+            return decoded_image(found, max_pixels=self.max_pixels, look=look)
+        if isinstance(found, np.ndarray):
+            return pixels_of_array(found, max_pixels=self.max_pixels)
+        return pixels_of(found, max_pixels=self.max_pixels)
+
+    def _found_url(self, url: str) -> bytes:
         if not isinstance(url, str):
             raise ValueError(f"the image's URL is {url!r}; it must be a string")
         scheme = _SCHEME.match(url)
         kind = scheme[1].lower() if scheme else ""
         if kind == "data":
-            return self._decoded(self._data(url))
+            return self._data(url)
         if kind == "file":
-            return self._decoded(self._file_below_root(url))
+            return self._file_below_root(url)
         if kind:
             limits = FetchLimits(
                 hosts=self.hosts,
@@ -101,14 +135,11 @@ class ImageSources:
                 timeout_s=self.timeout_s,
                 max_redirects=self.max_redirects,
             )
-            return self._decoded(fetched(url, limits))
+            return fetched(url, limits)
         raise ValueError(
             f"the image's URL is {_shown(url)}; it must begin with data:, http:, https: or "
             "file:; a path is given as a pathlib.Path"
         )
-
-    def _decoded(self, content: bytes) -> np.ndarray:
-        return decoded_image(content, max_pixels=self.max_pixels)
 
     def _check_bytes(self, count: int) -> None:
         if count > self.max_bytes:
