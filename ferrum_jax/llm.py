@@ -525,7 +525,7 @@ class LLM:
         """
         params, now = score_params(top, mode, sampling_params), datetime.datetime.now()
         prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
-        requests = score_requests(prepared, completions, self.tokenizer, mode)
+        requests = score_requests(prepared, completions, self.tokenizer, mode, self.max_model_len)
         inbox: Inbox = deque()
         outputs: dict[int, RequestOutput] = {}
         try:
@@ -781,13 +781,20 @@ class LLM:
         now: datetime.datetime | None = None,
     ) -> int:
         """Queues a prompt whose outputs go to `inbox`; the submission's id. options: but for what the prompt says."""
-        token_ids, options = self.prepare(prompt, options, now)
+        token_ids, options = self.prepare(prompt, options, now, sampling=sampling)
         return self.calls.add(inbox, token_ids, sampling, options)
 
     def prepare(
-        self, prompt: Prompt, options: RequestOptions, now: datetime.datetime | None = None
+        self,
+        prompt: Prompt,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
+        *,
+        sampling: SamplingParams | None = None,
     ) -> tuple[Sequence[int], RequestOptions]:
         """The prompt's token ids, and the options with what it says of itself; any thread may ask.
+
+        sampling: under which it will run; where that keeps an end of it, what stands before may be left out.
 
         Raises ValueError for what is no prompt, and of a model that generates nothing.
         """
@@ -797,7 +804,8 @@ class LLM:
         parts = take_apart(prompt)
         text = parts.content if isinstance(parts.content, str) else None
         goes_on = parts.template.get("continue_final_message")
-        encoded = self._opened.prompts.encoded(prompt, now)
+        kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
+        encoded = self._opened.prompts.encoded(prompt, now, kept=kept)
         options = dataclasses.replace(
             options,
             prompt=text,

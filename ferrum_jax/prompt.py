@@ -43,9 +43,16 @@ class PromptIds(Protocol):
     """From a prompt to its token ids as the model will see them. Raises ValueError for one that it cannot."""
 
     def __call__(
-        self, prompt: Prompt, /, *, embeds: bool = False, now: datetime.datetime | None = None
+        self,
+        prompt: Prompt,
+        /,
+        *,
+        embeds: bool = False,
+        now: datetime.datetime | None = None,
+        kept: int | None = None,
     ) -> Sequence[int]:
-        """embeds: of a text whose vector is asked for, as the checkpoint says. now: see `PromptEncoder.token_ids`."""
+        """embeds: of a text whose vector is asked for, as the checkpoint says. now, kept: see
+        `PromptEncoder.token_ids`."""
         ...
 
 

@@ -43,8 +43,9 @@ def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -
     """Raises ValueError for a prompt that cannot run."""
     if row.kind == SCORES:
         prompt = f"{prompt['query']}\n{prompt['document']}"  # about as long as what the model is given
-    found = token_ids(prompt) if row.kind == GENERATES else token_ids(prompt, embeds=True)
-    ids = np.asarray(found, np.int64)[-(row.asked.most_prompt_tokens(max_model_len) or 0) :]
+    kept = row.asked.most_prompt_tokens(max_model_len)
+    found = token_ids(prompt, kept=kept) if row.kind == GENERATES else token_ids(prompt, embeds=True)
+    ids = np.asarray(found, np.int64)[-(kept or 0) :]
     outputs = max_model_len - len(ids) if row.asked.max_tokens is None else row.asked.max_tokens
     if outputs < 1 or len(ids) + outputs > max_model_len:
         raise ValueError(f"{len(ids)} tokens and {outputs} more are beyond {max_model_len}")

@@ -49,9 +49,10 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         adapters = tuple(named_adapters(args))
         rows = Rows(file, config.seed, names, defaults=row_defaults(args), adapters=adapters)
         texts = args.tokenizer or checkpoint.path
-        prompts = PromptEncoder(tokenizer=Tokenizer.load(texts), chat=ChatTemplate.load(texts))
         spec = registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, checkpoint.stored_forms)
         most = config.max_model_len or spec.max_position_embeddings
+        tokenizer, chat = Tokenizer.load(texts), ChatTemplate.load(texts)
+        prompts = PromptEncoder(tokenizer=tokenizer, chat=chat, max_model_len=most)
         embedder = Embedder(
             read_sentence_layout(checkpoint.path),
             prompts.tokenizer,

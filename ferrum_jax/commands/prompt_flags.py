@@ -6,12 +6,12 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.config import Reach
-from ferrum_jax.prompt import Prompt
+from ferrum_jax.prompt import Prompt, PromptIds
 from ferrum_jax.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def reach_of(prompts: Sequence[Prompt], params: SamplingParams) -> Measure:
 def _reach_of(
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    token_ids: Callable[[Prompt], Sequence[int]],
+    token_ids: PromptIds,
     max_model_len: int,
 ) -> Reach:
     kept = params.most_prompt_tokens(max_model_len)
-    lengths = [min(len(token_ids(prompt)), kept or max_model_len) for prompt in prompts]
+    lengths = [min(len(token_ids(prompt, kept=kept)), kept or max_model_len) for prompt in prompts]
     totals = [max_model_len if params.max_tokens is None else length + params.max_tokens for length in lengths]
     return Reach(num_rows=max(params.n * len(prompts), 1), num_tokens=max(params.n * sum(totals), 1))
 

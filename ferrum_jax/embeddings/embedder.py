@@ -141,7 +141,8 @@ class Embedder:
         if self._tokenizer is None:
             raise ValueError("the checkpoint has no tokenizer; give token ids, or LLM(tokenizer=...)")
         text = params.prefix + text
-        return self._tokenizer.encode(text.lower() if params.lower_case else text, max_tokens=params.max_tokens)
+        text = text.lower() if params.lower_case else text
+        return self._tokenizer.encode(text, max_tokens=params.max_tokens, at_most=self._max_tokens)
 
     def _check_ids(self, content: Sequence[object], params: EmbeddingParams) -> list[int]:
         if len(content) and isinstance(content[0], Mapping):
@@ -156,12 +157,19 @@ class Embedder:
         return ids
 
 
-def prompt_ids(encode: Callable[[Prompt, datetime.datetime | None], Sequence[int]], embedder: Embedder) -> PromptIds:
-    """encode: of a prompt that is completed."""
+def prompt_ids(encode: Callable[..., Sequence[int]], embedder: Embedder) -> PromptIds:
+    """encode: of a prompt that is completed, `PromptEncoder.token_ids`."""
 
-    def token_ids(prompt: Prompt, /, *, embeds: bool = False, now: datetime.datetime | None = None) -> Sequence[int]:
+    def token_ids(
+        prompt: Prompt,
+        /,
+        *,
+        embeds: bool = False,
+        now: datetime.datetime | None = None,
+        kept: int | None = None,
+    ) -> Sequence[int]:
         if not embeds:
-            return encode(prompt, now)
+            return encode(prompt, now, kept=kept)
         params = embedder.params(prompt_name=None, pooling=None, normalize=None, truncate=False)
         return embedder.text(None, take_apart(prompt).content, params).token_ids
 

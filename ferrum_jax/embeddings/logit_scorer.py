@@ -101,24 +101,27 @@ class PairTemplate:
             )
         self._tail = functools.cache(self._find_tail)
 
-    def ids(self, query: str, document: str, instruction: str | None, *, max_tokens: int | None) -> list[int]:
-        """max_tokens: a longer pair is cut before what the template writes behind it, which stays."""
+    def ids(self, query: str, document: str, instruction: str | None, *, max_tokens: int, truncate: bool) -> list[int]:
+        """max_tokens: a longer pair is cut before what the template writes behind it, which stays, or refused."""
         instruction = self._instruction if instruction is None else instruction
-        ids = self._encode(query, document, instruction)
-        if max_tokens is None or len(ids) <= max_tokens:
+        text = self._written(query, document, instruction)
+        if not truncate:
+            return self._tokenizer.encode(text, add_special_tokens=False, at_most=max_tokens)
+        ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens + 1)
+        if len(ids) <= max_tokens:
             return ids
         tail = self._tail(instruction)[-max_tokens:]
         return [*ids[: max_tokens - len(tail)], *tail]
 
-    def _encode(self, query: str, document: str, instruction: str | None) -> list[int]:
+    def _written(self, query: str, document: str, instruction: str | None) -> str:
         said = [] if instruction is None else [{"role": "system", "content": instruction}]
         pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        text = self._chat.render([*said, *pair], **self._arguments)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._chat.render([*said, *pair], **self._arguments)
 
     def _find_tail(self, instruction: str | None) -> list[int]:
         """The tokens that stand behind every pair."""
-        one, other = (self._encode(text, text, instruction) for text in _FILLERS)
+        texts = (self._written(filler, filler, instruction) for filler in _FILLERS)
+        one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
         same = [a == b for a, b in zip(reversed(one), reversed(other), strict=False)]
         length = same.index(False) if False in same else len(same)
         return one[len(one) - length :]
@@ -168,7 +171,7 @@ class LogitScorer:
 
     def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
         query, document = both_of(pair)
-        ids = self._template.ids(query, document, instruction, max_tokens=self._max_tokens if truncate else None)
+        ids = self._template.ids(query, document, instruction, max_tokens=self._max_tokens, truncate=truncate)
         require_length(len(ids), self._max_tokens)
         return Text(key=key, prompt=None, token_ids=ids)
 

@@ -70,9 +70,10 @@ class AsyncLLM:
         """
         key = f"request-{next(self._keys)}" if request_id is None else request_id
         options = RequestOptions(key=key, priority=priority, streams=True)
-        token_ids, options = await asyncio.to_thread(self.llm.prepare, prompt, options)
+        params = sampling_params or SamplingParams()
+        token_ids, options = await asyncio.to_thread(self.llm.prepare, prompt, options, sampling=params)
         mailbox = self._mailbox(request_id)
-        self.thread.add(mailbox.ticket, token_ids, sampling_params or SamplingParams(), options)
+        self.thread.add(mailbox.ticket, token_ids, params, options)
         try:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
@@ -112,7 +113,7 @@ class AsyncLLM:
         """As `LLM.compute_logprobs`, beside the requests that run."""
         params, llm = score_params(top, mode, sampling_params), self.llm
         prepared = [await asyncio.to_thread(llm.prepare, prompt, RequestOptions()) for prompt in listed(prompts)]
-        requests = score_requests(prepared, completions, llm.tokenizer, mode)
+        requests = score_requests(prepared, completions, llm.tokenizer, mode, llm.max_model_len)
         mailboxes = [None if request is None else self._mailbox(None) for request in requests]
         try:
             for request, mailbox in zip(requests, mailboxes, strict=True):

@@ -231,7 +231,7 @@ class EngineThread:
         tickets, self._tickets = list(self._tickets.values()), {}
         self._inbox.clear()
         if tickets:
-            with contextlib.suppress(BaseException if self._failed else ()):
+            with contextlib.suppress(*(BaseException,) * failed.is_final):
                 self._llm.calls.end(self._inbox)
         for ticket in tickets:
             with contextlib.suppress(BaseException):  # a sink that fails keeps no other from hearing it

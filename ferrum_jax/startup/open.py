@@ -182,7 +182,12 @@ class Opening:
             tokenizer = require_tokenizer(Tokenizer.load(own), own)
         texts = own or folder
         chat = None if texts is None else ChatTemplate.load(texts)
-        return PromptEncoder(tokenizer=tokenizer, chat=chat, images=self._images())
+        return PromptEncoder(tokenizer=tokenizer, chat=chat, images=self._images(), max_model_len=self._longest)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that a sequence may have before memory is planned."""
+        return self.config.max_model_len or self.source.spec.max_position_embeddings
 
     def _images(self) -> PromptImages | None:
         """How prompts have images, of a model that sees them and whose folder says how they are processed."""
@@ -351,7 +356,7 @@ class Opening:
 
     def _reach(self, spec: ModelSpec, prompts: PromptEncoder, sentence: SentenceLayout) -> Reach | None:
         """The reach of the requests that will come; None if they are not known."""
-        most = self.config.max_model_len or spec.max_position_embeddings
+        most = self._longest
         ids = prompt_ids(prompts.token_ids, self._embedder(prompts, sentence, most))
         reach = told(self.reach and self.reach(ids, most))
         if reach is None or self.bundle is None:

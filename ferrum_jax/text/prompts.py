@@ -19,9 +19,13 @@ from ferrum_jax.prompt import (
     take_apart,
 )
 from ferrum_jax.text.chat import ChatTemplate
+from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.decoding import Look, do_not_look
 from ferrum_jax.vision.image import ProcessedImage
 from ferrum_jax.vision.prompt_images import PromptImages
+
+MOST_TIMES = 8  # max_model_len that a text may have whose tokens are only counted, or are cut behind images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,22 +39,42 @@ class EncodedPrompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
-    """A checkpoint's tokenizer, chat template and how its prompts have images; each may be missing."""
+    """A checkpoint's tokenizer, chat template and how its prompts have images; each may be missing.
+
+    max_model_len: of the model that reads them; longer texts are refused before all of them is encoded.
+    """
 
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
     images: PromptImages | None = None
+    max_model_len: int | None = None
 
-    def token_ids(self, prompt: Prompt, now: datetime.datetime | None = None) -> Sequence[int]:
+    def token_ids(
+        self, prompt: Prompt, now: datetime.datetime | None = None, *, kept: int | None = None
+    ) -> Sequence[int]:
         """The ids of a prompt. Raises ValueError for what is not a prompt, or if the checkpoint lacks what it needs.
 
-        now: the time of day that a chat template sees; None reads the clock.
+        now: the time of day that a chat template sees; None reads the clock. kept: only this many at its end will run,
+        and of a long text more may be left out.
         """
-        return self.encoded(prompt, now).token_ids
+        return self.encoded(prompt, now, kept=kept).token_ids
 
-    def encoded(self, prompt: Prompt, now: datetime.datetime | None = None) -> EncodedPrompt:
-        """The ids of a prompt with its images, which are read and made ready for the model. Raises as `token_ids`."""
+    def encoded(
+        self,
+        prompt: Prompt,
+        now: datetime.datetime | None = None,
+        *,
+        kept: int | None = None,
+        times: int = 1,
+        look: Look = do_not_look,
+    ) -> EncodedPrompt:
+        """The ids of a prompt with its images, which are read and made ready for the model. Raises as `token_ids`.
+
+        times: how often max_model_len a text may have. look: called between steps; what it raises ends the work.
+        """
         parts = take_apart(prompt)
+        if kept is not None and (parts.images or parts.media):  # their spans are counted from the start
+            kept, times = None, MOST_TIMES
         if parts.images and self.images is None:
             raise ValueError(
                 f"the prompt has {len(parts.images)} images, and this model takes none: it sees no images, is served "
@@ -63,14 +87,17 @@ class PromptEncoder:
                 "for each, in the parts or beside the messages"
             )
         content, adds = self._content(parts, now)
+        most = None if self.max_model_len is None else self.max_model_len * times
+
+        def encode(text: str, adds: bool) -> list[int]:
+            return self._encode(text, adds, most, kept)
+
         if not parts.images or self.images is None:
-            ids = self._encode(content, add_special_tokens=adds) if isinstance(content, str) else content
+            ids = encode(content, adds) if isinstance(content, str) else content
             return EncodedPrompt(token_ids=ids, media=parts.media)
         if parts.media:
             raise ValueError("the prompt has images and media; the spans of images are found, leave media out")
-        found = self.images.expanded(
-            content, parts.images, lambda text, adds: self._encode(text, add_special_tokens=adds), adds=adds
-        )
+        found = self.images.expanded(content, parts.images, encode, adds=adds, most=most, look=look)
         return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
 
     def _content(self, parts: PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
@@ -125,10 +152,16 @@ class PromptEncoder:
             return self.chat.render_open(messages, now, **arguments)
         return self.chat.render(messages, now, add_generation_prompt=add_generation_prompt is not False, **arguments)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, adds: bool, most: int | None, kept: int | None) -> list[int]:
         if self.tokenizer is None:
             raise ValueError("the checkpoint has no tokenizer; give token ids, or LLM(tokenizer=...)")
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=adds, at_most=most, last=kept)
+        except TextTooLong as error:
+            raise ValueError(
+                f"this model's maximum context length is {self.max_model_len} tokens, its max_model_len; the prompt's "
+                f"text has {error.how}; shorten it or set truncate_prompt_tokens"
+            ) from error
 
 
 def _template_variables(given: object) -> dict[str, Any]:

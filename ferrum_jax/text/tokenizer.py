@@ -6,15 +6,18 @@ tokens and may override whether BOS and EOS are added. Ids beyond the vocabulary
 
 from __future__ import annotations
 
+import contextlib
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from ferrum_jax.identity import digest_of
+from ferrum_jax.text.byte_alphabet import BYTES
+from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTEXT_TOKENS = 8  # tokens before a text on which its first characters can depend
@@ -37,6 +40,7 @@ class Tokenizer:
         library.no_padding()
         decoder = json.loads(library.to_str()).get("decoder") or {}
         self._library = library
+        self._long = LongTexts(library)
         self._pieces: dict[int, bytes] = {}
         self.special_tokens = special_tokens(config)
         self.byte_level = decoder.get("type") == "ByteLevel"
@@ -92,12 +96,29 @@ class Tokenizer:
         """The vocabulary entry of an id, as the tokenizer spells it; None beyond the vocabulary."""
         return self._library.id_to_token(token_id)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        at_most: int | None = None,
+        last: int | None = None,
+    ) -> list[int]:
         """Token ids of text. With special tokens BOS and EOS are added by the tokenizer's rule, BOS never twice.
 
         A rendered chat is encoded without special tokens, because its template writes them. max_tokens: the end of the
-        text is cut off so that at most this many tokens remain, special ones included.
+        text is cut off so that at most this many tokens remain, special ones included. Of a long text more than is
+        wanted need not be encoded: at_most raises TextTooLong for one of more tokens, and `last` gives the ids of an
+        end that has more than this many.
         """
+        with _taken(text):  # what reads long texts asks the library by itself
+            if len(text) > LONG and last is not None:
+                text = self._long.end(text, last)
+            elif len(text) > LONG and max_tokens is not None:
+                text = self._long.start(text, max_tokens)
+            elif len(text) > LONG and at_most is not None:
+                return self._finished(self._long.encoding(text, at_most), add_special_tokens)
         ids = self._encoded(text, add_special_tokens=add_special_tokens).ids
         ids = self._with_edges(ids) if add_special_tokens else ids
         if max_tokens is None or len(ids) <= max_tokens:
@@ -110,6 +131,8 @@ class Tokenizer:
         None where the model does not tell them apart. max_tokens: the ends of the texts are cut off, of the longer one
         first, so that at most this many tokens remain, special ones included.
         """
+        for text in (first, second):
+            require_whole(text, "in one text of a pair")
         whole = self._encoded(first, second)
         if max_tokens is not None and len(whole.ids) > max_tokens:
             one, other = (self._encoded(text, add_special_tokens=False) for text in (first, second))
@@ -121,22 +144,9 @@ class Tokenizer:
         return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
 
     def _encoded(self, text: str, second: str | None = None, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """A text or a pair as the library encodes it. Raises ValueError for what is no text, and where it gives up.
-
-        Its patterns come with a checkpoint. One that has too many ways to match ends after ten million steps, in an
-        error that is no Exception, so that it would end the thread that serves everybody.
-        """
-        try:
+        """A text or a pair as the library encodes it. Raises ValueError as `_taken` does."""
+        with _taken(text):
             return self._library.encode(text, second, add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            raise ValueError(
-                f"the tokenizer gives up on {text[:80]!r}, {str(error)[:200]}; its tokenizer.json has a pattern "
-                "that does not end on this text: take that of the model's publisher"
-            ) from None
 
     def _cut(self, text: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
         """The ids of text without its last tokens; special tokens stay."""
@@ -146,6 +156,10 @@ class Tokenizer:
                 f"cannot cut {num_tokens} tokens off a text that has {len(encoding.ids)} beside special ones"
             )
         encoding.truncate(len(encoding.ids) - num_tokens)
+        return self._finished(encoding, add_special_tokens)
+
+    def _finished(self, encoding: tokenizers.Encoding, add_special_tokens: bool) -> list[int]:
+        """The ids of an encoding without special tokens, which are added where they are wanted."""
         if not add_special_tokens:
             return encoding.ids
         return self._with_edges(self._library.post_process(encoding).ids)
@@ -183,8 +197,8 @@ class Tokenizer:
         piece = self._pieces.get(token_id)
         if piece is None:
             token = self._library.id_to_token(token_id) or ""
-            known = all(character in _BYTES for character in token)
-            piece = bytes(_BYTES[c] for c in token) if known else token.encode()
+            known = all(character in BYTES for character in token)
+            piece = bytes(BYTES[c] for c in token) if known else token.encode()
             self._pieces[token_id] = piece
         return piece
 
@@ -212,6 +226,26 @@ class Tokenizer:
         if bos.added_by_library and ids[:1] == [bos.id] and (bos.unwanted or ids[1:2] == [bos.id]):
             return ids[1:]
         return [bos.id, *ids] if bos.is_missing_from(ids[:1]) else ids
+
+
+@contextlib.contextmanager
+def _taken(text: str) -> Iterator[None]:
+    """Raises ValueError for what is no text, and where the library gives up.
+
+    Its patterns come with a checkpoint. One that has too many ways to match ends after ten million steps, in an error
+    that is no Exception, so that it would end the thread that serves everybody.
+    """
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"the prompt is not text in Unicode: {text[:80]!r}; remove lone surrogates") from error
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise ValueError(
+            f"the tokenizer gives up on {text[:80]!r}, {str(error)[:200]}; its tokenizer.json has a pattern that does "
+            "not end on this text: take that of the model's publisher"
+        ) from None
 
 
 class _Edge:
@@ -281,17 +315,3 @@ def _uses(decoder: dict[str, Any], kind: str) -> bool:
 def _byte_ids(library: tokenizers.Tokenizer) -> frozenset[int]:
     ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(i for i in ids if i is not None)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary, and the byte.
-
-    Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` of the released encoder: printable Latin-1 stands
-    for itself, the other bytes take the code points from 256 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()

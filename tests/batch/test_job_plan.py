@@ -29,7 +29,7 @@ def lines() -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def token_ids(content: list) -> list[int]:
+def token_ids(content: list, kept: int | None = None) -> list[int]:
     if isinstance(content[0], dict):
         raise ValueError("there is no chat template")
     return content
@@ -107,7 +107,7 @@ def test_a_job_s_reach_is_that_of_all_its_rows_but_those_refused(folder):
 def test_a_text_whose_vector_is_asked_for_is_measured_with_what_is_put_before_it():
     content = b'{"custom_id": "a", "input": [1, 2]}\n{"custom_id": "b", "prompt": [1], "max_tokens": 1}\n'
 
-    def prompted(content: list, embeds: bool = False) -> list[int]:
+    def prompted(content: list, embeds: bool = False, kept: int | None = None) -> list[int]:
         return [*[9] * (70 * embeds), *content]
 
     found = reach_of(Rows(io.BytesIO(content)), prompted, 100)

@@ -212,7 +212,7 @@ def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys, tmp_path, 
 )
 def test_a_command_that_knows_its_prompts_compiles_for_no_more_than_these(llms, command, rows, tokens):
     assert cli.main([*command.split(), "--model", "m"]) == 0
-    reach = llms[0].reach(lambda content: content, 100)
+    reach = llms[0].reach(lambda content, kept: content, 100)
     assert reach == Reach(num_rows=rows, num_tokens=tokens, request_tokens=None)
 
 

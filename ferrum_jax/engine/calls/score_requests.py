@@ -58,6 +58,7 @@ def score_requests(
     completions: Sequence[Completion] | None,
     tokenizer: Tokenizer | None,
     mode: str,
+    max_model_len: int,
 ) -> list[ScoreRequest | None]:
     """The sequence of each prompt and its completion; None where no token is to be scored.
 
@@ -71,7 +72,7 @@ def score_requests(
     found = []
     for number, (token_ids, options) in enumerate(many):
         try:
-            completion = None if completions is None else _ids(completions[number], tokenizer)
+            completion = None if completions is None else _ids(completions[number], tokenizer, max_model_len)
             found.append(_request(token_ids, options, completion, mode))
         except ValueError as error:
             raise ValueError(f"prompt {number}: {error}") from error
@@ -93,9 +94,10 @@ def _request(
     return ScoreRequest(token_ids, dataclasses.replace(options, scores=scores))
 
 
-def _ids(completion: Completion, tokenizer: Tokenizer | None) -> Sequence[int]:
+def _ids(completion: Completion, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
     if isinstance(completion, str):
-        return require_tokenizer(tokenizer, "the model").encode(completion, add_special_tokens=False)
+        tokenizer = require_tokenizer(tokenizer, "the model")
+        return tokenizer.encode(completion, add_special_tokens=False, at_most=most)
     if not isinstance(completion, Sequence | np.ndarray):
         raise ValueError(f"the completion is {completion!r}; it must be a text or a list of token ids")
     return [int(token) if isinstance(token, np.integer) else token for token in completion]

@@ -89,7 +89,8 @@ class HttpProcess:
         await service.client.ready.wait()
         try:
             facts = service.client.facts
-            service.open(await asyncio.to_thread(read_texts, facts["texts"], facts["images"]))
+            prompts = await asyncio.to_thread(read_texts, facts["texts"], facts["images"])
+            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"]))
         except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees

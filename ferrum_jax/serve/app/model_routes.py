@@ -14,6 +14,7 @@ from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.link.engine_client import RequestRefused
+from ferrum_jax.text.prompts import MOST_TIMES
 from ferrum_jax.text.tokenizer import Tokenizer
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -90,7 +91,8 @@ async def tokenize(request: Request) -> Response:
         raise FieldError(
             f"prompt is {quoted(body.get('prompt'))}; it must be a text, or messages a list of them", "prompt"
         )
-    (encoded,) = await exchange.service.encode([prompt])
+    encode = exchange.service.encode([prompt], exchange.key, times=MOST_TIMES)
+    (encoded,) = await exchange.unless_left(encode, None)
     ids = encoded.token_ids
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": exchange.service.client.facts["max_model_len"]}
     answer["tokens"] = list(ids)

@@ -23,7 +23,7 @@ async def responses(request: Request) -> Response:
     asked = asked_response(await exchange.body(), service.settings.limits)
     chat = asked.chat
     form = ResponseForm(asked, request_id=exchange.id, model=exchange.model(chat.model))
-    (entered,) = await service.enter(chat, exchange.key, exchange.id)
+    (entered,) = await exchange.unless_left(service.enter(chat, exchange.key, exchange.id), chat.timeout_s)
     headers = warning_headers(chat.warnings)
     if not chat.streams:
         return exchange.json(await exchange.unless_left(_whole(service, form, entered), chat.timeout_s), headers)

@@ -35,7 +35,7 @@ async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     exchange.take_id(asked.request_id)
     fingerprint = service.client.facts["fingerprint"]
     form = AnswerForm(asked, request_id=exchange.id, model=model, fingerprint=f"fp_{fingerprint}")
-    requests = await service.enter(asked, exchange.key, exchange.id)
+    requests = await exchange.unless_left(service.enter(asked, exchange.key, exchange.id), asked.timeout_s)
     headers = warning_headers(asked.warnings)
     if not asked.streams:
         answer = await exchange.unless_left(_whole(service, form, requests), asked.timeout_s)

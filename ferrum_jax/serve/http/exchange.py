@@ -147,6 +147,8 @@ class Exchange:
             if not task.done():
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
+                await watch
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
     async def _left(self) -> None:

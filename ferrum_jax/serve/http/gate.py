@@ -29,10 +29,10 @@ class QueueFull(RuntimeError):
 
 
 class Waiting:
-    """A request from its arrival until it ends. begun: its reply, once the engine has it."""
+    """A request from its arrival until it ends. begun: its reply, once the engine has it. held_bytes: of its images."""
 
-    def __init__(self, entry: QueueEntry, begin: Callable[[], Reply]) -> None:
-        self.entry, self.begin = entry, begin
+    def __init__(self, entry: QueueEntry, begin: Callable[[], Reply], held_bytes: int = 0) -> None:
+        self.entry, self.begin, self.held_bytes = entry, begin, held_bytes
         self.begun: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.arrived = time.monotonic()
         self.queue_s = 0.0  # how long it waited here

@@ -9,12 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.prompt import Prompt, PromptParts, take_apart
+from ferrum_jax.prompt import Prompt, PromptParts, is_messages, take_apart
 from ferrum_jax.request import RequestOutput, SamplingParams
 from ferrum_jax.serve.bodies.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.choice_text import ChoiceOutput, ChoiceText, TokenTexts
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
+from ferrum_jax.serve.http.fair_workers import FairWorkers
 from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
@@ -26,6 +27,7 @@ from ferrum_jax.structured.asked.tools import tools_of
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
+from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
 _DEFAULTS = SamplingParams()
@@ -61,6 +63,9 @@ class Service:
         queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
         self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
         self._texts = TokenTexts(None)
+        self._long_texts = FairWorkers("texts", _TEXT_THREADS)
+        self._images = FairWorkers("images", _IMAGE_THREADS, may_begin=lambda: self._held_bytes < MOST_HELD_BYTES)
+        self._held_bytes = 0  # pixels of images that wait for the engine
         client.on_stats = self._take_stats
 
     def _take_stats(self, stats: Mapping[str, Any]) -> None:
@@ -119,12 +124,28 @@ class Service:
 
     # -- tokens ----------------------------------------------------------------------------------------
 
-    async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
-        """Token ids and images of each, made in a thread where the texts are long. Raises RequestRefused."""
+    async def encode(
+        self, prompts: Sequence[Prompt], key: ApiKey, *, kept: int | None = None, times: int = 1
+    ) -> list[EncodedPrompt]:
+        """Token ids and images of each, made in threads where these have images or long texts. Raises RequestRefused.
+
+        kept, times: as of `PromptEncoder.encoded`.
+        """
+
+        def encoded(look: Look) -> list[EncodedPrompt]:
+            found = []
+            for prompt in prompts:
+                look()
+                found.append(self.prompts.encoded(prompt, kept=kept, times=times, look=look))
+            return found
+
         try:
-            if sum(map(_length, prompts)) < _LONG_TEXT and not any(take_apart(prompt).images for prompt in prompts):
-                return [self.prompts.encoded(prompt) for prompt in prompts]
-            return await asyncio.to_thread(lambda: [self.prompts.encoded(prompt) for prompt in prompts])
+            length = sum(map(_length, prompts))
+            if any(take_apart(prompt).images for prompt in prompts):
+                return await self._images.call(encoded, key=key.name, cost=length // _BYTES_OF_TOKEN + 1)
+            if length < _LONG_TEXT:
+                return encoded(do_not_look)
+            return await self._long_texts.call(encoded, key=key.name, cost=length // _BYTES_OF_TOKEN)
         except ValueError as error:
             raise RequestRefused(str(error)) from error
 
@@ -138,7 +159,8 @@ class Service:
         if not self.client.facts["generates"]:
             raise RequestRefused("this model generates nothing; ask /v1/embeddings")
         found = []
-        encoded = await self.encode(asked.prompts)
+        kept = asked.params.most_prompt_tokens(self.client.facts["max_model_len"])
+        encoded = await self.encode(asked.prompts, key, kept=kept)
         for place, (prompt, one) in enumerate(zip(asked.prompts, encoded, strict=True)):
             found.append(self._text_request(asked, prompt, one, key, f"{request_id}-{place}"))
         self.require_ready()
@@ -146,6 +168,8 @@ class Service:
             message = f"request_id is {request_id!r}, which a request that runs has; give each its own, or leave it out"
             raise HttpError(400, message, param="request_id", code="request_id_in_use")
         self.gate.enter([request.waiting for request in found])
+        for request in found:
+            self._hold(request.waiting)
         self.metrics.prompt_tokens(sum(len(request.prompt_token_ids) for request in found))
         if asked.request_id is not None:
             self.named.add(asked.request_id)
@@ -164,6 +188,7 @@ class Service:
         if asked.model is not None and asked.model in self.adapters:
             options["adapter"] = asked.model
         sent = wire_params(params)
+        held_bytes = sum(image.pixels.nbytes for image in encoded.images)
 
         def begin() -> Any:
             images = wire_images(encoded.images, encoded.media)
@@ -173,7 +198,7 @@ class Service:
         if asked.echo and not asked.is_chat and (text is None or len(kept) != len(token_ids)):
             text = self._decoded(kept, params)
         return TextRequest(
-            waiting=Waiting(entry, begin),
+            waiting=Waiting(entry, begin, held_bytes),
             prompt=text,
             prompt_token_ids=tuple(kept),
             choices=[
@@ -226,6 +251,18 @@ class Service:
         finally:
             self.client.end(reply)
         self.metrics.whole.observe(time.monotonic() - request.waiting.arrived)
+
+    def _hold(self, waiting: Waiting) -> None:
+        """Counts the pixels that wait with it, until the engine has them or who asked has left."""
+        if not waiting.held_bytes:
+            return
+        self._held_bytes += waiting.held_bytes
+
+        def release(begun: asyncio.Future[Reply]) -> None:
+            self._held_bytes -= waiting.held_bytes
+            self._images.pump()
+
+        waiting.begun.add_done_callback(release)
 
     def _cut(self, request: TextRequest) -> None:
         self.metrics.was_slow()
@@ -312,14 +349,24 @@ class Service:
 
 
 _LONG_TEXT = 20_000  # characters
+_BYTES_OF_TOKEN = 4
+_TEXT_THREADS = _IMAGE_THREADS = 2
+MOST_HELD_BYTES = 1 << 30
 _SOON = {"Retry-After": "1"}
 
 
 def _length(prompt: Prompt) -> int:
     content: Any = take_apart(prompt).content
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(str(each)) for each in content) if len(content) and isinstance(content[0], Mapping) else 0
+    return len(content) if isinstance(content, str) else _length_within(content) if is_messages(content) else 0
+
+
+def _length_within(value: object) -> int:
+    """Characters of all texts in a value of JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_length_within, value.values()))
+    return sum(map(_length_within, value)) if isinstance(value, list | tuple) else 0
 
 
 def salted(key: ApiKey, own: str) -> str:

@@ -1,0 +1,78 @@
+"""FairWorkers: threads for work that may take long, so that the event loop and other kinds of work never wait for it.
+
+Who waits has turns between keys, as at the gate. Work that nobody waits for any more is not begun, and what runs for
+them ends at its next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
+from ferrum_jax.vision.decoding import Look, Stopped
+
+Result = TypeVar("Result")
+
+
+class _Asked(NamedTuple):
+    work: Callable[[Look], Any]
+    answer: asyncio.Future[Any]
+    has_left: threading.Event
+
+
+class FairWorkers:
+    """Of one event loop. may_begin: whether there is room for what more work makes; asked before each."""
+
+    def __init__(self, name: str, num_threads: int, *, may_begin: Callable[[], bool] = lambda: True) -> None:
+        self._queue = FairQueue(max_requests=sys.maxsize, max_tokens=sys.maxsize)
+        self._waiting: dict[QueueEntry, _Asked] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, thread_name_prefix=f"ferrum-{name}")
+        self._num_free = num_threads
+        self._may_begin = may_begin
+
+    async def call(self, work: Callable[[Look], Result], *, key: str, cost: int) -> Result:
+        """What work(look) returns or raises. Cancelling it takes the work back. cost: beside that of others."""
+        entry = QueueEntry(key=key, cost=cost)
+        asked = _Asked(work, asyncio.get_running_loop().create_future(), threading.Event())
+        self._waiting[entry] = asked
+        self._queue.push([entry])
+        self.pump()
+        try:
+            return await asked.answer
+        finally:
+            asked.has_left.set()
+            if self._waiting.pop(entry, None) is not None:
+                self._queue.remove(entry)
+
+    def pump(self) -> None:
+        """Begins what there is room for."""
+        while self._num_free and self._may_begin() and (entry := self._queue.pop()) is not None:
+            self._num_free -= 1
+            asked = self._waiting.pop(entry)
+            running = asyncio.get_running_loop().run_in_executor(self._pool, _run, asked)
+            running.add_done_callback(lambda done, asked=asked: self._end(done, asked))
+
+    def _end(self, done: asyncio.Future[Any], asked: _Asked) -> None:
+        self._num_free += 1
+        error = None if done.cancelled() else done.exception()
+        if asked.answer.done():  # who asked has left
+            pass
+        elif error is not None:
+            asked.answer.set_exception(error)
+        elif not done.cancelled():
+            asked.answer.set_result(done.result())
+        self.pump()
+
+
+def _run(asked: _Asked) -> Any:
+    def look() -> None:
+        if asked.has_left.is_set():
+            raise Stopped
+
+    look()
+    return asked.work(look)
