@@ -20,6 +20,7 @@ from ferrum_jax.text.cuts import fuses_unknown, steps_of
 
 _COMPOSED = 3  # bytes that NFC makes one of at most. Source: Unicode's FAQ on normalisation
 _ROUNDING = 1e-9
+_PART = 1 << 20
 
 
 class FewestTokens:
@@ -51,7 +52,9 @@ class FewestTokens:
         content = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
         if self._composes and not text.isascii():
             return int(len(content) * self._shares[self._shares > 0].min() / _COMPOSED)
-        return int(np.bincount(content, minlength=256) @ self._shares * (1 - _ROUNDING))
+        parts = (content[start : start + _PART] for start in range(0, len(content), _PART))  # each is copied as int64
+        counts = sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
+        return int(counts @ self._shares * (1 - _ROUNDING))
 
 
 def _spells_bytes(entries: Mapping[str, int], normalisers: Iterable[Mapping[str, Any]]) -> bool:
