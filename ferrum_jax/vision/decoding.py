@@ -67,8 +67,7 @@ def decoded_image(content: bytes, *, max_pixels: int = MAX_PIXELS, look: Look = 
         _check_tiles(image, max_pixels)
         look()
         image.load()
-        look()
-        return _rgb(_upright(image))
+        return _rgb(_upright(image), look)
 
 
 def header_size(content: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -233,10 +232,11 @@ def _upright(image: Image) -> Image:
     return turned
 
 
-def _rgb(image: Image) -> np.ndarray:
+def _rgb(image: Image, look: Look = do_not_look) -> np.ndarray:
     """uint8 [H, W, 3]: transparent pixels on white, 16 bits cut to the upper 8."""
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top in range(0, image.height, _BAND_ROWS):  # each step below copies what it is given
+        look()
         bottom = min(image.height, top + _BAND_ROWS)
         pixels[top:bottom] = _rgb_of_band(image.crop((0, top, image.width, bottom)))
     return pixels

@@ -281,6 +281,7 @@ MAY_IMPORT = {
         "ferrum_jax.structured.asked",
         "ferrum_jax.structured.reading",
         "ferrum_jax.text",
+        "ferrum_jax.vision",
         "nouns",
     ),
     "ferrum_jax.serve.app": (

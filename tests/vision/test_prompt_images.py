@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -18,7 +19,7 @@ from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
-from tests.vision.hostile import KINDS, in_mode, saved
+from tests.vision.hostile import BOMBS, KINDS, hostile_file, in_mode, saved
 
 PLACE = QWEN.placeholder
 
@@ -129,3 +130,37 @@ def test_a_turned_image_has_as_many_tokens_as_its_header_says(images):
     width, height = header_size(file.getvalue())
     assert part.num_tokens == images.processor.num_tokens(height, width)
     assert np.shape(decoded_image(file.getvalue()))[:2] == (width, height)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_hostile_header_has_the_size_that_is_decoded_or_is_refused(seed):
+    """A file that is one thing to who counts and another to who decodes would get around the bounds."""
+    content, _ = hostile_file(np.random.default_rng(seed))
+    try:
+        pixels = decoded_image(content)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            header_size(content)
+        return
+    assert sorted(header_size(content)) == sorted(pixels.shape[:2])
+
+
+@pytest.mark.parametrize("name", [name for name in BOMBS if not name.startswith(("png_text", "png_profile"))])
+def test_a_bomb_is_refused_by_its_header_or_when_it_is_decoded(name):
+    with pytest.raises(ValueError, match="the image "):
+        width, height = header_size(BOMBS[name])
+        assert width * height <= decoding.MAX_PIXELS
+        decoded_image(BOMBS[name])
+
+
+@pytest.mark.parametrize("one", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_a_file_with_another_behind_it_is_counted_and_decoded_as_the_first(one, other):
+    first, second = (
+        saved(in_mode(picture(*size, 3), "RGB"), kind) for size, kind in (((20, 30), one), ((90, 80), other))
+    )
+    try:
+        shape = decoded_image(first + second).shape[:2]
+    except ValueError:
+        return
+    assert header_size(first + second) == shape[::-1] == (30, 20)
