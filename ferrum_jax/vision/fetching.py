@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import http.client
+import io
 import ipaddress
 import os
 import queue
@@ -20,9 +22,13 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
+from typing import Any
+
+from ferrum_jax.vision.decoding import ImageRefused
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 8192
+_MOST_BESIDE_BODY = 1 << 20  # bytes of headers and of chunks' sizes, beside as many as the body's
 _PORTS = {"http": 80, "https": 443}
 # Networks whose addresses hold one of IPv4, and where in them it begins (bits from the end).
 _HOLDS_IPV4 = (
@@ -65,15 +71,24 @@ def fetched(url: str, limits: FetchLimits) -> bytes:
         place = _target_of(url, limits.hosts)
         try:
             body, elsewhere = _asked(place, deadline, limits)
-        except (OSError, http.client.HTTPException) as error:
+        except ImageRefused:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:  # http.client reads numbers of the answer
             if time.monotonic() >= deadline:
                 raise ValueError(f"the image of {place.name} took more than {limits.timeout_s:g} s") from error
             why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise ValueError(f"the image of {place.name} cannot be fetched: {why}") from error
         if elsewhere is None:
             return body
-        url = urllib.parse.urljoin(url, elsewhere)
+        url = _joined(url, elsewhere, place)
     raise ValueError(f"the image's URL leads to more than {limits.max_redirects} others; give the last one")
+
+
+def _joined(url: str, elsewhere: str, place: _HttpTarget) -> str:
+    try:
+        return urllib.parse.urljoin(url, elsewhere)
+    except ValueError as error:
+        raise ImageRefused(f"the image of {place.name} is elsewhere, at a URL that is malformed: {error}") from error
 
 
 def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
@@ -108,25 +123,26 @@ def _asked(place: _HttpTarget, deadline: float, limits: FetchLimits) -> tuple[by
     """The body, or where the server sends us instead."""
     address = _address_of(place, deadline)
     headers = {"Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close", "User-Agent": "ferrum-jax"}
-    with _connected(place, address, deadline) as connection:
+    most = 2 * limits.max_bytes + _MOST_BESIDE_BODY
+    with _connected(place, address, deadline, most) as connection:
         connection.request("GET", place.target, headers=headers)
         answer = connection.getresponse()
         if answer.status in _REDIRECTS:
             elsewhere = answer.getheader("Location")
             if not elsewhere:
-                raise ValueError(f"the image of {place.name} is elsewhere, and the server does not say where")
+                raise ImageRefused(f"the image of {place.name} is elsewhere, and the server does not say where")
             return b"", elsewhere
         if answer.status != 200:
-            raise ValueError(f"the image of {place.name} cannot be fetched: the server answers {answer.status}")
+            raise ImageRefused(f"the image of {place.name} cannot be fetched: the server answers {answer.status}")
         if (answer.getheader("Content-Encoding") or "identity").lower() != "identity":
-            raise ValueError(f"the image of {place.name} is sent compressed, though it was not asked for so")
+            raise ImageRefused(f"the image of {place.name} is sent compressed, though it was not asked for so")
         body = answer.read(limits.max_bytes + 1)
         if len(body) > limits.max_bytes or (answer.length or 0) > 0:
             short = len(body) <= limits.max_bytes
             what = "ends before its time" if short else f"has more than {limits.max_bytes:,} bytes"
-            raise ValueError(f"the image of {place.name} {what}")
+            raise ImageRefused(f"the image of {place.name} {what}")
     if time.monotonic() >= deadline:  # shut from this side: what came may be no more than a part
-        raise ValueError(f"the image of {place.name} took more than {limits.timeout_s:g} s")
+        raise ImageRefused(f"the image of {place.name} took more than {limits.timeout_s:g} s")
     return body, None
 
 
@@ -149,7 +165,7 @@ def _address_of(place: _HttpTarget, deadline: float) -> str:
         raise answers
     addresses = [answer[4][0] for answer in answers]
     if not all(is_public(address) for address in addresses):
-        raise ValueError(
+        raise ImageRefused(
             f"the image's host {place.host} has a private address; images are fetched from public ones only"
         )
     return addresses[0]
@@ -175,8 +191,11 @@ def is_public(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def _connected(place: _HttpTarget, address: str, deadline: float) -> Iterator[http.client.HTTPConnection]:
-    """A connection to the address that was checked, which is shut at the deadline whatever is going on."""
+def _connected(place: _HttpTarget, address: str, deadline: float, most: int) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the address that was checked, which is shut at the deadline whatever is going on.
+
+    most: bytes that are read from it.
+    """
     rest = deadline - time.monotonic()
     if rest <= 0:
         raise TimeoutError("no time is left")
@@ -191,12 +210,44 @@ def _connected(place: _HttpTarget, address: str, deadline: float) -> Iterator[ht
         if place.scheme == "https":
             plain = ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
             connection.default_port = _PORTS["https"]  # else the Host header would name the port
-        connection.sock = plain
+        connection.sock = _BoundedSocket(plain, most)  # type: ignore[assignment]
         yield connection
     finally:
         timer.cancel()
         plain.close()
         shutter.close()
+
+
+class _BoundedSocket:
+    """A socket of whose answer at most so many bytes are read, whatever its headers and chunks claim."""
+
+    def __init__(self, connection: socket.socket, most: int) -> None:
+        self._connection, self._most = connection, most
+
+    def makefile(self, mode: Any) -> io.BufferedReader:
+        return io.BufferedReader(_BoundedReader(self._connection.makefile(mode, buffering=0), self._most))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class _BoundedReader(io.RawIOBase):
+    def __init__(self, inner: Any, most: int) -> None:
+        self._inner, self._left = inner, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = self._inner.readinto(buffer)
+        self._left -= count or 0
+        if self._left < 0:
+            raise OSError(errno.EMSGSIZE, "the answer is too long")
+        return count
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -265,6 +265,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format, *args):
         pass
 
+    def do_raw(self, content: bytes):
+        self.wfile.write(content)
+
+    def do_endless(self, first: bytes, rest: bytes):
+        """For as long as anybody reads."""
+        self.wfile.write(first)
+        while True:
+            self.wfile.write(rest)
+
+    def do_chunk_of_minus_one(self):
+        self.do_endless(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", bytes(1 << 16))
+
+    def do_trailers(self):
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+        self.do_endless(head, b"A: b\r\n" * 1000)
+
+    def do_continues(self):
+        self.do_endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    def do_chunk_of_minus_five(self):
+        self.do_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabcde\r\n0\r\n\r\n")
+
 
 NAMES = {
     "pictures.test": "127.0.0.1",
@@ -330,6 +352,20 @@ def test_an_answer_that_is_no_picture_is_refused_with_the_reason(server, path, s
         sources(port, max_bytes=10_000).read_url(f"http://pictures.test:{port}/{path}")
 
 
+@pytest.mark.parametrize("path", ["chunk_of_minus_one", "trailers", "continues"])
+def test_no_more_is_read_than_an_image_may_have_whatever_the_answer_claims(server, path):
+    """A chunk of -1 bytes is all that comes, to Python's own reader."""
+    port, _, _ = server
+    with pytest.raises(ValueError, match=r"the image of pictures.test:\d+ cannot be fetched: the answer is too long"):
+        sources(port, max_bytes=10_000).read_url(f"http://pictures.test:{port}/{path}")
+
+
+def test_a_number_in_an_answer_that_is_none_is_refused_with_the_host(server):
+    port, _, _ = server
+    with pytest.raises(ValueError, match=r"the image of pictures.test:\d+ cannot be fetched: "):
+        sources(port).read_url(f"http://pictures.test:{port}/chunk_of_minus_five")
+
+
 @pytest.mark.parametrize("path", ["slow", "slow_head"])
 def test_a_server_that_sends_a_byte_now_and_then_gains_no_time(server, path):
     port, _, _ = server
@@ -353,6 +389,10 @@ def test_a_redirect_is_followed_where_the_first_url_could_have_gone(server):
         ("file:///etc/passwd", "its scheme is 'file'"),
         ("data:image/png;base64,AAAA", "its scheme is 'data'"),
         ("/go?/go?/go?/go?/go", "leads to more than 3 others"),
+        ("//other.test/a.png", "the image's URL is of other.test; allowed are"),
+        ("http://pictures.test@other.test/", "and no user or password"),
+        ("http://[/a", "is elsewhere, at a URL that is malformed: Invalid IPv6 URL"),
+        ("http://pictures.test:0x50/", "malformed: Port could not be cast"),
     ],
 )
 def test_a_redirect_to_where_the_first_url_could_not_go_is_refused(server, target, said):

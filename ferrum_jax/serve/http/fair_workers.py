@@ -19,7 +19,7 @@ from ferrum_jax.vision.decoding import Look, Stopped
 Result = TypeVar("Result")
 
 
-class _Work(NamedTuple):
+class _WorkAsked(NamedTuple):
     work: Callable[[Look], Any]
     answer: asyncio.Future[Any]
     has_left: threading.Event
@@ -30,7 +30,7 @@ class FairWorkers:
 
     def __init__(self, name: str, num_threads: int, *, may_begin: Callable[[], bool] = lambda: True) -> None:
         self._queue = FairQueue(max_requests=sys.maxsize, max_tokens=sys.maxsize)
-        self._waiting: dict[QueueEntry, _Work] = {}
+        self._waiting: dict[QueueEntry, _WorkAsked] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, thread_name_prefix=f"ferrum-{name}")
         self._num_free = num_threads
         self._may_begin = may_begin
@@ -38,7 +38,7 @@ class FairWorkers:
     async def call(self, work: Callable[[Look], Result], *, key: str, cost: int) -> Result:
         """What work(look) returns or raises. Cancelling it takes the work back. cost: beside that of others."""
         entry = QueueEntry(key=key, cost=cost)
-        asked = _Work(work, asyncio.get_running_loop().create_future(), threading.Event())
+        asked = _WorkAsked(work, asyncio.get_running_loop().create_future(), threading.Event())
         self._waiting[entry] = asked
         self._queue.push([entry])
         self.pump()
@@ -57,7 +57,7 @@ class FairWorkers:
             running = asyncio.get_running_loop().run_in_executor(self._pool, _run, asked)
             running.add_done_callback(lambda done, asked=asked: self._end(done, asked))
 
-    def _end(self, done: asyncio.Future[Any], asked: _Work) -> None:
+    def _end(self, done: asyncio.Future[Any], asked: _WorkAsked) -> None:
         self._num_free += 1
         error = None if done.cancelled() else done.exception()
         if asked.answer.done():  # who asked has left
@@ -69,7 +69,7 @@ class FairWorkers:
         self.pump()
 
 
-def _run(asked: _Work) -> Any:
+def _run(asked: _WorkAsked) -> Any:
     def look() -> None:
         if asked.has_left.is_set():
             raise Stopped
