@@ -61,6 +61,7 @@ from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of,
 from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.vision.decoding import Look, do_not_look
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -791,10 +792,12 @@ class LLM:
         now: datetime.datetime | None = None,
         *,
         sampling: SamplingParams | None = None,
+        look: Look = do_not_look,
     ) -> tuple[Sequence[int], RequestOptions]:
         """The prompt's token ids, and the options with what it says of itself; any thread may ask.
 
-        sampling: under which it will run; where that keeps an end of it, what stands before may be left out.
+        sampling: under which it will run; where that keeps an end of it, what stands before may be left out. look:
+        called between images; what it raises ends the work.
 
         Raises ValueError for what is no prompt, and of a model that generates nothing.
         """
@@ -805,7 +808,7 @@ class LLM:
         text = parts.content if isinstance(parts.content, str) else None
         goes_on = parts.template.get("continue_final_message")
         kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
-        encoded = self._opened.prompts.encoded(prompt, now, kept=kept)
+        encoded = self._opened.prompts.encoded(prompt, now, kept=kept, look=look)
         options = dataclasses.replace(
             options,
             prompt=text,

@@ -8,6 +8,7 @@ task that is cancelled, or leaves its loop over the outputs, ends its rows befor
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import os
@@ -19,11 +20,13 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import finish
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
 from ferrum_jax.llm import LLM, NewWeights
-from ferrum_jax.prompt import Prompt, listed
+from ferrum_jax.prompt import Prompt, listed, take_apart
 from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams, SequenceLogprobs
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
+from ferrum_jax.vision.decoding import Stopped
 
 _EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
+_IMAGE_THREADS = 2
 
 
 class Refused(RuntimeError):
@@ -53,6 +56,27 @@ class AsyncLLM:
         self._keys = itertools.count()
         self._open: set[_Mailbox] = set()
         self._drains = False
+        self._images = concurrent.futures.ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix="ferrum-images")
+
+    async def _prepared(
+        self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams
+    ) -> tuple[Sequence[int], RequestOptions]:
+        """As `LLM.prepare`, in a thread; texts wait for no images, and a task that is cancelled decodes no further."""
+        has_left = threading.Event()
+
+        def look() -> None:
+            if has_left.is_set():
+                raise Stopped
+
+        def prepared() -> tuple[Sequence[int], RequestOptions]:
+            look()
+            return self.llm.prepare(prompt, options, sampling=sampling, look=look)
+
+        pool = self._images if take_apart(prompt).images else None  # asyncio's own
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, prepared)
+        finally:
+            has_left.set()
 
     async def generate(
         self,
@@ -71,7 +95,7 @@ class AsyncLLM:
         key = f"request-{next(self._keys)}" if request_id is None else request_id
         options = RequestOptions(key=key, priority=priority, streams=True)
         params = sampling_params or SamplingParams()
-        token_ids, options = await asyncio.to_thread(self.llm.prepare, prompt, options, sampling=params)
+        token_ids, options = await self._prepared(prompt, options, params)
         mailbox = self._mailbox(request_id)
         self.thread.add(mailbox.ticket, token_ids, params, options)
         try:
@@ -174,6 +198,7 @@ class AsyncLLM:
     def close(self) -> None:
         """Ends what runs, with EngineFailed, and the thread."""
         self._drains = True
+        self._images.shutdown(wait=False, cancel_futures=True)
         self.thread.close()
 
     async def __aenter__(self) -> AsyncLLM:

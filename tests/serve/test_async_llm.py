@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.request import RequestOptions
 from ferrum_jax.serve.async_llm import AsyncLLM, Refused
 from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
+from ferrum_jax.vision.decoding import Stopped
 from tests.support import GOLDENS, SMALL, small_llm
 
 PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
@@ -81,6 +83,39 @@ def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
 
     *left, output = asyncio.run(leave())
     assert left == [0, 0, 0] and len(output.token_ids) == 8
+
+
+def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
+    begun, stopped, prepare = [], [], llm.llm.prepare
+
+    def held(prompt, options, *, sampling, look):
+        if not isinstance(prompt, dict):
+            return prepare(prompt, options, sampling=sampling, look=look)
+        begun.append(prompt)
+        try:
+            while True:
+                look()
+                time.sleep(0.001)
+        except Stopped:
+            stopped.append(prompt)
+            raise
+
+    monkeypatch.setattr(llm.llm, "prepare", held)
+
+    async def run():
+        images = [asyncio.create_task(last(llm, {"prompt": "x", "images": [b"a"]})) for _ in range(50)]
+        while not begun:
+            await asyncio.sleep(0.001)
+        output = await last(llm, PROMPTS[0])
+        for task in images:
+            task.cancel()
+        await asyncio.gather(*images, return_exceptions=True)
+        return output
+
+    assert asyncio.run(run()).finished
+    llm.close()
+    llm._images.shutdown(wait=True)
+    assert len(begun) == len(stopped) <= 2
 
 
 def test_abort_ends_the_loops_of_one_id_and_no_others(llm):
