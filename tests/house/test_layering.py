@@ -247,6 +247,7 @@ MAY_IMPORT = {
         "ferrum_jax.progress",
         "ferrum_jax.startup",
         "ferrum_jax.text",
+        "ferrum_jax.vision",
         "nouns",
     ),
     "ferrum_jax.device_check": (
