@@ -139,7 +139,8 @@ class EngineConfig:
     block_size: int | None = setting(
         None,
         "tokens per KV block, a power of two",
-        more="None chooses the smallest power of two from 16 to 128 whose block has 32 KB per device and layer",
+        more="None chooses the smallest power of two from 16 to 128 whose block has 32 KB per device and layer, or a "
+        "larger one, up to 256, where attention has no room for its tables",
         unset="16 on the CPU, else what suits the chip",
         rule=lambda size: "be a power of two, 8 or more" if size < 8 or size & (size - 1) else None,
         vllm="block_size",
@@ -158,6 +159,7 @@ class EngineConfig:
     max_num_seqs: int | None = setting(
         None,
         "most requests that run at once",
+        more="where it is left open, they are fewer if attention has no room for more of max_model_len",
         unset="16 on the CPU, else 256; batch 256",
         least=1,
         is_common=True,

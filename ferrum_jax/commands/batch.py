@@ -21,6 +21,7 @@ from ferrum_jax.commands.model import (
     invariant_config,
     named_adapters,
     open_llm,
+    runs_on_cpu,
 )
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
@@ -129,11 +130,11 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    config = chosen_config(args).with_rows(MANY_ROWS)
+    config = chosen_config(args)
     row_defaults(args)  # before anything is read
     adapters_of(args, config)
     if args.plan:
-        return show_plan(args, invariant_config(args, config))
+        return show_plan(args, _job_config(args, config))
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
     notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
@@ -156,7 +157,7 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         commit = start.commit_of(args.model, args.revision)
         llm = open_llm(
             args,
-            invariant_config(args, config),
+            _job_config(args, config),
             stack,
             reach,
             start.identity.check,
@@ -190,6 +191,11 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         console=plain_console(stderr=True),
         notice=notice,
     )
+
+
+def _job_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
+    """With many rows on the CPU too, where they are left open; elsewhere they are many anyway, if there is room."""
+    return invariant_config(args, config.with_rows(MANY_ROWS) if runs_on_cpu(config) else config)
 
 
 def _save_prefixes(folder: Path | None, llm: Any) -> None:

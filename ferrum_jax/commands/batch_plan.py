@@ -72,7 +72,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
             block_size=ledger.block_size,
             max_model_len=layout.max_model_len,
         )
-        padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len), layout, config)
+        padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len), layout, layout.settled(config))
     engine = {
         "executables": "\n".join(str(bucket) for bucket in layout.ladder.buckets),
         "weights": f"{ledger.weights_bytes / 2**20:,.1f} MiB a device",

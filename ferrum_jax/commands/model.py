@@ -114,12 +114,12 @@ def invariant_config(args: argparse.Namespace, config: EngineConfig) -> EngineCo
 
     Flags and bundle may say otherwise.
     """
-    if "invariant" in args or args.bundle is not None or not _runs_on_cpu(config) or config.dtype == "bfloat16":
+    if "invariant" in args or args.bundle is not None or not runs_on_cpu(config) or config.dtype == "bfloat16":
         return config
     return dataclasses.replace(config, invariant=True)
 
 
-def _runs_on_cpu(config: EngineConfig) -> bool:
+def runs_on_cpu(config: EngineConfig) -> bool:
     """Whether jax takes the CPU.
 
     It opens a chip to say so, which a child must do first where a kernel is to be checked on it: then it is not asked.

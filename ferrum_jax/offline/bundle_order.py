@@ -60,7 +60,9 @@ class BundleOrder:
             purpose = purpose_of(self.target, self.config, encoder.mesh, encoder.spec)
             return BundlePlan(order=self, purpose=purpose, programs=[*reversed(encoder_programs(encoder).values())])
         layout = self.lay_out(lambda probe: max(expected_temporaries(probe), least))
-        chosen = dataclasses.replace(self.config, num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None)
+        chosen = dataclasses.replace(
+            layout.settled(self.config), num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None
+        )
         programs = programs_of(layout)
         promised = layout.ledger.temporaries_bytes
         return BundlePlan(

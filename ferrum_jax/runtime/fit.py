@@ -94,7 +94,7 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
 
     The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
     """
-    config = config.on(devices[0].platform)
+    rows = config.on(devices[0].platform).num_rows
 
     def fits(**changes: Any) -> bool:
         changed = dataclasses.replace(config, **changes)
@@ -109,8 +109,8 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
     if nearest := next((mesh for mesh in wider if fits(mesh=str(mesh))), None):
         found.append(f"mesh {nearest}")
     limits = {
-        "max_num_seqs": range(1, config.num_rows),
-        "max_num_batched_tokens": range(config.num_rows, config.max_num_batched_tokens),
+        "max_num_seqs": range(1, rows),
+        "max_num_batched_tokens": range(rows, config.max_num_batched_tokens),
     }
     for name, values in limits.items():
         if values and fits(**{name: values[0]}):

@@ -1,9 +1,9 @@
 """Layout: everything that follows from spec, config and device, before a weight is read or a step compiled.
 
-    resolve ─► shard ─► size ─► ladder
+    resolve ─► shard ─► bound ─► size ─► ladder
 
 Each step returns a value, and the next ones read it: what a config left open (`resolve.py`), the model as it lies on
-the mesh, the pools with what they take of a device, the buckets.
+the mesh, blocks and rows that its attention has room for, the pools with what they take of a device, the buckets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ferrum_jax.pools.host_blocks import host_block_bytes
 from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.processes.processes import smallest
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
-from ferrum_jax.runtime.refusals import Limits, refuse_buckets
+from ferrum_jax.runtime.refusals import Buckets, Limits
 from ferrum_jax.runtime.resolve import Resolved, resolve
 from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.step import StepOptions
@@ -74,6 +74,7 @@ class Layout(ModelLayout):
     """All that follows from spec, config and device, before any weight is read.
 
     refused_products: weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does.
+    why_bounded: in a sentence why blocks are larger or rows fewer than they are by default; "" where they are not.
     """
 
     spec: ModelSpec
@@ -85,6 +86,7 @@ class Layout(ModelLayout):
     adapters: AdapterSlots | None = None
     images: ImageSlots | None = None
     refused_products: dict[str, str] = dataclasses.field(default_factory=dict)
+    why_bounded: str = ""
 
     @functools.cached_property
     def head(self) -> Head:
@@ -111,6 +113,10 @@ class Layout(ModelLayout):
         """Tokens of the longest request for which block tables are wide enough."""
         return min(self.max_model_len, self.ladder.buckets[-1].table_width * self.options.block_size)
 
+    def settled(self, config: EngineConfig) -> EngineConfig:
+        """The config that this is the layout of, with the rows that were chosen where it leaves them open."""
+        return config.with_rows(self.num_rows // self.num_shards)
+
 
 def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | None = None) -> Layout:
     """The layout of an engine on a mesh. Raises ValueError with every reason why it cannot run here.
@@ -119,6 +125,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
     """
     resolved = resolve(spec, config, mesh)
     sharded = _shard(resolved)
+    resolved, sharded, why = _bound(config, resolved, sharded)
     sized = _size(resolved, sharded)
     return Layout(
         spec=resolved.spec,
@@ -135,6 +142,7 @@ def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | No
         adapters=sharded.adapters,
         images=sharded.images,
         refused_products=sharded.refused,
+        why_bounded=why,
     )
 
 
@@ -181,6 +189,24 @@ def _shard(resolved: Resolved) -> _Sharded:
     adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
     images = image_slots(resolved.config, spec, model.targets, resolved.dtype, mesh)
     return _Sharded(graph=graph, model=model, options=options, adapters=adapters, images=images, refused=refused)
+
+
+# -- bound -------------------------------------------------------------------------------------------------
+
+
+def _bound(config: EngineConfig, resolved: Resolved, sharded: _Sharded) -> tuple[Resolved, _Sharded, str]:
+    """Both with blocks and rows that attention has room for, where the config leaves them open; and why, in a sentence.
+
+    Whatever requests will come: jobs share their executables.
+    """
+    limits, why = _buckets(resolved, sharded, None).choose(
+        _limits(resolved, sharded),
+        leaves_blocks=config.block_size is None,
+        leaves_rows=config.max_num_seqs is None,
+    )
+    chosen = dataclasses.replace(resolved.config, max_num_seqs=limits.max_num_seqs)
+    options = dataclasses.replace(sharded.options, block_size=limits.block_size)
+    return dataclasses.replace(resolved, config=chosen), dataclasses.replace(sharded, options=options), why
 
 
 # -- size --------------------------------------------------------------------------------------------------
@@ -316,11 +342,13 @@ def _ladder_of(limits: Limits, resolved: Resolved, reach: Reach | None) -> Ladde
 def _ladder(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Ladder:
     """The buckets. Raises ValueError where one does not fit the target."""
     limits = _limits(resolved, sharded)
+    _buckets(resolved, sharded, reach).refuse(limits)
+    return _ladder_of(limits, resolved, reach)
 
-    def ladder_of(limits: Limits) -> Ladder:
-        return _ladder_of(limits, resolved, reach)
 
-    refuse_buckets(
-        limits, sharded.options, ladder_of, lambda o: resolved.one_block(sharded.options.local, o.block_size)
+def _buckets(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Buckets:
+    return Buckets(
+        options=sharded.options,
+        ladder_of=lambda limits: _ladder_of(limits, resolved, reach),
+        pools_of=lambda limits: resolved.one_block(sharded.options.local, limits.block_size),
     )
-    return ladder_of(limits)

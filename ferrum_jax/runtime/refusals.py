@@ -1,9 +1,14 @@
-"""Buckets that do not fit a target: refused before anything is compiled, with the changes that would fit."""
+"""Buckets that do not fit a target: refused before anything is compiled, with the changes that would fit.
+
+What a config leaves open, the size of blocks and the rows, is chosen so that they do. Only the kernels know what fits:
+they are asked, and nothing of their arithmetic is here.
+"""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from ferrum_jax.runtime.buckets import Ladder
@@ -11,6 +16,7 @@ from ferrum_jax.runtime.step import StepOptions, attention_config
 from pallas_kernels.kv_pool import KVPool
 
 _LARGEST_BLOCK = 256  # tokens
+_ROW_GRAIN = 8  # of a number of rows that is chosen here: a tile of an accelerator's vector units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,39 +29,77 @@ class Limits:
     block_size: int
 
 
-def refuse_buckets(
-    limits: Limits,
-    options: StepOptions,
-    ladder_of: Callable[[Limits], Ladder],
-    pools_of: Callable[[Limits], list[tuple[KVPool, int]]],
-) -> None:
-    """Raises ValueError with the reason why attention of a bucket does not fit the target, of the largest such.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """The buckets that follow from limits, and whether attention of them fits the target.
 
-    pools_of: of a layer of each cache group the shapes of its pool on one device, and its query heads.
+    ladder_of: the buckets of limits. pools_of: of a layer of each cache group the shapes of its pool on one device, and
+    its query heads.
     """
 
-    def check(limits: Limits) -> None:
-        pools, own = pools_of(limits), dataclasses.replace(options, block_size=limits.block_size)
-        for bucket in reversed(ladder_of(limits).buckets):
+    options: StepOptions
+    ladder_of: Callable[[Limits], Ladder]
+    pools_of: Callable[[Limits], list[tuple[KVPool, int]]]
+
+    def choose(self, limits: Limits, *, leaves_blocks: bool, leaves_rows: bool) -> tuple[Limits, str]:
+        """The limits with larger blocks, and only then fewer rows, where attention fits no other; and a sentence of it.
+
+        leaves_blocks, leaves_rows: whether the config leaves them open. Limits that cannot be helped stay as they are.
+        """
+        if self.fit(limits):
+            return limits, ""
+        sizes = _block_sizes(limits) if leaves_blocks else []
+        found = next((size for size in sizes if self.fit(limits, block_size=size)), None)
+        if found is not None:
+            chosen = dataclasses.replace(limits, block_size=found)
+            return chosen, (
+                f"KV blocks have {found} tokens: {self.options.implementation!r} has no room for smaller ones with "
+                f"{limits.max_num_seqs} rows of up to {limits.max_model_len:,} tokens"
+            )
+        largest = dataclasses.replace(limits, block_size=max([limits.block_size, *sizes]))
+        rows = range(limits.max_num_seqs, 0, -1) if leaves_rows else range(0)
+        most = bisect.bisect_left(rows, True, key=lambda count: self.fit(largest, max_num_seqs=count))
+        if most >= len(rows):
+            return limits, ""
+        count = rows[most] // _ROW_GRAIN * _ROW_GRAIN or rows[most]
+        chosen = dataclasses.replace(largest, max_num_seqs=count)
+        return chosen, (
+            f"{count} rows run at once, on KV blocks of {largest.block_size} tokens: {self.options.implementation!r} "
+            f"has no room for more of up to {limits.max_model_len:,} tokens; a lower max_model_len lets more run"
+        )
+
+    def fit(self, limits: Limits, **changes: int) -> bool:
+        """Whether attention of all buckets fits, of the limits with these changes."""
+        try:
+            self.check(dataclasses.replace(limits, **changes))
+        except ValueError:
+            return False
+        return True
+
+    def check(self, limits: Limits) -> None:
+        """Raises ValueError with the reason why attention of a bucket does not fit, of the largest such."""
+        pools, own = self.pools_of(limits), dataclasses.replace(self.options, block_size=limits.block_size)
+        for bucket in reversed(self.ladder_of(limits).buckets):
             try:
                 for pool, num_heads in pools:
                     attention_config(bucket, own, pool, num_heads)
             except ValueError as error:
                 raise ValueError(f"the bucket {bucket} cannot run with {own.implementation!r}: {error}") from error
 
-    def fits(**changes: int) -> bool:
+    def refuse(self, limits: Limits) -> None:
+        """Raises ValueError as `check` does, with the changes that would do."""
         try:
-            check(dataclasses.replace(limits, **changes))
-        except ValueError:
-            return False
-        return True
+            self.check(limits)
+        except ValueError as error:
+            changes = _smallest_changes(limits, functools.partial(self.fit, limits))
+            advice = f". Any one of these would do: {', '.join(changes)}" if changes else ""
+            raise ValueError(f"{error}{advice}") from error
 
-    try:
-        check(limits)
-    except ValueError as error:
-        changes = _smallest_changes(limits, fits)
-        advice = f". Any one of these would do: {', '.join(changes)}" if changes else ""
-        raise ValueError(f"{error}{advice}") from error
+
+def _block_sizes(limits: Limits) -> list[int]:
+    """Sizes of blocks beyond that of the limits, the smallest first."""
+    sizes = [limits.block_size << shift for shift in range(1, _LARGEST_BLOCK.bit_length())]
+    return [size for size in sizes if size <= _LARGEST_BLOCK]
 
 
 def _smallest_changes(limits: Limits, fits: Callable[..., bool]) -> list[str]:
@@ -64,6 +108,5 @@ def _smallest_changes(limits: Limits, fits: Callable[..., bool]) -> list[str]:
         name: bisect.bisect_left(range(1, getattr(limits, name)), True, key=lambda n, name=name: not fits(**{name: n}))
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     }
-    sizes = [limits.block_size << shift for shift in range(1, _LARGEST_BLOCK.bit_length())]
-    larger = [size for size in sizes if size <= _LARGEST_BLOCK and fits(block_size=size)]
+    larger = [size for size in _block_sizes(limits) if fits(block_size=size)]
     return [f"{name}={value}" for name, value in {**smaller, "block_size": min(larger, default=0)}.items() if value]

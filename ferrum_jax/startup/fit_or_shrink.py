@@ -93,7 +93,7 @@ class Start:
             missing = -smallest(-missing_bytes(layout, own_device(self.mesh)))
             if missing > 0:
                 raise MemoryShort(f"{missing / _GIB:.2f} GiB too little are free", missing, loaded.weights)
-            engine = build_engine(loaded, self.config, self.tokenizer, forms=self.forms)
+            engine = build_engine(loaded, layout.settled(self.config), self.tokenizer, forms=self.forms)
             if layout.options.target.platform != "cpu":
                 engine.runner.rehearse(len(layout.options.spec.kv_groups))
             return loaded, engine

@@ -157,7 +157,7 @@ class Opening:
             config = self.config.with_rows(MANY_ROWS)
         else:
             model, engine, bundled, choice, products = self._engine(source.spec, prompts, sentence, check)
-            config = self.config.on(model.layout.options.target.platform)
+            config = model.layout.settled(self.config)
         opened = Opened(
             config=config,
             model=model,
@@ -277,7 +277,7 @@ class Opening:
         choice, products = self._choose(spec, mesh, before), self._choose_products(spec, mesh)
         store, bundled = self._executable_caches(mesh.devices.flatten().tolist())
         config = dataclasses.replace(
-            self.config.on(mesh.devices.flat[0].platform),
+            self.config,
             implementation=choice.implementation,
             attention_tiles=self._tiles(choice),
             product_implementation=products.implementation,

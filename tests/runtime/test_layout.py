@@ -105,13 +105,52 @@ def test_what_cannot_run_is_refused_with_every_reason():
     assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"
 
 
+def room_for(most, monkeypatch):
+    """Lets attention refuse buckets whose block tables have more entries than this."""
+
+    def attention_config(bucket, options, pool, num_heads):
+        if bucket.num_rows * bucket.table_width > most:
+            raise ValueError("no room")
+
+    monkeypatch.setattr("ferrum_jax.runtime.refusals.attention_config", attention_config)
+
+
+@pytest.mark.parametrize(
+    ("most", "config", "tokens", "rows", "why"),
+    [
+        (8192, {}, 16, 256, r"^$"),
+        (4096, {}, 32, 256, "^KV blocks have 32 tokens: 'mosaic_tpu' has no room for smaller ones with 256 rows of up"),
+        (400, {}, 256, 200, "^200 rows run at once, on KV blocks of 256 tokens: .* no room for more of up to 512"),
+        (400, {"max_num_seqs": 200}, 256, 200, "^KV blocks have 256 tokens"),
+        (400, {"block_size": 64}, 64, 48, "^48 rows run at once, on KV blocks of 64 tokens"),
+        (3, {}, 256, 1, "^1 rows"),
+    ],
+)
+def test_blocks_grow_and_only_then_rows_are_fewer_where_attention_has_no_room(
+    monkeypatch, most, config, tokens, rows, why
+):
+    room_for(most, monkeypatch)
+    open_config = EngineConfig(num_blocks=9, **config)
+    layout = lay_out(spec_of(), open_config, make_mesh(MeshShape(), [V6E]))
+    assert (layout.ledger.block_size, layout.options.block_size, layout.num_rows) == (tokens, tokens, rows)
+    assert re.search(why, layout.why_bounded) and layout.settled(open_config).num_rows == rows
+    assert layout.ladder.buckets[-1].num_rows == rows and layout.ladder.buckets[-1].table_width == -(-512 // tokens)
+
+
+@pytest.mark.parametrize("config", [{"block_size": 16, "max_num_seqs": 64}, {"max_num_seqs": 600}])
+def test_what_is_named_is_refused_and_not_changed_where_attention_has_no_room(monkeypatch, config):
+    room_for(400, monkeypatch)
+    with pytest.raises(ValueError, match=r"no room.* Any one of these would do: max_num_seqs="):
+        layout_of(V6E, **config)
+
+
 def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
     with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
-        layout_of(V6E, spec_of(max_position_embeddings=2**21))
+        layout_of(V6E, spec_of(max_position_embeddings=2**21), block_size=16)
 
 
 def test_the_changes_that_a_refusal_names_are_the_smallest_that_fit():
-    spec, config = spec_of(max_position_embeddings=2**15), {"max_num_seqs": 256}
+    spec, config = spec_of(max_position_embeddings=2**15), {"max_num_seqs": 256, "block_size": 16}
     with pytest.raises(ValueError, match="Any one of these would do") as refusal:
         layout_of(V6E, spec, **config)
     named = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", str(refusal.value).split("would do")[1])}
