@@ -5,6 +5,8 @@
     "tpu:v6e:2x2"      a slice by generation and shape, hosts of 2x2 chips; or one chip, "tpu:v6e:1x1"
     "gpu:h200:2"       GPUs of one host, one where no number is given; needs jax's CUDA plugin, and no GPU
 
+The platform may be left out, as in "v6e:8x8" and "h100:8", and "v5e-4" is "v5litepod-4".
+
 Nothing but this file knows how a device that is not here is described to a compiler.
 """
 
@@ -21,7 +23,7 @@ from jax.experimental import topologies
 
 from ferrum_jax.paths import install_command
 
-EXAMPLES = "cpu, v6e-8, tpu:v6e:2x2, gpu:h200"
+EXAMPLES = "cpu, v6e-8, v6e:8x8, h200, h100:8"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ _CLOUD = {
     "v6e": _Cloud(generation="v6e", axes=2),
     "tpu7x": _Cloud(generation="TPU7x", axes=3, cores=2),
 }
+_ALIASES = {"v5e": "v5litepod"}
 _CHIPS_OF_A_HOST = 8  # of a slice of two axes of one host; larger slices, and those of three axes, have hosts of 4
 _LARGEST_SLICE = {2: 256, 3: 2048}  # chips, by axes
 
@@ -74,20 +77,35 @@ def target_devices(target: str) -> Sequence[Any]:
 
     Raises ValueError for a name that is none, and where the compiler that it needs is not installed.
     """
-    platform, _, rest = target.partition(":")
+    platform, _, rest = with_platform(target).partition(":")
     if platform == "cpu" and not rest:
         return jax.devices("cpu")
     if platform == "tpu" and rest:
         return _tpus(target, rest)
-    if target.partition("-")[0] in _CLOUD:
-        return _tpus(target, *_slice(target))
+    if _cloud_name(target)[0] in _CLOUD:
+        return _tpus(target, *slice_of(target))
     kind, _, count = rest.partition(":")
     if platform == "gpu" and kind in _GPUS and (count or "1").isdecimal():
         shape = f"1x1x{count or 1}"  # processes x hosts x GPUS
         plugin = f"jax's CUDA plugin ({install_command('aot')})"
         return _describe("cuda", target, plugin, target_config=_GPUS[kind], topology=shape)
-    known = f"tpu:GENERATION:SHAPE, {'-N, '.join(_CLOUD)}-N, gpu:{'|gpu:'.join(_GPUS)}[:COUNT] or cpu"
+    known = f"GENERATION:SHAPE of TPUs, {'-N, '.join(_CLOUD)}-N, {'|'.join(_GPUS)}[:COUNT] or cpu"
     raise ValueError(f"target is {target!r}; it must be {known}, such as {EXAMPLES}")
+
+
+def with_platform(target: str) -> str:
+    """The target's name with its platform before it, where it names a generation and shape or a GPU without."""
+    kind, _, rest = target.partition(":")
+    if kind in _GPUS:
+        return f"gpu:{target}"
+    generations = {"tpu7x" if cloud.generation == "TPU7x" else cloud.generation: cloud for cloud in _CLOUD.values()}
+    return f"tpu:{generations[kind].generation}:{rest}" if kind in generations and rest else target
+
+
+def _cloud_name(target: str) -> tuple[str, str]:
+    """What a slice's name in the cloud has before and behind its dash."""
+    name, _, count = target.partition("-")
+    return _ALIASES.get(name, name), count
 
 
 def _tpus(target: str, topology: str, host: tuple[int, ...] | None = None) -> Sequence[Any]:
@@ -103,9 +121,9 @@ def _tpus(target: str, topology: str, host: tuple[int, ...] | None = None) -> Se
     return _describe("tpu", target, needs, topology_name=topology, **how)
 
 
-def _slice(target: str) -> tuple[str, tuple[int, ...] | None]:
+def slice_of(target: str) -> tuple[str, tuple[int, ...] | None]:
     """Topology and chips of a host of a slice by its name in the cloud. Raises ValueError where there is none of it."""
-    name, _, count = target.partition("-")
+    name, count = _cloud_name(target)
     cloud = _CLOUD[name]
     sizes = _slice_sizes(cloud)
     chips = int(count) // cloud.cores if count.isdecimal() and int(count) % cloud.cores == 0 else 0

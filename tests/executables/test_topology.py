@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ferrum_jax.executables.topology import _slice, target_devices
+from ferrum_jax.executables.topology import slice_of, target_devices, with_platform
 from tests.support import ROOT
 
 SLICES = {
@@ -17,6 +17,7 @@ SLICES = {
     "v6e-8": ("v6e:2x4", 8),
     "v6e-16": ("v6e:4x4", 16),
     "v5litepod-16": ("v5e:4x4", 16),
+    "v5e-4": ("v5e:2x2", 4),
     "v5litepod-128": ("v5e:8x16", 128),
     "v5p-8": ("v5p:2x2x1", 4),
     "v5p-128": ("v5p:4x4x4", 64),
@@ -30,9 +31,23 @@ SLICES = {
 
 @pytest.mark.parametrize("name", SLICES)
 def test_a_slice_has_the_shape_that_the_cloud_gives_it(name):
-    topology, host = _slice(name)
+    topology, host = slice_of(name)
     assert topology == SLICES[name][0]
     assert (host == (2, 4, 1)) == name.endswith("e-8")  # one host of eight chips
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("v6e:8x8", "tpu:v6e:8x8"),
+        ("tpu7x:2x2x1", "tpu:TPU7x:2x2x1"),
+        ("h100", "gpu:h100"),
+        ("h200:8", "gpu:h200:8"),
+        *((name, name) for name in ("tpu:v6e:2x2", "gpu:h100:2", "v6e-8", "v6e", "cpu", "x9:2x2")),
+    ],
+)
+def test_the_platform_may_be_left_out_of_a_shape_or_a_gpu(name, whole):
+    assert with_platform(name) == whole
 
 
 @pytest.mark.parametrize(
@@ -43,7 +58,7 @@ def test_a_slice_has_the_shape_that_the_cloud_gives_it(name):
         ("v5p-9", "such as tpu:v5p:2x2x4"),
         ("v6e-", "target is 'v6e-'"),
         ("tpu7x", "by their cores: tpu7x-2, tpu7x-8"),
-        ("v7-8", "it must be tpu:GENERATION:SHAPE, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N"),
+        ("v7-8", "it must be GENERATION:SHAPE of TPUs, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_those_that_there_are(name, says):
@@ -53,7 +68,7 @@ def test_a_name_that_is_none_is_refused_with_those_that_there_are(name, says):
 
 @pytest.mark.aot
 def test_the_compiler_knows_every_slice_and_one_chip():
-    names = [*SLICES, "tpu:v6e:1x1", "tpu:v5e:1x1", "tpu:v6e:2x4"]
+    names = [*SLICES, "v6e:8x8", "tpu:v6e:1x1", "tpu:v5e:1x1", "tpu:v6e:2x4"]
     program = (
         "import json, sys; from ferrum_jax.commands.compile import without_device; without_device('tpu')\n"
         "from ferrum_jax.executables.topology import target_devices\n"
@@ -69,4 +84,5 @@ def test_the_compiler_knows_every_slice_and_one_chip():
     found = dict(zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True))
     assert {name: count for name, (count, _) in found.items() if name in SLICES} == {n: s[1] for n, s in SLICES.items()}
     assert found["v6e-8"] == [8, 1] and found["tpu:v6e:2x4"] == [8, 2] and found["v6e-16"][1] == 4
+    assert found["v6e:8x8"] == [64, 16]
     assert found["tpu:v6e:1x1"] == found["tpu:v5e:1x1"] == [1, 1]
