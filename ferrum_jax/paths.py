@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import importlib.util
 import itertools
 import os
 import posixpath
@@ -126,6 +127,16 @@ def install_command(extra: str, root: Path = _ROOT) -> str:
     if (root / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
     return f"pip install -e '.[{extra}]' in a checkout of ferrum_jax"
+
+
+def require_matplotlib(flag: str) -> None:
+    """Raises ValueError naming the extra where matplotlib is missing, which a flag needs."""
+    try:
+        found = importlib.util.find_spec("matplotlib") is not None
+    except ValueError:  # of a module that was set aside
+        found = False
+    if not found:
+        raise ValueError(f"{flag} needs matplotlib; {install_command('plot')}")
 
 
 def is_url(path: str) -> bool:

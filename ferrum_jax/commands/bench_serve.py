@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from ferrum_jax.bench.serving import http_client, loads
 from ferrum_jax.bench.serving import run as serving
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.paths import install_command, require_folder_of
+from ferrum_jax.paths import require_folder_of, require_matplotlib
 
 
 def add(commands: Any) -> None:
@@ -86,8 +85,8 @@ def _run(args: argparse.Namespace) -> int:
     limits, requests = serving.limits_of(args.goodput), _requests(args)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ValueError(f"--max-concurrency is {args.max_concurrency}; it must be 1 or more")
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(f"--plot needs matplotlib; {install_command('plot')}")
+    if args.plot is not None:
+        require_matplotlib("--plot")
     for path, what in ((args.output, "result"), (args.plot, "plot")):
         if path is not None:
             require_folder_of(path, what)

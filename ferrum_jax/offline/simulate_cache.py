@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import Outcome, replay, reuse_distances
-from ferrum_jax.paths import install_command
+from ferrum_jax.paths import require_matplotlib
 from ferrum_jax.scheduling.request_log import Segment, read_request_log
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -28,7 +28,7 @@ def simulate(request_log: Path, sizes: Sequence[int] | None, plot: Path | None, 
     Raises ValueError or OSError for a request log that cannot be read, and ValueError where matplotlib is missing.
     """
     if plot is not None:
-        _require_matplotlib()
+        require_matplotlib("--plot")
     segments = read_request_log(request_log)
     recorded = segments[-1].sizes.num_blocks
     chosen = sorted(set(sizes or (max(int(recorded * scale), 1) for scale in _SCALES)))
@@ -95,13 +95,6 @@ def _ranges(distances: Counter[int | None]) -> list[tuple[int, int, int]]:
         ranges.append((low, high, sum(count for distance, count in found if low <= distance <= high)))
         low, high = high + 1, 2 * high + 1
     return ranges
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"--plot needs matplotlib; {install_command('plot')}") from error
 
 
 def draw(path: Path, outcomes: Sequence[Outcome], distances: Counter[int | None], recorded: int) -> None:
