@@ -159,7 +159,7 @@ class EngineConfig:
     max_num_seqs: int | None = setting(
         None,
         "most requests that run at once",
-        more="where it is left open, they are fewer if attention has no room for more of max_model_len",
+        more="where it is left open, they are fewer if attention or memory has no room for more of max_model_len",
         unset="16 on the CPU, else 256; batch 256",
         least=1,
         is_common=True,
@@ -237,13 +237,15 @@ class EngineConfig:
         choices=("auto", "off"),
         is_planned=False,
     )
-    mesh: str = setting(
-        "tp=1",
+    mesh: str | None = setting(
+        None,
         "devices by axis, such as tp=4 or dp=2,tp=4",
         more="tp=4 divides one model among four; dp=2,tp=4 has two data shards of four devices, each with rows and a "
         "KV pool of its own. max_num_seqs, max_num_batched_tokens, num_blocks, kv_memory_bytes (of a device) and the "
         "limits of kept prompts and states hold for each data shard. Experts are spread over all devices; "
-        "dp=2,tp=4,ep=4 has them on each data shard instead, and ep=8 is dp=8,tp=1",
+        "dp=2,tp=4,ep=4 has them on each data shard instead, and ep=8 is dp=8,tp=1. Where none is named, all devices are "
+        "looked at as `ferrum-jax plan` does, and on the CPU one is taken",
+        unset="the fastest that fits",
         rule=MeshShape.parse,
         is_common=True,
         metavar="MESH",
@@ -251,7 +253,8 @@ class EngineConfig:
     devices: tuple[int, ...] | None = setting(
         None,
         "ids of the devices that the mesh is made of, in this order, such as 2,3",
-        more="devices of jax or a mesh of jax stand for their ids; a trainer in the same process has the others",
+        more="devices of jax or a mesh of jax stand for their ids; name them where a trainer in the same process has "
+        "the others",
         unset="the first",
         rule=lambda ids: None if _are_ids(ids) else "name device ids, such as (4, 5, 6, 7)",
         is_planned=False,
@@ -399,7 +402,8 @@ class EngineConfig:
 
     @functools.cached_property
     def mesh_shape(self) -> MeshShape:
-        """What `mesh` says. The text is parsed here and nowhere else."""
+        """What `mesh` says, of a config that leaves it open no longer. The text is parsed here and nowhere else."""
+        assert self.mesh is not None, "the mesh was not chosen: meshes.settle does it"
         return MeshShape.parse(self.mesh)
 
     def among(self, devices: Sequence[Any]) -> list[Any]:

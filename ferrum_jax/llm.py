@@ -259,7 +259,7 @@ class LLM:
         self.spec, self.config, self.tokenizer = opening.source.spec, opened.config, opened.prompts.tokenizer
         self.ledger, self.max_model_len = opened.model.ledger, opened.model.layout.max_model_len
         self.bundled, self.startup_s = opened.bundled, opened.startup_s
-        self.attention, self.products = opened.attention, opened.products
+        self.attention, self.products, self.choices = opened.attention, opened.products, opened.choices
         layout = None if engine is None else self.loaded.layout
         self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
         self._calls: SharedEngine | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -365,6 +366,7 @@ def on_one_device(attention: AttentionSpec, tp: int) -> AttentionSpec:
     return dataclasses.replace(attention, num_attention_heads=heads, num_key_value_heads=kv_heads)
 
 
+@functools.cache
 def axes_of(name: str) -> tuple[str | None, ...]:
     """The logical axes of a parameter, which may be a leaf of a form: codes and scales are cut as the weight is."""
     if (found := weight_of_leaf(name)) is not None:

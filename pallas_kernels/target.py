@@ -26,8 +26,9 @@ class Target:
     lay them out; on Hopper smem_bytes is the shared memory of a program; None elsewhere. mxu_columns: of a TPU's
     matrix unit. num_cores: a Hopper GPU's multiprocessors. has_fp8: kernels may give float8 to the matrix unit, which
     v6e's widens to bfloat16; elsewhere float8 is only a format to store in. int8_ops_per_s, fp8_flops_per_s: as flops,
-    None where the data sheet is silent.
-    Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; both rates
+    None where the data sheet is silent. link_bytes_per_s: what it can send to the other devices of its slice or
+    machine, by all its links together, while it receives as much.
+    Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; all rates
     are infinite, so that no bound follows from them.
     """
 
@@ -44,6 +45,7 @@ class Target:
     num_cores: int | None = None
     int8_ops_per_s: float | None = None
     fp8_flops_per_s: float | None = None
+    link_bytes_per_s: float = math.inf
 
     @classmethod
     def named(cls, name: str) -> Target:
@@ -116,6 +118,7 @@ def _target(
     tflops: float,
     int8_tops: float | None = None,
     fp8_tflops: float | None = None,
+    link_gb_per_s: float = math.inf,
 ) -> Target:
     """A device, without what kernels of its platform know of its inside."""
     return Target(
@@ -131,6 +134,7 @@ def _target(
         has_fp8=False,
         int8_ops_per_s=None if int8_tops is None else int8_tops * 1e12,
         fp8_flops_per_s=None if fp8_tflops is None else fp8_tflops * 1e12,
+        link_bytes_per_s=link_gb_per_s * 1e9,
     )
 
 
@@ -151,33 +155,41 @@ def _hopper(device: Target) -> Target:
 
 # Source: the vendors' data sheets, dense bfloat16; the CPU's row is what two cores of a small machine reach.
 # Memory of TPUs: what libtpu's compiler says is there when a program takes more; of GPUs: what CUDA leaves free.
+# Links, in one direction: of TPUs half of what docs.cloud.google.com/tpu/docs has as a chip's interconnect in both (v4:
+# 2,400 Gbit/s in one); of GPUs half of NVLink's figure in the data sheets of the SXM cards.
 # What is in a TPU core: jax.experimental.pallas.tpu.get_tpu_info; libtpu refuses programs at the same sizes of memory.
 # No vendor states a TPU's clock: it is the peak over the power of two of flops a cycle that gives a round figure.
 _SMEM_BYTES = 2**20
 _SHARED_BYTES = 227 * 2**10  # of a Hopper program
 _TARGETS = {
     "cpu": _target("cpu", "cpu", 8, 30, 0.4),
-    "tpu:v4": _target("tpu", "v4", 30.75, 1228, 275),  # two cores as one; no kernel was made for it
-    "tpu:v5e": _tpu(_target("tpu", "v5e", 15.75, 819, 197, 394), vmem_mib=128, flops_per_cycle=2**17, mxu=128),
+    "tpu:v4": _target("tpu", "v4", 30.75, 1228, 275, link_gb_per_s=300),  # two cores as one; no kernel was made for it
+    "tpu:v5e": _tpu(
+        _target("tpu", "v5e", 15.75, 819, 197, 394, link_gb_per_s=200), vmem_mib=128, flops_per_cycle=2**17, mxu=128
+    ),
     "tpu:v5p": _tpu(
-        _target("tpu", "v5p", 95.7, 2765, 459, 918), vmem_mib=64, flops_per_cycle=2**18, mxu=128
+        _target("tpu", "v5p", 95.7, 2765, 459, 918, link_gb_per_s=600), vmem_mib=64, flops_per_cycle=2**18, mxu=128
     ),  # two cores as one
     # Its matrix unit's own float8 are e5m2 and e4m3b11fnuz, at the rate of bfloat16, so it has no rate of fp8. Source:
     # get_tpu_info("v6e") and its is_matmul_supported, jax 0.10.2.
     "tpu:v6e": _tpu(
-        _target("tpu", "v6e", 31.25, 1640, 918, 1836), vmem_mib=128, flops_per_cycle=2**19, mxu=256, has_fp8=True
+        _target("tpu", "v6e", 31.25, 1640, 918, 1836, link_gb_per_s=400),
+        vmem_mib=128,
+        flops_per_cycle=2**19,
+        mxu=256,
+        has_fp8=True,
     ),
     # one of a chip's two cores
     "tpu:v7x": _tpu(
-        _target("tpu", "v7x", 94.75, 3690, 1153, fp8_tflops=2307),
+        _target("tpu", "v7x", 94.75, 3690, 1153, fp8_tflops=2307, link_gb_per_s=300),
         vmem_mib=64,
         flops_per_cycle=2**19,
         mxu=256,
         has_fp8=True,
     ),
-    "gpu:a100": _target("gpu", "a100", 78, 2039, 312, 624),
-    "gpu:h100": _hopper(_target("gpu", "h100", 78, 3350, 989, 1979, 1979)),
-    "gpu:h200": _hopper(_target("gpu", "h200", 139, 4800, 989, 1979, 1979)),
+    "gpu:a100": _target("gpu", "a100", 78, 2039, 312, 624, link_gb_per_s=300),
+    "gpu:h100": _hopper(_target("gpu", "h100", 78, 3350, 989, 1979, 1979, link_gb_per_s=450)),
+    "gpu:h200": _hopper(_target("gpu", "h200", 139, 4800, 989, 1979, 1979, link_gb_per_s=450)),
 }
 # What a device's kind is, in small letters. To the end: parts of a GPU, PCIe cards and superchips have other numbers.
 _KINDS = {

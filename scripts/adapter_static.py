@@ -24,7 +24,7 @@ os.environ |= {
 
 from jax.experimental import topologies
 
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import programs_of
@@ -61,7 +61,7 @@ def counts(layers: int, adapted: bool, arguments: argparse.Namespace) -> tuple[f
         max_adapter_rank=arguments.rank,
         implementation="mosaic_tpu",
     )
-    mesh = make_mesh(config.mesh_shape, devices)
+    mesh = make_mesh(MeshShape(), devices)
     layout = lay_out(spec_of(_CONFIG | {"num_hidden_layers": layers}), config, mesh)
     bucket = next(
         b for b in layout.ladder.buckets if b.decode_only and b.num_tokens == arguments.rows and b.adapted == adapted

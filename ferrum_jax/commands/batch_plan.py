@@ -25,8 +25,10 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
     from ferrum_jax.batch.journal.store import open_local, open_store, split
     from ferrum_jax.batch.reach import as_logged, reach_of
     from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
+    from ferrum_jax.meshes.choices import Subject
+    from ferrum_jax.meshes.forecast import least_time_s
+    from ferrum_jax.meshes.settle import settled
     from ferrum_jax.models import registry
-    from ferrum_jax.offline.forecast import least_time_s
     from ferrum_jax.offline.padding import expected_padding
     from ferrum_jax.progress import plain_console
     from ferrum_jax.runtime.layout import lay_out
@@ -41,7 +43,6 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         raise ValueError(
             f"{args.model} is an encoder, and has none of the pools that would be planned; leave --plan out"
         )
-    mesh = make_mesh(config.mesh_shape, jax.devices())
     folder, name = split(args.output)
     with open_local(args.input) as raw, reading_rows(raw, args.input) as file:
         record = JobFolder(args.output, open_store).record()
@@ -50,6 +51,8 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         rows = Rows(file, config.seed, names, defaults=row_defaults(args), adapters=adapters)
         texts = args.tokenizer or checkpoint.path
         spec = registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, checkpoint.stored_forms)
+        config = settled(Subject(spec=spec, config=config), config.among(jax.devices()))
+        mesh = make_mesh(config.mesh_shape, config.among(jax.devices()))
         most = config.max_model_len or spec.max_position_embeddings
         tokenizer, chat = Tokenizer.load(texts), ChatTemplate.load(texts)
         prompts = PromptEncoder(tokenizer=tokenizer, chat=chat, max_model_len=most)

@@ -51,7 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--text is for --workload weights_error; {args.workload} draws its own tokens")
     text = None if args.text is None else args.text.read_text(encoding="utf-8")
     with contextlib.ExitStack() as stack:
-        given = argparse.Namespace(**{"ready": "all", **vars(args)})  # what is measured has nothing beside it
+        alone = {"mesh": "tp=1"} if args.workload == "weights_error" else {}  # which is measured on one device
+        given = argparse.Namespace(**{"ready": "all", **alone, **vars(args)})  # what is measured has nothing beside it
         llm = open_llm(given, chosen_config(given), stack)
         from ferrum_jax.bench.workloads import measure
 

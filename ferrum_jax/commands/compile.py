@@ -53,7 +53,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     """The model and what it would run on."""
     add_source(parser, "a folder with a config.json, or a model of the hub as ORG/NAME; weights are not read")
     parser.add_argument(
-        "--target", required=True, metavar="TARGET", help="what runs it: cpu, v6e-8, tpu:v6e:2x2, gpu:h200 and the like"
+        "--target", required=True, metavar="TARGET", help="what runs it: cpu, v6e-8, v6e:8x8, h200, h100:8 and the like"
     )
 
 
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     console = plain_console(stderr=True)
     columns = TextColumn("compiling"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn()
     bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal)
-    parts = left = ""
+    parts = left = mesh = ""
 
     def say() -> str:
         return f"compiling for {args.target}{parts and f': {parts} executables'}{left and f', {left}'}"
@@ -110,9 +110,15 @@ def _run(args: argparse.Namespace) -> int:
             parts, left = f"{found.done}/{found.total}", time_left(found.left_s)
             bar.update(task, total=1.0, completed=found.share, parts=parts, left=left)
 
-        summary = make_bundle(order, args.out, num_processes=args.processes, on_done=show)
+        def say_mesh(settled: BundleOrder) -> None:
+            nonlocal mesh
+            mesh = str(settled.config.mesh)
+            if settled.why_mesh:
+                console.print(settled.why_mesh, highlight=False, soft_wrap=True)
+
+        summary = make_bundle(order, args.out, num_processes=args.processes, on_done=show, on_mesh=say_mesh)
     print(
-        f"{args.out}: {summary.num_compiled + summary.num_kept} executables for {args.target} ({order.config.mesh}), "
+        f"{args.out}: {summary.num_compiled + summary.num_kept} executables for {args.target} ({mesh}), "
         f"{summary.num_bytes / 1e6:,.1f} MB; {summary.num_kept} were there already"
     )
     return 0

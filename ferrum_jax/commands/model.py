@@ -165,6 +165,8 @@ def open_llm(
             begun_with=begun_with,
         )
     console.print(f"{args.model} ready in {llm.startup_s:.1f} s{_room(llm)}", highlight=False, soft_wrap=True)
+    for sentence in llm.choices:
+        console.print(sentence, highlight=False, soft_wrap=True)
     if llm.products.why:
         console.print(llm.products.why, highlight=False)
     if llm.attention.why and not llm.attention.is_set_aside:
@@ -175,7 +177,7 @@ def open_llm(
     ledger = llm.ledger
     if ledger.head_copies > 1:
         console.print(
-            f"{config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
+            f"{llm.config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
             f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
             highlight=False,
         )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ferrum_jax.embeddings.encoder_runtime import EncoderLayout
+from ferrum_jax.forms import weight_of
+from ferrum_jax.meshes.choices import MeshFit
+from ferrum_jax.meshes.encoder_forecast import EncoderForecast
+from ferrum_jax.meshes.forecast import Forecast, StepTime
+from ferrum_jax.meshes.settle import by_problem
 from ferrum_jax.offline.bundle_order import BundleOrder
-from ferrum_jax.offline.encoder_forecast import EncoderForecast
-from ferrum_jax.offline.forecast import Forecast
-from ferrum_jax.offline.mesh_choices import MeshFit
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.fit import scalar_bytes
@@ -22,7 +25,18 @@ from ferrum_jax.sharding import local_bytes
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout
 
-_BOUNDS = "These are bounds from the data sheet, not measurements: collectives and launches are not in them."
+_BOUNDS = "These are bounds from the data sheet, not measurements: launches and starts of collectives are not in them."
+_LIMITS = {  # what Forecast.limited_by means
+    "rows": "rows: the most time goes to reading weights, which {rows:,} rows share, and the pool holds {pool:,} "
+    "(--max-num-seqs)",
+    "pool": "the pool: the most time goes to reading weights, which no more than {pool:,} rows share that have room",
+    "contexts": "contexts: the most time goes to reading keys and values (--kv-dtype int8 halves it)",
+    "arithmetic": "arithmetic: the most time goes to the products of decode steps",
+    "prefill": "prefill: the most time goes to prompts, {prefill:.0%}",
+    "collectives": "collectives: the most time goes to sums over devices; fewer of them along tp wait less",
+    "experts": "collectives of experts: the most time goes to tokens on their way to experts and back; experts in each "
+    "shard (ep=tp) need none, where they fit",
+}
 
 
 def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_compiled: bool) -> None:
@@ -72,16 +86,37 @@ def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_com
     )
 
 
+def print_choices(console: Console, *sentences: str) -> None:
+    """What was chosen where the config leaves it open; empty ones say nothing."""
+    for sentence in filter(None, sentences):
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
 def print_bounds(console: Console, found: Forecast) -> None:
-    """The least time that requests take on the mesh that was named."""
+    """The least time that requests take on the mesh that was taken, and what limits their output."""
+    limit = _LIMITS[found.limited_by].format(rows=found.num_rows, pool=found.pool_rows, prefill=found.prefill_share)
     for line in (
         f"{found.tokens_in} tokens in, {found.tokens_out} out: {found.num_rows} requests at once",
-        f"a decode step of them: at least {found.decode_step_s * 1e3:.2f} ms, bound by {found.decode_bound_by}",
+        f"a decode step of them: at least {found.decode_step_s * 1e3:.2f} ms, bound by {found.decode_bound_by} "
+        f"({_parts(found.decode)})",
         f"prefill: at most {found.prefill_tokens_per_s:,.0f} tokens/s",
         f"output of all together: at most {found.output_tokens_per_s:,.0f} tokens/s",
+        f"limited by {limit}",
         _BOUNDS,
     ):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _parts(step: StepTime) -> str:
+    """What takes the time of a step, in milliseconds."""
+    parts = {
+        "weights": step.weights_s,
+        "contexts": step.contexts_s,
+        "arithmetic": step.arithmetic_s,
+        "collectives": step.collectives_s,
+        "collectives of experts": step.experts_s,
+    }
+    return ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in parts.items() if seconds >= 5e-6)
 
 
 def print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, found: EncoderForecast) -> None:
@@ -101,7 +136,8 @@ def print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, f
 
 def print_meshes(console: Console, order: BundleOrder, meshes: list[MeshFit]) -> None:
     """What every mesh of the target holds and how fast it is at most; then why the others cannot run."""
-    if len(meshes) < 2:  # the one of a single device is the one that is told of anyway
+    fails_alike = all(mesh.problem for mesh in meshes) and len(by_problem(meshes)) == 1
+    if len(meshes) < 2 or fails_alike:  # the plan of the mesh that is taken, or its refusal, says it all
         return
     fitting = [mesh for mesh in meshes if not mesh.problem]
     if fitting:
@@ -114,17 +150,18 @@ def print_meshes(console: Console, order: BundleOrder, meshes: list[MeshFit]) ->
             soft_wrap=True,
         )
         console.print(_encoding_table(fitting) if order.is_encoder else _mesh_table(fitting))
-    for mesh in meshes:
-        if mesh.problem:
-            console.print(f"{mesh.mesh}: {mesh.problem}", highlight=False, soft_wrap=True)
-    if str(order.config.mesh_shape) not in {mesh.mesh for mesh in meshes}:
-        console.print(f"{order.config.mesh} is none of these; --mesh names one", highlight=False)
+    for line in by_problem(meshes):
+        console.print(line, highlight=False, soft_wrap=True)
+    named = order.config.mesh
+    if named is not None and str(order.config.mesh_shape) not in {mesh.mesh for mesh in meshes}:
+        console.print(f"{named} is none of these; --mesh names one", highlight=False)
     console.print()
 
 
 def _mesh_table(meshes: list[MeshFit]) -> Table:
     table = _table(
-        "mesh", "weights\nGiB", "KV\ntokens", "rows\nat once", "decode\nms", "prefill\ntokens/s", "output\ntokens/s"
+        *("mesh", "weights\nGiB", "KV\ntokens", "rows\nat once", "decode\nms", "prefill\ntokens/s", "output\ntokens/s"),
+        "limited\nby",
     )
     for mesh in meshes:
         found = mesh.forecast
@@ -137,6 +174,7 @@ def _mesh_table(meshes: list[MeshFit]) -> Table:
             f"{found.decode_step_s * 1e3:.2f}",
             _count(found.prefill_tokens_per_s),
             _count(found.output_tokens_per_s),
+            found.limited_by,
         )
     return table
 
@@ -163,7 +201,7 @@ def _count(value: float) -> str:
 
 
 def _table(first: str, *numbers: str) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # as wide as 80 columns have room for
     table.add_column(first, no_wrap=True)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
@@ -171,10 +209,24 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 def _weights_text(layout: Layout) -> str:
+    text = _dtypes_text(layout)
     if layout.images is None:
-        return layout.dtype.name
+        return text
     tower = sum(local_bytes(weight) for weight in layout.images.weights.values())
-    return f"{layout.dtype.name}; {tower / 2**20:,.1f} MiB of them are the tower's"
+    return f"{text}; {tower / 2**20:,.1f} MiB of them are the tower's"
+
+
+def _dtypes_text(layout: Layout) -> str:
+    """What weights are kept in, with the share of each kind where there are several. Scales count with their codes."""
+    kinds = {name: form.kind.removesuffix("_e4m3") for name, form in layout.options.spec.forms}
+    found: dict[str, int] = {}
+    for name, weight in layout.targets.items():
+        kind = kinds.get(weight_of(name), layout.dtype.name)
+        found[kind] = found.get(kind, 0) + local_bytes(weight)
+    if len(found) == 1:
+        return next(iter(found))
+    total, largest_first = sum(found.values()), sorted(found, key=lambda kind: -found[kind])
+    return ", ".join(f"{kind} {found[kind] / total:.0%}" for kind in largest_first)
 
 
 def _pool_text(layout: Layout) -> str:

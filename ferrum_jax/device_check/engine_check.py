@@ -22,7 +22,13 @@ from ferrum_jax.startup.faults import open_devices
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32
 _CONFIG = EngineConfig(
-    implementation="xla", check="off", ready="all", max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512
+    mesh="tp=1",
+    implementation="xla",
+    check="off",
+    ready="all",
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    max_model_len=512,
 )
 _ON_CPU = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 256}  # which compiles few steps
 _AGAIN = "{}, from the cache"

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.config import MANY_ROWS, EngineConfig, MeshShape
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import round_up
@@ -81,9 +81,9 @@ def lay_out_encoder(
 ) -> EncoderLayout:
     """The layout of an encoder. max_seq_length: the checkpoint's own limit, which config.max_model_len may raise.
 
-    mesh: of config.mesh. Raises ValueError with every reason why it cannot run so.
+    Raises ValueError with every reason why it cannot run so.
     """
-    platform, shape = mesh.devices.flat[0].platform, config.mesh_shape
+    platform, shape = mesh.devices.flat[0].platform, MeshShape(**mesh.shape)
     dtype = resolve_dtype(config, platform, spec.dtype)
     most = spec.max_position_embeddings
     max_model_len = config.max_model_len or min(max_seq_length or most, most)

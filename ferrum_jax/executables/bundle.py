@@ -208,15 +208,17 @@ class BundledExecutables:
 def config_for(config: EngineConfig | None, bundle: Bundle | None) -> EngineConfig:
     """The config of an engine that may have a bundle: as given, else the bundle's, else the defaults.
 
-    A config that leaves rows or the size of the KV pool open takes the bundle's, for its executables know no other.
+    A config that leaves mesh, rows or the size of the KV pool open takes the bundle's, for its executables know no
+    other.
     """
     if bundle is None:
         return config or EngineConfig()
     own = bundle.purpose.config
     if config is None:
         return EngineConfig(**own)
-    if config.max_num_seqs is None:
-        config = dataclasses.replace(config, max_num_seqs=own.get("max_num_seqs"))
+    for name in ("mesh", "max_num_seqs"):
+        if getattr(config, name) is None:
+            config = dataclasses.replace(config, **{name: own.get(name)})
     if config.num_blocks is None and config.kv_memory_bytes is None:
         return dataclasses.replace(config, num_blocks=own.get("num_blocks"))
     return config

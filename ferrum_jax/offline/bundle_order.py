@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
 from ferrum_jax.executables.bundle import Purpose, purpose_of
 from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.meshes.choices import MeshFit, Subject
+from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models import registry
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.fit import (
@@ -42,12 +45,31 @@ class BundleOrder:
     """What to make a bundle of.
 
     model: a folder whose config.json is read, and of its weights names and dtypes where they are there. target: a name
-    that executables/topology.py knows.
+    that executables/topology.py knows. why_mesh: in a sentence, where `settled` chose the mesh.
     """
 
     model: str
     target: str
     config: EngineConfig
+    why_mesh: str = ""
+
+    def settled(self, meshes: Sequence[MeshFit] | None = None) -> BundleOrder:
+        """The order with a mesh named, as `choose_mesh` does. meshes: of the target's devices, where they are known.
+
+        Raises ValueError where the model fits none.
+        """
+        if self.config.mesh is not None:
+            return self
+        choice = choose_mesh(self.subject, target_devices(self.target), meshes=meshes)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, mesh=choice.mesh), why_mesh=choice.why)
+
+    @property
+    def subject(self) -> Subject:
+        """What runs, for the choice of a mesh."""
+        if not self.is_encoder:
+            return Subject(spec=self.spec, config=self.config)
+        spec, longest = registry.encoder_spec_of(self._model), read_sentence_layout(Path(self.model)).max_seq_length
+        return Subject(spec=spec, config=self.config, max_seq_length=longest)
 
     def plan(self, least: int = 0) -> BundlePlan:
         """What the order comes to. least: bytes that a step was seen to need. Raises ValueError as `lay_out` does.
@@ -55,6 +77,8 @@ class BundleOrder:
         The largest programs come first: they take longest, and one of them alone at the end would leave cores idle.
         Those that need more than shapes say are found early so.
         """
+        if self.config.mesh is None:
+            return self.settled().plan(least)
         if self.is_encoder:
             encoder = self.lay_out_encoder()
             purpose = purpose_of(self.target, self.config, encoder.mesh, encoder.spec)
@@ -81,6 +105,8 @@ class BundleOrder:
 
         temporaries_of: see `fit`; without it the compiler is asked, which takes minutes for a large model.
         """
+        if self.config.mesh is None:
+            return self.settled().lay_out(temporaries_of)
         asked = functools.partial(temporaries_bytes, executable_cache=None)
         try:
             layout = fit(self.spec, self.config, self._mesh(), temporaries_of=temporaries_of or asked)
@@ -93,8 +119,11 @@ class BundleOrder:
 
     def lay_out_encoder(self) -> EncoderLayout:
         """An encoder's layout. Raises ValueError as `lay_out` does."""
-        spec, longest = registry.encoder_spec_of(self._model), read_sentence_layout(Path(self.model)).max_seq_length
-        return lay_out_encoder(spec, self.config, self._mesh(), longest)
+        if self.config.mesh is None:
+            return self.settled().lay_out_encoder()
+        subject = self.subject
+        assert isinstance(subject.spec, EncoderSpec)
+        return lay_out_encoder(subject.spec, self.config, self._mesh(), subject.max_seq_length)
 
     @functools.cached_property
     def spec(self) -> ModelSpec:

@@ -77,13 +77,16 @@ def make_bundle(
     *,
     num_processes: int,
     on_done: Callable[[Progress], None] = lambda progress: None,
+    on_mesh: Callable[[BundleOrder], None] = lambda order: None,
 ) -> BundleSummary:
-    """Puts every executable of an engine into a bundle; on_done is called after each.
+    """Puts every executable of an engine into a bundle; on_done is called after each, on_mesh with the order that names
+    the mesh.
 
     Parts that are there are kept, so an unfinished bundle is continued, with its own pool size if the order leaves that
     open. Raises ValueError where the target cannot run the engine, or the compiler crashed.
     """
-    order = dataclasses.replace(order, config=config_for(order.config, begun_bundle(os.fspath(out))))
+    order = dataclasses.replace(order, config=config_for(order.config, begun_bundle(os.fspath(out)))).settled()
+    on_mesh(order)
     least = 0
     while True:
         try:

@@ -29,6 +29,7 @@ from pallas_kernels.paged_attention import TpuConfig
 from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
+_FEWEST_ROWS = 8  # that are chosen here
 _GIB = 2**30
 # Qwen3-0.6B on v6e: a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
 _LOGIT_ARRAYS, _LEAST_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
@@ -47,11 +48,37 @@ def fit(
 
     temporaries_of: what a step of a layout needs at most, as `temporaries_bytes` asks the compiler. reach: as in
     `lay_out`; it does not change how many blocks there are, so that jobs share executables. Raises ValueError with
-    every reason why the engine cannot run on the mesh, TooSmall where that is its memory.
+    every reason why the engine cannot run on the mesh, TooSmall where that is its memory. Rows that the config leaves
+    open are halved first.
     """
     device = own_device(mesh)
     if device.platform == "cpu" or config.num_blocks is not None or config.kv_memory_bytes is not None:
         return lay_out(spec, config, mesh, reach)
+    tried, first = config, None
+    while True:
+        try:
+            layout = _fill(spec, tried, mesh, reach, temporaries_of)
+        except TooSmall as small:
+            first = first or small
+            if config.max_num_seqs is not None or small.is_hopeless:
+                raise first from None
+            tried = dataclasses.replace(config, max_num_seqs=small.num_rows // 2)
+            continue
+        if first is None:
+            return layout
+        why = f"{tried.num_rows} rows run at once: {first.num_rows} leave no memory for keys and values"
+        return dataclasses.replace(layout, why_bounded="; ".join(filter(None, (why, layout.why_bounded))))
+
+
+def _fill(
+    spec: ModelSpec,
+    config: EngineConfig,
+    mesh: Mesh,
+    reach: Reach | None,
+    temporaries_of: Callable[[Layout], int],
+) -> Layout:
+    """The layout with a pool of all that is left of a device. Raises TooSmall."""
+    device = own_device(mesh)
     probe = lay_out(spec, dataclasses.replace(config, num_blocks=PROBE_BLOCKS), mesh)
     memory = smallest(available_bytes(device))
     kv_bytes_left(probe, memory, 0)  # whose weights alone do not fit is told so before minutes of compiling
@@ -63,12 +90,18 @@ def fit(
 
 
 class TooSmall(ValueError):
-    """A device's memory does not hold weights, a step and a KV block. what: without advice."""
+    """A device's memory does not hold weights, a step and a KV block. what: without advice. num_rows: of a shard."""
 
-    def __init__(self, what: str, missing_bytes: int, weights_bytes: int) -> None:
+    def __init__(self, what: str, missing_bytes: int, weights_bytes: int, memory_bytes: int, num_rows: int) -> None:
         advice = "take more devices along tp, or lower max_num_batched_tokens or max_num_seqs"
         super().__init__(f"{what}; {advice}")
-        self.what, self.missing_bytes, self.weights_bytes = what, missing_bytes, weights_bytes
+        self.what, self.missing_bytes = what, missing_bytes
+        self.weights_bytes, self.memory_bytes, self.num_rows = weights_bytes, memory_bytes, num_rows
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether fewer rows would not do: the weights alone are too many, or the rows as few as is worth it."""
+        return self.weights_bytes >= self.memory_bytes or self.num_rows < 2 * _FEWEST_ROWS
 
 
 def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
@@ -85,6 +118,8 @@ def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
             f"{ledger.weights_bytes / _GIB:.2f}, a step of {temporaries / _GIB:.2f}, slots and a KV block",
             short,
             ledger.weights_bytes,
+            memory,
+            layout.num_rows // layout.num_shards,
         )
     return left
 
@@ -116,15 +151,18 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
         if values and fits(**{name: values[0]}):
             count = bisect.bisect_left(values, True, key=lambda value, name=name: not fits(**{name: value}))
             found.append(f"{name}={values[count - 1]}")
-    return found or _larger_slices(spec, shape, small)
+    return found or larger_slices(spec, shape, small.weights_bytes, small.missing_bytes)
 
 
-def _larger_slices(spec: ModelSpec, shape: MeshShape, small: TooSmall) -> list[str]:
-    """The least mesh, of more devices than the target has, whose share of the weights leaves enough."""
+def larger_slices(spec: ModelSpec, shape: MeshShape, weights_bytes: int, missing_bytes: int) -> list[str]:
+    """The least mesh, of more devices than the target has, whose share of the weights leaves enough.
+
+    weights_bytes: on a device of a mesh of this shape, which is too small by missing_bytes.
+    """
     for factor in (2, 4, 8, 16, 32, 64):
         mesh = MeshShape(dp=shape.dp, tp=shape.tp * factor)
-        saved = small.weights_bytes - small.weights_bytes // factor
-        if saved >= small.missing_bytes and not refusals(spec, mesh):
+        saved = weights_bytes - weights_bytes // factor
+        if saved >= missing_bytes and not refusals(spec, mesh):
             return [f"mesh {mesh} of a target with {mesh.size} devices"]
     return []
 

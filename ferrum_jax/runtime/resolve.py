@@ -54,7 +54,7 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
         spec=registry.quantised_spec(spec, config.weights).fitted(max_model_len),
         config=config,
         mesh=mesh,
-        shape=dataclasses.replace(config.mesh_shape, **mesh.shape),
+        shape=_shape_of(mesh, config),
         target=target,
         dtype=dtype,
         kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
@@ -65,6 +65,12 @@ def resolve(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> Resolved:
     if reasons:
         raise ValueError("; ".join(reasons))
     return resolved
+
+
+def _shape_of(mesh: Mesh, config: EngineConfig) -> MeshShape:
+    """The shape of the mesh that is there; a config that names one adds how experts are spread over it."""
+    named = MeshShape() if config.mesh is None else config.mesh_shape
+    return dataclasses.replace(named, **mesh.shape)
 
 
 def lacks_kernels(spec: ModelSpec, config: EngineConfig) -> bool:

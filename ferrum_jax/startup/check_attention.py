@@ -16,6 +16,8 @@ import numpy as np
 
 from ferrum_jax.config import EngineConfig, tiles_text
 from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
+from ferrum_jax.meshes.choices import Subject
+from ferrum_jax.meshes.settle import settled
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import Layout, lay_out
@@ -44,12 +46,16 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOrder:
-    """What is to be checked. config: with its implementation. runs: False only looks for verdicts."""
+    """What is to be checked. config: with its implementation. runs: False only looks for verdicts.
+
+    num_chips: that this machine shows, from which a mesh that config leaves open follows.
+    """
 
     spec: ModelSpec
     config: EngineConfig
     key: VerdictKey
     runs: bool = True
+    num_chips: int = 0
     rehearsal: Rehearsal | None = None
 
 
@@ -63,8 +69,9 @@ def check_attention(order: AttentionOrder, send: Callable[[Any], None]) -> None:
         send({"closed": str(error)})
         return
     try:
-        mesh = make_mesh(order.config.mesh_shape, devices)
-        config = dataclasses.replace(order.config, num_blocks=PROBE_BLOCKS)
+        named = settled(Subject(spec=order.spec, config=order.config), order.config.among(devices))
+        mesh = make_mesh(named.mesh_shape, named.among(devices))
+        config = dataclasses.replace(named, num_blocks=PROBE_BLOCKS)
         if order.rehearsal is not None:
             config = dataclasses.replace(config, implementation="xla")
         layout = lay_out(order.spec, config, mesh)

@@ -96,6 +96,7 @@ def choose_attention(
         config=dataclasses.replace(config, implementation=kernel),
         key=VerdictKey.here(chips.name),
         runs=is_wanted,
+        num_chips=len(chips.ids),
         rehearsal=rehearsal,
     )
     store = VerdictStore(None if rehearsal else config.compilation_cache_dir, order.key)
@@ -187,6 +188,8 @@ def _entry(order: AttentionOrder) -> str:
     config, digest = order.config, hashlib.blake2b(digest_size=12)
     for field in _DECIDE:
         digest.update(f"{getattr(config, field)!r} ".encode())
+    if config.mesh is None:
+        digest.update(f"{order.num_chips} {config.devices} ".encode())
     digest.update(f"{config.implementation} {order.runs} {order.spec.digest_text()}".encode())
     return f"{START}{digest.hexdigest()}"
 

@@ -118,7 +118,7 @@ class Start:
                 f"{_pool(layout)} does not fit ({short}); set kv_memory_bytes to at most {max(left, 0)}, in every "
                 "process, or lower max_num_batched_tokens or max_num_seqs"
             ) from short
-        return dataclasses.replace(self.config, kv_memory_bytes=left)
+        return dataclasses.replace(layout.settled(self.config), kv_memory_bytes=left)
 
 
 class MemoryShort(Exception):

@@ -33,6 +33,8 @@ from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.meshes.choices import Subject
+from ferrum_jax.meshes.settle import MeshChoice, choose_mesh
 from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.paths import require_folder_of
@@ -71,8 +73,8 @@ class Opened:
     """What an open LLM has beside its engine.
 
     model: weights and executables. headless: it has no head, so that it embeds and nothing else. identity: of it all.
-    num_compiles: of the opening; `counter` goes on counting. attention, products: how their
-    implementations were chosen.
+    num_compiles: of the opening; `counter` goes on counting. attention, products: how their implementations were
+    chosen. choices: sentences of what else was chosen where the config leaves it open and there was a choice.
     """
 
     config: EngineConfig
@@ -87,7 +89,12 @@ class Opened:
     products: ProductChoice
     counter: CompileCounter
     num_compiles: int
-    startup_s: float
+    startup_s: float = 0.0
+    choices: tuple[str, ...] = ()
+
+    @property
+    def why_bounded(self) -> str:
+        return self.model.layout.why_bounded if isinstance(self.model, Loaded) else ""
 
     def with_new_weights(self, model: Loaded | Encoder) -> Opened:
         """The same over other weights of the model."""
@@ -144,8 +151,23 @@ class Opening:
     def run(self) -> tuple[Opened, Engine | None]:
         """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
         started, counter = time.perf_counter(), CompileCounter()
-        source, prompts, sentence = self.source, self._prompts(), self._sentence()
+        prompts, sentence = self._prompts(), self._sentence()
         forms_of(prompts, self.config)  # refuses names that mean nothing
+        before = self._choose_before(self.source.spec)
+        mesh = self._choose_mesh(sentence)
+        settled = dataclasses.replace(self, config=dataclasses.replace(self.config, mesh=mesh.mesh))
+        opened, engine = settled._open(prompts, sentence, before, counter)
+        chosen = (mesh.why, opened.why_bounded)
+        opened = dataclasses.replace(
+            opened, choices=tuple(filter(None, chosen)), startup_s=time.perf_counter() - started
+        )
+        return opened, engine
+
+    def _open(
+        self, prompts: PromptEncoder, sentence: SentenceLayout, before: AttentionChoice | None, counter: CompileCounter
+    ) -> tuple[Opened, Engine | None]:
+        """`run`, with a mesh named. before: what attention was chosen before the devices were open."""
+        source = self.source
         identity = functools.partial(self._identity, prompts, sentence)
 
         def check(layout: Layout | EncoderLayout, fingerprint: bytes | None) -> None:
@@ -156,7 +178,7 @@ class Opening:
             model, bundled = self._encoder(source.spec, sentence, check)
             config = self.config.with_rows(MANY_ROWS)
         else:
-            model, engine, bundled, choice, products = self._engine(source.spec, prompts, sentence, check)
+            model, engine, bundled, choice, products = self._engine(source.spec, prompts, sentence, before, check)
             config = model.layout.settled(self.config)
         opened = Opened(
             config=config,
@@ -171,7 +193,6 @@ class Opening:
             products=products,
             counter=counter,
             num_compiles=counter.count,
-            startup_s=time.perf_counter() - started,
         )
         return opened, engine
 
@@ -266,12 +287,9 @@ class Opening:
         spec: ModelSpec,
         prompts: PromptEncoder,
         sentence: SentenceLayout,
+        before: AttentionChoice | None,
         check: Callable[[Layout, bytes | None], None],
     ) -> tuple[Loaded, Engine, BundledExecutables | None, AttentionChoice, ProductChoice]:
-        if self.config.request_log is not None:
-            require_folder_of(self.config.request_log, "request log")
-            require_request_log(self.config.request_log)
-        before = self._choose_before(spec)
         mesh = make_mesh(self.config.mesh_shape, self.config.among(jax.devices()))
         require_all_processes(mesh)
         choice, products = self._choose(spec, mesh, before), self._choose_products(spec, mesh)
@@ -307,8 +325,19 @@ class Opening:
         smallest(0)  # no process steps before all are ready
         return loaded, engine, bundled, choice, products
 
-    def _choose_before(self, spec: ModelSpec) -> AttentionChoice | None:
+    def _choose_mesh(self, sentence: SentenceLayout) -> MeshChoice:
+        """The mesh, the same in all processes."""
+        subject = Subject(spec=self.source.spec, config=self.config, max_seq_length=sentence.max_seq_length)
+        choice = choose_mesh(subject, self.config.among(jax.devices()))
+        return MeshChoice(**told(dataclasses.asdict(choice)))
+
+    def _choose_before(self, spec: ModelSpec | EncoderSpec) -> AttentionChoice | None:
         """The choice of attention that is made before the devices are opened, which a child may have to do first."""
+        if isinstance(spec, EncoderSpec):
+            return None
+        if self.config.request_log is not None:
+            require_folder_of(self.config.request_log, "request log")
+            require_request_log(self.config.request_log)
         if current() is not None or self.begun_with:
             return None
         is_bundled = self.bundle is not None

@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import open_checkpoint
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.device_check.rates import DTYPES, make_copy, products
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.runtime.fit import PROBE_BLOCKS
@@ -64,7 +64,7 @@ def programs(devices: Any) -> dict[str, Any]:
     kernel = "mosaic_gpu" if device.platform == "gpu" else "mosaic_tpu"
     config = EngineConfig(implementation=kernel, num_blocks=PROBE_BLOCKS, max_num_seqs=8, max_num_batched_tokens=128)
     spec: Any = ModelSource.of_checkpoint(open_checkpoint(str(ROOT / "checkpoints/demo"))).spec
-    layout = lay_out(spec, config, make_mesh(config.mesh_shape, devices))
+    layout = lay_out(spec, config, make_mesh(MeshShape(), devices))
     for case, bucket in cases_of(layout):
         shapes = make_shapes(dataclasses.replace(case, tiny=False), kernel)
         tables: Any = jax.ShapeDtypeStruct((case.num_rows, bucket.table_width), jnp.int32)

@@ -35,6 +35,7 @@ class CommandLLM(FakeLLM):
     bundled = None
     attention = AttentionChoice(implementation=None)
     products = ProductChoice(implementation="xla")
+    choices: tuple[str, ...] = ()
     host_memory_kind = None
     refused_products: ClassVar[dict[str, str]] = {}
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
@@ -480,6 +481,23 @@ def test_a_flag_that_is_not_known_is_refused_by_its_command_with_the_one_that_ma
     usage, error = capsys.readouterr().err.splitlines()
     assert usage.startswith("usage: ferrum-jax cache save DIR --model DIR")
     assert error == "ferrum-jax cache save: error: unrecognized arguments: --promt p; did you mean --prompt?"
+
+
+def test_what_was_chosen_where_the_flags_leave_it_open_is_said_in_a_line_each(llms, capsys, monkeypatch):
+    monkeypatch.setattr(CommandLLM, "choices", ("mesh tp=8 is taken of 8 devices", "64 rows run at once"))
+    assert cli.main(["generate", "--model", "m", "p"]) == 0
+    assert capsys.readouterr().err.splitlines()[1:] == list(CommandLLM.choices)
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+def test_a_job_has_many_rows_on_the_cpu_and_elsewhere_as_many_as_there_is_room_for(monkeypatch, where):
+    """Named rows are never fewer than asked for, so that they stay open where a kernel may have no room for all."""
+    from ferrum_jax.commands import batch
+
+    monkeypatch.setattr(batch, "runs_on_cpu", lambda config: where == "cpu")
+    args = argparse.Namespace(bundle=None)
+    assert batch._job_config(args, EngineConfig()).max_num_seqs == (256 if where == "cpu" else None)
+    assert batch._job_config(args, EngineConfig(max_num_seqs=7)).max_num_seqs == 7
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])  # streamed; and written when the command ends

@@ -214,4 +214,9 @@ def test_an_engine_takes_the_bundles_config_or_at_least_the_size_of_its_pool(fol
     assert config_for(None, bundle) == EngineConfig(num_blocks=80, max_num_seqs=4)
     assert config_for(EngineConfig(max_num_seqs=4), bundle).num_blocks == 80
     assert config_for(EngineConfig(num_blocks=7), bundle).num_blocks == 7
+    on_mesh = dataclasses.replace(bundle, purpose=purpose(config={"mesh": "tp=2"}))
+    assert (
+        config_for(EngineConfig(), on_mesh).mesh == "tp=2"
+        and config_for(EngineConfig(mesh="dp=2"), on_mesh).mesh == "dp=2"
+    )
     assert config_for(None, None) == EngineConfig()

@@ -183,7 +183,7 @@ def test_a_step_that_needs_more_than_was_promised_makes_the_pools_smaller_before
 
     monkeypatch.setattr(BundleOrder, "plan", begin)
     monkeypatch.setattr(bundling, "_start", lambda order, num_processes: Compiler())
-    order = BundleOrder(model="none", target="tpu", config=EngineConfig())
+    order = BundleOrder(model="none", target="tpu", config=EngineConfig(mesh="tp=1"))
     made = make_bundle(order, tmp_path / "bundle", num_processes=1, on_done=shown.append)
     assert made.num_compiled == 3
     assert attempts == [(None, 0), (None, 150)]

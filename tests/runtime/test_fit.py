@@ -27,7 +27,7 @@ V5E = [Described(id=number, coords=(number, 0, 0)) for number in range(4)]
 # 13.8 GiB of weights, which leave 1.4 of a v5e's 15.25
 LARGE_SIZES = {"hidden_size": 8192, "intermediate_size": 300_000, "heads": 16, "kv_heads": 8}
 LARGE = spec_of(**LARGE_SIZES)
-CONFIG = EngineConfig(max_num_seqs=64, max_num_batched_tokens=128, max_model_len=256)
+CONFIG = EngineConfig(mesh="tp=1", max_num_seqs=64, max_num_batched_tokens=128, max_model_len=256)
 
 
 def never(layout):

@@ -12,17 +12,18 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.commands.compile import _WITHOUT_DEVICE
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.deferred import DeferredExecutable
+from ferrum_jax.meshes.choices import Lengths, meshes_of, shapes_of
+from ferrum_jax.meshes.encoder_forecast import forecast_encoder
+from ferrum_jax.meshes.forecast import forecast, least_time_s
 from ferrum_jax.models.registry import abstract_tower, spec_of
 from ferrum_jax.offline.bundle_order import BundleOrder
-from ferrum_jax.offline.encoder_forecast import forecast_encoder
-from ferrum_jax.offline.forecast import forecast, least_time_s
-from ferrum_jax.offline.mesh_choices import Lengths, meshes_of, shapes_of
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.fit import kv_bytes_left, temporaries_bytes
 from pallas_kernels.target import Target
 from tests.models.published import LLAMA3_8B
 from tests.support import GOLDENS, SMALL
 
+FAMILIES = ("qwen3", "qwen3_moe")
 FLAGS = ["--max-num-seqs=4", "--max-num-batched-tokens=16", "--max-model-len=256", "--num-blocks=80"]
 
 
@@ -117,12 +118,16 @@ def test_a_job_s_least_time_counts_the_experts_that_its_tokens_choose():
 
 
 def test_meshes_are_parts_of_the_devices_along_tp_and_all_of_them_as_data_shards():
-    assert [str(shape) for shape in shapes_of(4)] == ["tp=1", "tp=2", "tp=4", "dp=4,tp=1", "dp=2,tp=2"]
+    dense, routed = (BundleOrder(model=str(GOLDENS / name), target="cpu", config=SMALL).spec for name in FAMILIES)
+    plain = ["tp=1", "tp=2", "tp=4", "dp=4,tp=1", "dp=2,tp=2"]
+    assert [str(shape) for shape in shapes_of(dense, 4)] == plain
+    assert [str(shape) for shape in shapes_of(routed, 4)] == [*plain, "dp=4,tp=1,ep=1", "dp=2,tp=2,ep=2"]
 
 
 def test_the_cpu_has_no_choice_of_meshes():
     order = BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=SMALL)
-    assert meshes_of(order, Lengths()) == [] and jax.default_backend() == "cpu"
+    assert meshes_of(order.subject, jax.devices(), Lengths()) == [] and jax.default_backend() == "cpu"
+    assert order.settled().config.mesh == "tp=1" and order.settled().why_mesh == ""
 
 
 def test_lengths_that_are_left_open_fit_the_model_and_those_that_are_named_stay():
@@ -150,7 +155,7 @@ def test_every_mesh_of_a_slice_has_its_memory_and_speed_without_a_compile(capsys
     assert "GiB too small" in meshes["tp=1"]["problem"] and meshes["tp=1"]["weights_bytes"] > 14 << 30
     assert meshes["tp=4"]["forecast"]["prefill_tokens_per_s"] == found["forecast"]["prefill_tokens_per_s"]
     assert meshes["tp=4"]["kv_tokens"] == found["kv_tokens"] > meshes["tp=2"]["kv_tokens"] > 0
-    assert main(["plan", "--model", str(tmp_path), "--target=tpu:v5e:2x2"]) == 2
+    assert main(["plan", "--model", str(tmp_path), "--target=tpu:v5e:2x2", "--mesh=tp=1"]) == 2
     printed, error = capsys.readouterr()
     assert "tp=1: " in printed and "dp=2,tp=2" in printed and "Any one of these would do: mesh tp=2" in error
 
@@ -189,6 +194,14 @@ def test_the_ledger_says_how_much_of_the_weights_is_a_tower(capsys):
     assert "tower" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("fp8_blocks", "fp8 52%, float32 48%"), ("mixed", "float32 54%, int8 28%, int4 17%")]
+)
+def test_the_ledger_names_what_weights_are_kept_in(capsys, name, says):
+    assert main(["plan", "--model", str(GOLDENS / "quantised" / name), "--target=cpu", *FLAGS]) == 0
+    assert says in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command_prints_the_ledger_and_the_bounds(capsys, compiles):
     arguments = [
@@ -214,9 +227,9 @@ def test_the_command_prints_the_ledger_and_the_bounds(capsys, compiles):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("gpu:x1", "it must be tpu:GENERATION:SHAPE"),
-        ("cpu:2", "it must be tpu:GENERATION:SHAPE"),
-        ("tpu", "it must be tpu:GENERATION:SHAPE"),
+        ("gpu:x1", "it must be GENERATION:SHAPE of TPUs"),
+        ("cpu:2", "it must be GENERATION:SHAPE of TPUs"),
+        ("tpu", "it must be GENERATION:SHAPE of TPUs"),
     ],
 )
 def test_a_target_that_is_none_is_refused_with_those_that_are(capsys, target, message):

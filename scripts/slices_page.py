@@ -1,0 +1,198 @@
+"""Writes docs/slices.md: where each published model runs with defaults, on which mesh, and how fast at most.
+
+    python -m scripts.slices_page [--check]
+
+All of it follows from published configs and shapes; no device, compiler or weight is needed, and a few minutes. The
+devices are described by the table below as `executables/topology.py` has them of the compilers. --check writes nothing
+and fails where the page differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.executables.topology import slice_of
+from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, leaves_none_idle, on_mesh, shapes_of
+from ferrum_jax.meshes.settle import best_of, none_fits
+from ferrum_jax.models.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
+from tests.models.published import MORE, PUBLISHED
+from tests.models.published_encoders import PUBLISHED_ENCODERS
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "slices.md"
+_TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "TPU7x": "TPU7x"}
+_GPU_KINDS = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
+# What is rented, by what it is made of; a heading, and the names that `--target` takes.
+SLICES = {
+    "TPU v5e": ("v5e-1", "v5e-4", "v5e-8", "v5e-16"),
+    "TPU v6e": ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e-32", "v6e-64"),
+    "TPU v5p": ("v5p-8", "v5p-16", "v5p-32", "v5p-64"),
+    "TPU7x": ("tpu7x-2", "tpu7x-8", "tpu7x-16", "tpu7x-32"),
+    "H100": ("h100", "h100:2", "h100:8"),
+    "H200": ("h200", "h200:2", "h200:8"),
+}
+_HEAD = """# Slices: what runs where
+
+Made by `python -m scripts.slices_page` from the published configs of the tests, by shapes alone. A cell is what
+`ferrum-jax plan --model M --target T` says with nothing else named: the mesh that is taken, and the bound of output
+tokens a second of all requests together, each of 1,024 tokens in and 256 out where the model has room for them.
+Bounds are from data sheets: they compare slices and models, and no engine reaches them. A dash is a slice that is too
+small.
+
+Weights are as the config of each has them, in bfloat16 but for gpt-oss; quantised ones (`--weights int8`, or a
+quantised checkpoint) take half of that or less, and `plan` counts them. v5p and tpu7x are named by cores, two a chip.
+"""
+_ENCODERS = """
+## Encoders
+
+The same of texts a second, of as many tokens as the model takes.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A device that is not here, as far as a layout asks."""
+
+    platform: str
+    device_kind: str
+    id: int
+    process_index: int = 0
+    coords: tuple[int, ...] = (0, 0, 0)
+    core_on_chip: int = 0
+
+    def memory_stats(self) -> None:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: it is not here")
+
+
+def main() -> None:
+    """Writes the page, or checks it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page differs")
+    made = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(made)
+    elif PAGE.read_text() != made:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} differs; run python -m scripts.slices_page")
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [_HEAD]
+    for heading, targets in SLICES.items():
+        parts += [f"\n## {heading}\n\n", _table_head(targets), *(row(name, targets) for name in models())]
+    parts.append(_ENCODERS)
+    for heading, targets in SLICES.items():
+        parts += [f"\n### {heading} \n\n".replace(" \n", "\n"), _table_head(targets)]
+        parts += [row(name, targets) for name in PUBLISHED_ENCODERS]
+    return "".join(parts)
+
+
+def _table_head(targets: Sequence[str]) -> str:
+    return f"| model | {' | '.join(f'`{target}`' for target in targets)} |\n|---|{'---|' * len(targets)}\n"
+
+
+def row(model: str, targets: Sequence[str]) -> str:
+    """A model's line of the table of some targets."""
+    return f"| {model} | {' | '.join(cell(model, target) for target in targets)} |\n"
+
+
+def cell(model: str, target: str) -> str:
+    """The mesh that is taken and its bound of speed; a dash where none fits."""
+    best = best_of(meshes(model, target))
+    return "–" if best.problem else f"`{best.mesh}` {_rate(best.rate)}"
+
+
+def refusal(model: str, target: str) -> str:
+    """Why a model does not run on a target, in a sentence; empty where it does."""
+    found = meshes(model, target)
+    return none_fits(subject(model), found, len(devices(target))) if best_of(found).problem else ""
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate < 100_000 else f"{rate / 1000:,.0f}k"
+
+
+def models() -> list[str]:
+    """The published models that generate, by architecture and number of parameters."""
+    everything = PUBLISHED | MORE
+    place = {architecture: number for number, architecture in enumerate(FAMILIES)}
+    return sorted(everything, key=lambda name: (place[everything[name][0]["architectures"][0]], everything[name][1]))
+
+
+def smallest_of_families() -> Iterator[str]:
+    """The smallest published model of each architecture, encoders too."""
+    everything = PUBLISHED | MORE | PUBLISHED_ENCODERS
+    for architecture in (*FAMILIES, *ENCODERS):
+        sizes = [
+            (config[1], name) for name, config in everything.items() if config[0]["architectures"] == [architecture]
+        ]
+        if sizes:
+            yield min(sizes)[1]
+
+
+@functools.cache
+def subject(model: str) -> Subject:
+    """A published model with the default config."""
+    if model in PUBLISHED_ENCODERS:
+        return Subject(spec=encoder_spec_of(PUBLISHED_ENCODERS[model][0]), config=EngineConfig())
+    return Subject(spec=spec_of((PUBLISHED | MORE)[model][0]), config=EngineConfig())
+
+
+def meshes(model: str, target: str) -> list[MeshFit]:
+    """What becomes of a model on each mesh of a target."""
+    there = devices(target)
+    return [
+        _on_mesh(model, target, shape)
+        for shape in shapes_of(subject(model).spec, len(there))
+        if leaves_none_idle(shape, there)
+    ]
+
+
+def _on_mesh(model: str, target: str, shape: MeshShape) -> MeshFit:
+    there = devices(target)
+    return _on_devices(subject(model).spec.digest_text(), model, there[0].device_kind, shape, there)
+
+
+@functools.cache
+def _known() -> dict[tuple[str, str, MeshShape], MeshFit]:
+    """What was found, by model, kind of device and shape: larger slices have the same meshes, and models equals."""
+    return {}
+
+
+def _on_devices(spec: str, model: str, kind: str, shape: MeshShape, there: Sequence[Any]) -> MeshFit:
+    known = _known()
+    if (spec, kind, shape) not in known:
+        known[spec, kind, shape] = on_mesh(subject(model), shape, there, Lengths())
+    return known[spec, kind, shape]
+
+
+@functools.cache
+def devices(target: str) -> tuple[Described, ...]:
+    """The devices of a target, one of SLICES."""
+    kind, _, count = target.partition(":")
+    if kind in _GPU_KINDS:
+        return tuple(Described("gpu", _GPU_KINDS[kind], id=number) for number in range(int(count or 1)))
+    topology, host = slice_of(target)
+    generation, _, shape = topology.partition(":")
+    places = list(itertools.product(*(range(int(size)) for size in reversed(shape.split("x")))))
+    cores = 2 if generation == "TPU7x" else 1
+    of_host = 8 if host is not None else 4
+    chips = [tuple(reversed((0,) * (3 - len(place)) + place)) for place in places]
+    return tuple(
+        Described("tpu", _TPU_KINDS[generation], chip * cores + core, chip // of_host, coords, core)
+        for chip, coords in enumerate(chips)
+        for core in range(cores)
+    )
+
+
+if __name__ == "__main__":
+    main()
