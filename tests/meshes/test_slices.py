@@ -1,0 +1,47 @@
+"""The table of published models and what is rented: each plans with defaults, or says in a sentence what it lacks.
+
+By shapes alone. The fast tests have the smallest model of every family on one TPU and on four; the slow one has all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from scripts import slices_page as slices
+
+TELLING = ("v6e-1", "v6e-4")
+TOO_SMALL = r"it does not fit these \d+ devices: the nearest mesh, [\w=,]+, is [\d.]+ GiB too small a device, .*"
+
+
+def on_page(model: str) -> dict[str, str]:
+    """The page's cells of a model, by target."""
+    targets, cells = [], {}
+    for line in slices.PAGE.read_text().splitlines():
+        found = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| model |"):
+            targets = [name.strip("`") for name in found[1:]]
+        elif line.startswith(f"| {model} |"):
+            cells |= dict(zip(targets, found[1:], strict=True))
+    return cells
+
+
+@pytest.mark.parametrize("model", [*slices.smallest_of_families()])
+def test_every_family_plans_with_defaults_or_is_too_large_as_the_page_says(model):
+    page = on_page(model)
+    assert set(page) == set(itertools.chain(*slices.SLICES.values()))
+    for target in TELLING:
+        assert page[target] == slices.cell(model, target), "run python -m scripts.slices_page"
+        refusal = slices.refusal(model, target)
+        assert (refusal == "") == (page[target] != "–") and (not refusal or re.fullmatch(TOO_SMALL, refusal))
+
+
+@pytest.mark.slow
+def test_every_published_model_plans_on_every_slice_or_says_that_memory_is_too_small():
+    assert slices.PAGE.read_text() == slices.page(), "run python -m scripts.slices_page"
+    models = [*slices.models(), *slices.PUBLISHED_ENCODERS]
+    for model, target in itertools.product(models, itertools.chain(*slices.SLICES.values())):
+        refusal = slices.refusal(model, target)
+        assert not refusal or re.fullmatch(TOO_SMALL, refusal), (model, target)
