@@ -243,8 +243,8 @@ class EngineConfig:
         more="tp=4 divides one model among four; dp=2,tp=4 has two data shards of four devices, each with rows and a "
         "KV pool of its own. max_num_seqs, max_num_batched_tokens, num_blocks, kv_memory_bytes (of a device) and the "
         "limits of kept prompts and states hold for each data shard. Experts are spread over all devices; "
-        "dp=2,tp=4,ep=4 has them on each data shard instead, and ep=8 is dp=8,tp=1. Where none is named, all devices are "
-        "looked at as `ferrum-jax plan` does, and on the CPU one is taken",
+        "dp=2,tp=4,ep=4 has them on each data shard instead, and ep=8 is dp=8,tp=1. Where none is named, all devices "
+        "are looked at as `ferrum-jax plan` does, and on the CPU one is taken",
         unset="the fastest that fits",
         rule=MeshShape.parse,
         is_common=True,
