@@ -1,4 +1,4 @@
-"""The scalar-prefetch operands of each Pallas call of a function, where its arguments are partly values."""
+"""The operands of each Pallas call of a function that are known, where its arguments are partly values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from jax.extend import core
 _UNKNOWN = object()  # depends on an argument that is known only by its shape
 
 
-def prefetched(fn: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, list[np.ndarray]]]:
-    """Name and scalar operands of every Pallas call, in the order of the program.
+def known_operands(fn: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, list[np.ndarray | None]]]:
+    """Name and operands of every Pallas call, in the order of the program; None for those that are only shapes.
 
-    args: pytrees of arrays and ShapeDtypeStructs. Raises ValueError where an operand depends on the latter.
+    args: pytrees of arrays and ShapeDtypeStructs. Raises ValueError where a scalar-prefetch operand depends on the
+    latter.
     """
     leaves = jax.tree.leaves(list(args))
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), list(args))
-    found: list[tuple[str, list[np.ndarray]]] = []
+    found: list[tuple[str, list[np.ndarray | None]]] = []
     closed = jax.make_jaxpr(fn)(*shapes)
     known = [_UNKNOWN if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves]
     _walk(closed.jaxpr, closed.consts, known, found)
     return found
 
 
-def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: list[tuple[str, list[np.ndarray]]]) -> list:
+def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: list) -> list:
     """Values of the results, evaluated as far as they are known."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     for equation in jaxpr.eqns:
@@ -37,7 +38,7 @@ def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: list[
             name = equation.params["name"] or "kernel"
             if any(value is _UNKNOWN for value in scalars):
                 raise ValueError(f"{name}: a scalar-prefetch operand depends on an argument without a value")
-            found.append((name, [np.asarray(value) for value in scalars]))
+            found.append((name, [None if value is _UNKNOWN else np.asarray(value) for value in operands]))
             results: list[Any] = [_UNKNOWN] * len(equation.outvars)
         elif isinstance(inner, core.ClosedJaxpr):
             results = _walk(inner.jaxpr, inner.consts, operands, found)

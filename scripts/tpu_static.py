@@ -174,7 +174,7 @@ def measure(
     dumps = _dumps()
     names = [name for name, passes in dumps.items() if "tpu_custom_call" in passes["schedule-analysis"]]
     has_values = any(not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args)))
-    scalars = tpu_prefetch.prefetched(fn, args) if has_values and trip_counts is None else []
+    scalars = tpu_prefetch.known_operands(fn, args) if has_values and trip_counts is None else []
     kernels = []
     for name in names:
         short = re.sub(r"\.\d+$", "", name)
@@ -240,7 +240,7 @@ def _dumps() -> dict[str, dict[str, str]]:
     return found
 
 
-def _runs(dump: dict[str, str], generation: str, operands: Sequence[np.ndarray]) -> np.ndarray:
+def _runs(dump: dict[str, str], generation: str, operands: Sequence[np.ndarray | None]) -> np.ndarray:
     texts = tpu_bundles.bundle_texts(dump["bundles"])
     return tpu_trace.count_runs(texts, dump["allocations"], tpu_bundles.DELAY_SLOTS[generation], operands)
 

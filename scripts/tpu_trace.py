@@ -1,7 +1,8 @@
 """How often each bundle of a TPU kernel runs, found by running the scalar half of its schedule.
 
-Loop bounds and branches depend on scalars only: on what is prefetched into SMEM and on arithmetic. Transfers and
-vectors are left out. Every value is found by its name, which is assigned once; a phi is the operand assigned last.
+Loop bounds and branches depend on scalars only: on what is prefetched into SMEM, or brought there by transfers, and
+on arithmetic. Other transfers and vectors are left out. Every value is found by its name, which is assigned once; a
+phi is the operand assigned last.
 """
 
 from __future__ import annotations
@@ -19,29 +20,39 @@ _STORE = re.compile(r"sst (\(!?%p\w+\), )?\[smem:(.*)\] (\S+)$")
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\w+)\) )?target bundleno = (\d+)")
 _PREFETCHED = re.compile(r"#(allocation\d+) .*tag = 'prefetched SMEM operand (\d+)'")
 _INLINED = re.compile(r"%(s\w+) = inlined_call_operand\.(<no memory space>)?.*?, index: (\d+)")
+_TRANSFER = re.compile(r"= dma\.(?:hbm|vmem)_to_smem (\(!?%p\w+\), )?(\S+), (\S+), (\S+),")
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _LANES = 128
+_GRANULE = 8  # words of 32 bits
+# An operand's address outside of SMEM counts lines of 16 granules, which the program turns into granules before a
+# transfer, or granules at once: the number of the operand is in the bits above, and tells which it was.
+_OPERAND_BITS, _SHIFT = 23, 4
 
 
 def count_runs(
-    texts: Sequence[str], allocations: str, delay: int, scalars: Sequence[np.ndarray], max_steps: int = 20_000_000
+    texts: Sequence[str],
+    allocations: str,
+    delay: int,
+    operands: Sequence[np.ndarray | None],
+    max_steps: int = 20_000_000,
 ) -> np.ndarray:  # [bundles] int64
-    """texts: of each bundle. delay: slots after a branch. scalars: the kernel's scalar-prefetch operands.
+    """texts: of each bundle. delay: slots after a branch. operands: the kernel's; None where only a shape is known.
 
     Raises ValueError for an instruction it does not know and after max_steps bundles.
     """
     memory = {}
-    operands = {int(index): name for name, index in _PREFETCHED.findall(allocations)}
-    _check_loads(texts, set(operands.values()))
-    for index, name in operands.items():
-        for offset, value in enumerate(_as_laid_out(scalars[index])):
+    prefetched = {int(index): name for name, index in _PREFETCHED.findall(allocations)}
+    _check_loads(texts, set(prefetched.values()))
+    for index, name in prefetched.items():
+        for offset, value in enumerate(_as_laid_out(_known(operands, index))):
             memory[_base(name) + offset] = value
     values: dict[str, int] = {}
     written: dict[str, int] = {}
     for text in texts:
         for name, is_value, index in _INLINED.findall(text):  # the others are addresses
-            values[name] = int(np.ravel(scalars[int(index)])[0]) if is_value else 0
-    program = [_Bundle(text, values, memory) for text in texts]
+            address = (int(index) + 1 << _OPERAND_BITS) + (1 << _OPERAND_BITS - 1)
+            values[name] = int(np.ravel(_known(operands, int(index)))[0]) if is_value else address
+    program = [_Bundle(text, values, memory, operands) for text in texts]
     runs = np.zeros(len(texts), np.int64)
     at, pending, clock = 0, [], 0
     while at < len(texts):
@@ -81,7 +92,10 @@ def _check_loads(texts: Sequence[str], known: set[str]) -> None:
 class _Bundle:
     """The scalar instructions of one bundle, as functions over values and memory."""
 
-    def __init__(self, text: str, values: dict[str, int], memory: dict[int, int]) -> None:
+    def __init__(
+        self, text: str, values: dict[str, int], memory: dict[int, int], operands: Sequence[np.ndarray | None]
+    ) -> None:
+        self.operands = operands
         self.phis: list[tuple[str, list[str]]] = []
         self.assignments: list[tuple[str, Callable[[], Any]]] = []
         self.stores: list[Callable[[], None]] = []
@@ -107,6 +121,10 @@ class _Bundle:
 
             self.stores.append(put)
             return
+        transfer = _TRANSFER.search(text)
+        if transfer:
+            self.stores.append(_copy(transfer, values, memory, self.operands))
+            return
         assign = _ASSIGN.match(text)
         if assign is None or assign[2].startswith("inlined_call_operand"):
             return
@@ -117,6 +135,36 @@ class _Bundle:
         compute = _compute(opcode, _GUARD.sub("", rest), values, memory)
         guard = _GUARD.search(rest)
         self.assignments.append((name, _guarded(compute, guard[1], guard[2], values) if guard else compute))
+
+
+def _copy(
+    transfer: re.Match[str], values: dict[str, int], memory: dict[int, int], operands: Sequence[np.ndarray | None]
+) -> Callable[[], None]:
+    """A transfer into scalar memory, done when it is started."""
+    taken, granules = _guard(transfer[1], values), int(transfer[3])
+    source, target = _operand(transfer[2], values), _operand(transfer[4], values)
+
+    def copy() -> None:
+        if taken():
+            index, first = _operand_at(source())
+            words = np.ravel(_known(operands, index))[first : first + granules * _GRANULE]
+            memory.update(enumerate(words.tolist(), target()))
+
+    return copy
+
+
+def _operand_at(address: int) -> tuple[int, int]:
+    """The operand that an address is in, and which of its words it is."""
+    bits = _OPERAND_BITS if address < 1 << _OPERAND_BITS + _SHIFT else _OPERAND_BITS + _SHIFT
+    index, granule = divmod(address, 1 << bits)
+    return index - 1, (granule - (1 << bits - 1)) * _GRANULE
+
+
+def _known(operands: Sequence[np.ndarray | None], index: int) -> np.ndarray:
+    found = operands[index]
+    if found is None:
+        raise ValueError(f"scalars come from operand {index}, which depends on an argument without a value")
+    return found
 
 
 def _guarded(compute: Callable[[], Any], guard: str, other: str | None, values: dict[str, int]) -> Callable[[], Any]:

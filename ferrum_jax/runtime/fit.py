@@ -25,7 +25,7 @@ from ferrum_jax.runtime.programs import Part, encoder_name, programs_of
 from ferrum_jax.runtime.step import attention_config
 from ferrum_jax.sharding import make_mesh, refusals, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.paged_attention import TpuConfig
+from pallas_kernels.paged_attention import LatentConfig, TpuConfig
 from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
@@ -244,10 +244,9 @@ def scalar_bytes(layout: Layout) -> tuple[int, int] | None:
     for layer in (group.layers[0] for group in options.spec.kv_groups):
         pool = jax.tree.map(_on_one_device, layout.pools.kv[layer])
         config = attention_config(bucket, options, pool, options.local.attention_of(layer).num_attention_heads)
-        if not isinstance(config, TpuConfig):
+        if not isinstance(config, TpuConfig | LatentConfig):
             return None
-        own = config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width, options.block_size)
-        taken = max(taken, own)
+        taken = max(taken, config.scalar_bytes(bucket.num_tokens, bucket.num_rows, bucket.table_width))
     assert options.target.smem_bytes is not None, "a TPU target has it"
     return taken, options.target.smem_bytes
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 GROUP = 32  # blocks whose scales are on their way at once
+RUN_WORDS = 5  # int32 numbers of a run, in scalar memory when scales are written; vectors need one fewer
 
 
 @jax.tree_util.register_dataclass

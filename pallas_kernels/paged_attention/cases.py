@@ -21,6 +21,8 @@ class Case:
 
     spans: (row, first position, position behind the last) of tokens that see each other, as those of an image do.
 
+    max_context: tokens that block tables have room for, where that is more than the longest row has.
+
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
     K has beside the head_dim values that are V; None is K and V of each head. chunked: "xla" alone.
@@ -43,6 +45,7 @@ class Case:
     has_sinks: bool = False
     causal: bool = True
     spans: tuple[tuple[int, int, int], ...] = ()
+    max_context: int = 1
     scale: float | None = None
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
@@ -111,8 +114,9 @@ class Case:
 
     @property
     def max_blocks(self) -> int:
-        """Width of the block tables, that of the longest row."""
-        return max(1, *(-(-(start + count) // self.block_size) for start, count in self.rows))
+        """Width of the block tables, at least that of the longest row."""
+        longest = max(start + count for start, count in self.rows)
+        return -(-max(longest, self.max_context) // self.block_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,6 +191,14 @@ TINY_CASES = (
     _tiny_mixed(name="prefill_long", rows=_LONG, num_tokens=128, num_rows=8, **_F32),
     _tiny_mixed(name="encoder", rows=((0, 1), (0, 70), (0, 48)), num_tokens=128, causal=False, head_dim=64, **_F32),
     _tiny_mixed(name="encoder_chunks", causal=False),
+)
+# Rows of a bucket for long contexts: some pass the first line of their table, none is long, so that they can be run.
+_PASSING = ((5, 1), (2200, 1), (0, 1), (130, 1))
+_tiny_wide = functools.partial(Case, rows=_PASSING, num_tokens=256, num_rows=256, tiny=True, **_F32)
+WIDE_CASES = (
+    _tiny_wide(name="decode_wide_40k", decode_only=True, max_context=40_960),
+    _tiny_wide(name="decode_wide_128k_window", decode_only=True, max_context=131_072, window=300),
+    _tiny_wide(name="mixed_wide_128k", rows=((2200, 1), (2030, 20), (40, 1), (4090, 9)), max_context=131_072),
 )
 # Rows with images: whole, behind their first tokens, several in a row, longer than the window, and none.
 _SPANS = ((0, 5, 30), (1, 40, 77), (3, 10, 30), (3, 31, 70))
@@ -285,6 +297,25 @@ _LATENT: Any = {"num_kv_heads": 1, "head_dim": 512, "rope_dim": 64}
 
 
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
+
+
+def _long(name: str, context: int, *, chunk: int = 1, **how: Any) -> Case:
+    """256 rows of so many tokens, the last one with a chunk of its prompt."""
+    rows = (*((context - 1, 1),) * 255, (context - chunk, chunk))
+    return Case(name=name, rows=rows, num_tokens=255 + chunk, num_rows=256, decode_only=chunk == 1, **how)
+
+
+# Their block tables are more than scalar memory. They are compiled, not counted: a layer has 100,000 steps.
+LONG_CASES = tuple(
+    case
+    for name, context in (("40k", 40_960), ("128k", 131_072))
+    for case in (
+        _long(f"llama_8b_decode_{name}", context, **_LLAMA_8B),
+        _long(f"qwen3_30b_tp4_decode_{name}", context, **_QWEN3_MOE_TP4),
+        _long(f"deepseek_v3_decode_{name}", context, num_heads=128, **_LATENT),
+        _long(f"llama_8b_mixed_{name}", context, chunk=257, **_LLAMA_8B),
+    )
+)
 
 
 REAL_CASES = (

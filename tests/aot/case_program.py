@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.paged_attention import LatentConfig, RaggedBatch, TpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
+from pallas_kernels.paged_attention.cases import CASES, LONG_CASES, WIDE_CASES, Case, make_shapes
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillShape
 from pallas_kernels.target import Target
 from scripts.bench_tpu_static import choose_config
@@ -67,6 +67,8 @@ def describe(case: Case, generation: str) -> dict[str, Any]:
         "pool_copies": [f"{op} {name} [{dims}]" for name, dims, op in ops if _size(dims) >= least],
         "vmem_bytes": {kernel.schedule.name: kernel.vmem_bytes for kernel in result.kernels},
         "estimates": estimates(case, config),
+        "smem_bytes": {kernel.schedule.name: kernel.smem_bytes for kernel in result.kernels},
+        "scalar_bytes": config.scalar_bytes(case.num_tokens, case.num_rows, case.max_blocks),
         "spills": {kernel.schedule.name: kernel.vector_spills for kernel in result.kernels},
     }
 
@@ -77,7 +79,7 @@ def _size(dims: str) -> int:
 
 def main(generation: str, names: list[str]) -> None:
     """A case that does not compile has its error instead."""
-    by_name = {case.name: case for case in CASES}
+    by_name = {case.name: case for case in (*CASES, *WIDE_CASES, *LONG_CASES)}
     for name in names:
         try:
             said = describe(by_name[name], generation)

@@ -17,7 +17,16 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
-from pallas_kernels.paged_attention.cases import REAL_CASES, TINY_CASES, Arguments, Case, make_arguments, make_shapes
+from pallas_kernels.paged_attention.cases import (
+    LONG_CASES,
+    REAL_CASES,
+    TINY_CASES,
+    WIDE_CASES,
+    Arguments,
+    Case,
+    make_arguments,
+    make_shapes,
+)
 from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig
 from pallas_kernels.target import Target
@@ -44,7 +53,7 @@ _F32: Any = {"dtype": "float32", "kv_dtype": "float32"}
 
 
 # The interpreter takes seconds for each: those that show a break of the kernels first; the others are slow tests.
-_FAST = ("decode_gqa", "decode_h96_window_sinks", "decode_int8", "mixed_gqa")
+_FAST = ("decode_gqa", "decode_h96_window_sinks", "decode_int8", "mixed_gqa", "decode_wide_40k")
 
 
 def _by_cost(cases: Sequence[Case]) -> list[Any]:
@@ -69,8 +78,12 @@ def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
     return dataclasses.replace(config, decode=decode, prefill=prefill)
 
 
-def _attend(case: Case, arguments: Arguments, items: int = 1) -> tuple[np.ndarray, KVPool]:
+def _attend(
+    case: Case, arguments: Arguments, items: int = 1, *, is_resident: bool | None = None
+) -> tuple[np.ndarray, KVPool]:
     config = _config(case, arguments, items)
+    if is_resident is not None:
+        config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, is_resident=is_resident))
 
     def step(q, k, v, pool, batch, sinks) -> tuple[jax.Array, KVPool]:
         schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
@@ -110,6 +123,23 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
 @pytest.mark.parametrize("case", _by_cost(TINY_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     _check(case)
+
+
+@pytest.mark.parametrize("case", _by_cost(WIDE_CASES), ids=lambda case: case.name)
+def test_rows_find_their_blocks_where_scalar_memory_does_not_hold_the_tables(case: Case) -> None:
+    arguments = make_arguments(case, implementation="mosaic_tpu")
+    assert not _config(case, arguments).decode.is_resident
+    _check(case)
+
+
+@pytest.mark.slow
+def test_more_steps_than_scalar_memory_has_records_of_at_once_are_as_the_oracle_has_them() -> None:
+    """140 rows in steps of four: 32 records are there when the launch begins."""
+    rows = tuple((7 * i % 128, 1) for i in range(140))
+    case = dataclasses.replace(BY_NAME["decode_gqa"], rows=rows, num_tokens=140, num_rows=140)
+    arguments = make_arguments(case, implementation="mosaic_tpu")
+    found, _ = _attend(case, arguments, items=4, is_resident=False)
+    np.testing.assert_allclose(found, oracle.of_case(case, make_arguments(case)), **TOLERANCE[case.dtype])
 
 
 _LEAVES_OUT = (
@@ -153,7 +183,7 @@ def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_in_steps_of_more_
     np.testing.assert_array_equal(_attend(alone, one)[0][0], together[r])
 
 
-def test_tables_that_scalar_memory_cannot_hold_are_refused_with_what_to_lower() -> None:
+def test_scalar_memory_bounds_the_tokens_of_a_step_and_not_the_contexts_of_its_rows() -> None:
     pool = pool_shape(
         num_blocks=2,
         block_size=16,
@@ -163,25 +193,30 @@ def test_tables_that_scalar_memory_cannot_hold_are_refused_with_what_to_lower() 
         implementation="mosaic_tpu",
     )
 
-    def choose(max_blocks: int) -> TpuConfig:
+    def choose(num_tokens: int, max_blocks: int) -> TpuConfig:
         return TpuConfig.choose(
-            num_tokens=256,
+            num_tokens=num_tokens,
             num_rows=256,
             max_blocks=max_blocks,
             num_heads=32,
             dtype=jnp.dtype(jnp.bfloat16),
             pool=pool,
-            decode_only=True,
+            decode_only=num_tokens == 256,
             target=Target.named("tpu:v6e"),
         )
 
-    choose(512)
-    with pytest.raises(ValueError, match=r"256 rows of 1024 blocks take \d+ bytes of scalar memory; v6e has 1048576"):
-        choose(1024)
+    widths = [tokens // 16 for tokens in (2048, 40_960, 131_072)]
+    configs = [choose(256, width) for width in widths]
+    assert [config.decode.is_resident for config in configs] == [True, False, False]
+    taken = [config.scalar_bytes(256, 256, width) for config, width in zip(configs, widths, strict=True)]
+    assert taken[1] == taken[2] < 2**14 < taken[0]
+    choose(8192, widths[-1])
+    with pytest.raises(ValueError, match=r"65536 tokens and 256 rows take \d+ bytes of scalar memory; v6e has 1048576"):
+        choose(65_536, 131_072 // 16)
 
 
 def test_every_real_case_has_tiles_of_whole_blocks_that_fit_on_every_generation() -> None:
-    cases = [case for case in REAL_CASES if case.rope_dim is None]
+    cases = [case for case in REAL_CASES + LONG_CASES if case.rope_dim is None]
     for case, generation in itertools.product(cases, ("v5e", "v5p", "v6e", "v7x")):
         config = TpuConfig.choose(
             num_tokens=case.num_tokens,

@@ -25,7 +25,7 @@ def _batch(rows: list[tuple[int, int]]) -> RaggedBatch:
 
 def test_tiles_cover_each_query_once_and_see_no_more_than_they_may() -> None:
     rows = [(7, 1), (200, 70), (0, 1), (0, 0), (3, 2), (130, 30), (0, 0)]
-    schedule = make_prefill_schedule(_batch(rows), num_tokens=120, config=_SMALL, window=50)
+    schedule = make_prefill_schedule(_batch(rows), num_tokens=120, block_size=16, config=_SMALL, window=50)
     tiles, offsets = np.asarray(schedule.tiles), np.cumsum([0] + [count for _, count in rows])
     seen = []
     for t in range(int(schedule.num_tiles[0])):

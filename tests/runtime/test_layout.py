@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
 from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
@@ -146,20 +148,28 @@ def test_what_is_named_is_refused_and_not_changed_where_attention_has_no_room(mo
 
 def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
     with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
-        layout_of(V6E, spec_of(max_position_embeddings=2**21), block_size=16)
+        layout_of(V6E, max_num_batched_tokens=2**16)
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("context", [40_960, 131_072])
+def test_256_rows_of_long_contexts_are_not_refused_whatever_the_blocks_are(context, block_size):
+    layout = layout_of(V6E, spec_of(max_position_embeddings=context), max_num_seqs=256, block_size=block_size)
+    assert layout.ladder.buckets[-1].table_width == context // block_size
+    scalars = scalar_bytes(layout)
+    assert scalars is not None and scalars[0] < scalars[1]
 
 
 def test_the_changes_that_a_refusal_names_are_the_smallest_that_fit():
-    spec, config = spec_of(max_position_embeddings=2**15), {"max_num_seqs": 256, "block_size": 16}
+    config: dict[str, Any] = {"max_num_batched_tokens": 2**16}
     with pytest.raises(ValueError, match="Any one of these would do") as refusal:
-        layout_of(V6E, spec, **config)
+        layout_of(V6E, **config)
     named = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", str(refusal.value).split("would do")[1])}
-    assert set(named) == {"max_num_seqs", "max_model_len", "block_size"}
+    assert set(named) == {"max_num_batched_tokens"}
     for name, value in named.items():
-        layout_of(V6E, spec, **config | {name: value})
-        less = value // 2 if name == "block_size" else value + 1
+        layout_of(V6E, **config | {name: value})
         with pytest.raises(ValueError, match="scalar memory"):
-            layout_of(V6E, spec, **config | {name: less})
+            layout_of(V6E, **config | {name: value + 1})
 
 
 def test_a_gpu_takes_xla_unless_the_kernels_are_named():

@@ -45,6 +45,38 @@ def test_scalar_memory_that_nothing_known_fills_is_an_error() -> None:
         count_runs(["0 : { %s1_s0 = sld [smem:[#allocation9]] }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
 
 
+@pytest.mark.parametrize("shift", [4, 0])  # where addresses count lines, and where they count granules
+def test_what_a_transfer_brings_to_scalar_memory_is_read_there(shift: int) -> None:
+    """Word 0x81 of operand 1 says whether bundle 7 runs."""
+    address = f"%s2_s2 = sshll.u32 %s1_s1, {shift}  ;;  %s3_s3 = int_to_ptr.hbm [resolvable:$true] %s2_s2"
+    texts = [
+        "0 : { %s9_s9 = inlined_call_operand.hbm [shape: s32[256], index: 1, kind: input] }",
+        f"1 : {{ %s1_s1 = scalar_lea.hbm %s9_s9, {16 >> shift} }}",
+        f"2 : {{ {address} }}",
+        "3 : { %5 = dma.hbm_to_smem /*hbm=*/%s3_s3, /*size_in_granules=*/16, /*smem=*/[#allocation7], [#allocation2] }",
+        "4 : { %s4_s4 = sld [smem:[#allocation7 + $0x1]] }",
+        "5 : { %p1_p1 = scmp.ne.s32.totalorder %s4_s4, 5  ;;  %s6_s6 = smov 0 }",
+        "6 : { %7 = sbr.rel (%p1_p1) target bundleno = 9 (0x9), region = 1 }",
+        "7 : {}",
+        "8 : {}",
+        "9 : {}",
+    ]
+    for value, runs in ((5, 1), (6, 0)):
+        operand = np.zeros(256, np.int32)
+        operand[129] = value
+        counted = count_runs(texts, _ALLOCATIONS, 1, [np.zeros(128, np.int32), operand])
+        assert counted.tolist() == [1] * 8 + [runs, 1]
+
+
+def test_a_transfer_of_what_is_only_a_shape_is_an_error() -> None:
+    texts = [
+        "0 : { %s9_s9 = inlined_call_operand.hbm [shape: s32[256], index: 1, kind: input] }",
+        "1 : { %5 = dma.hbm_to_smem /*hbm=*/%s9_s9, /*size_in_granules=*/16, /*smem=*/[#allocation7], [#allocation2] }",
+    ]
+    with pytest.raises(ValueError, match="operand 1, which depends on an argument without a value"):
+        count_runs(texts, _ALLOCATIONS, 1, [np.zeros(128, np.int32), None])
+
+
 def test_a_loop_over_groups_of_32_runs_as_often_as_there_are_groups() -> None:
     """The compiler divides by a shift and takes the sign off before, with an unsigned minimum of x and -x."""
     texts = [

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig, DecodeShape
-from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig, PrefillShape
+from pallas_kernels.kv_write.runs import RUN_WORDS
+from pallas_kernels.paged_attention.tpu.decode.config import SMEM_SHARE, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu.prefill.config import SMEM_FIXED, PrefillConfig, PrefillShape
 from pallas_kernels.target import Target
-
-_SMEM_SHARE = 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class TpuConfig:
         target's memories.
         """
         shape = DecodeShape.of(num_heads=num_heads, num_kv_heads=pool.num_kv_heads, dtype=dtype, pool=pool)
-        decode = DecodeConfig.choose(shape, target, tiles)
+        decode = DecodeConfig.choose(shape, target, tiles).for_tables(num_rows, max_blocks, pool.block_size, target)
         assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
         assert target.mxu_columns is not None, "a TPU target has matrix units"
         prefill = None
@@ -61,12 +60,12 @@ class TpuConfig:
                 mxu_columns=target.mxu_columns,
             )
         config = cls(shape=shape, decode=decode, prefill=prefill, prefill_from=1 if shape.is_unloadable else 2)
-        scalars = config.scalar_bytes(num_tokens, num_rows, max_blocks, pool.block_size)
-        if scalars > target.smem_bytes * _SMEM_SHARE:
+        scalars = config.scalar_bytes(num_tokens, num_rows, max_blocks)
+        if scalars > target.smem_bytes * SMEM_SHARE:
             raise ValueError(
-                f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
-                f"{target.generation} has {target.smem_bytes} and {_SMEM_SHARE:.0%} of that may be used: take fewer "
-                f"rows, shorter contexts, or blocks of more than {pool.block_size} tokens"
+                f"schedules of {num_tokens} tokens and {num_rows} rows take {scalars} bytes of scalar memory; "
+                f"{target.generation} has {target.smem_bytes} and {SMEM_SHARE:.0%} of that may be used: take fewer "
+                f"tokens or rows a step"
             )
         vectors = decode.vmem_bytes(shape, num_tokens if prefill is None else num_rows)
         if vectors > decode.vmem_limit_bytes:
@@ -77,7 +76,13 @@ class TpuConfig:
             )
         return config
 
-    def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int, block_size: int) -> int:
-        """Scalar memory that tables and schedules of such a step take, of the kernel that takes most."""
-        decode = self.decode.smem_bytes(num_rows, max_blocks, block_size)
-        return max(decode, 0 if self.prefill is None else self.prefill.smem_bytes(num_tokens, num_rows, max_blocks))
+    def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
+        """Scalar memory that a step of so many tokens and rows takes, of the kernel that takes most."""
+        C = self.shape.block_size
+        kernels = [0 if self.shape.is_unloadable else self.decode.smem_bytes(num_rows, max_blocks, C)]
+        if self.prefill is not None:
+            kernels.append(self.prefill.smem_bytes(num_tokens, num_rows, C))
+        has_scales = self.shape.pool_dtype == jnp.int8
+        if self.prefill is not None or has_scales:
+            kernels.append(SMEM_FIXED + 4 * (RUN_WORDS if has_scales else RUN_WORDS - 1) * num_tokens)
+        return max(kernels)

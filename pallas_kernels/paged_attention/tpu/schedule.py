@@ -63,7 +63,12 @@ def make_schedule(
             is_served=is_real(several, num_tokens=num_tokens),
             runs=find_runs(blocks, offsets),
             tiles=make_prefill_schedule(
-                several, num_tokens=num_tokens, config=config.prefill, window=window, causal=causal
+                several,
+                num_tokens=num_tokens,
+                block_size=block_size,
+                config=config.prefill,
+                window=window,
+                causal=causal,
             ),
         )
         batch = dataclasses.replace(batch, query_offsets=jnp.arange(len(batch.counts), dtype=jnp.int32))

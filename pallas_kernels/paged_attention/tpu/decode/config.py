@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.tpu.decode.records import Records
 from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES, SMEM_FIXED, tiled_bytes
 from pallas_kernels.target import Target
 
@@ -21,11 +22,11 @@ _STEP_COLUMNS = 4096  # of all items of a step: enough independent work to hide 
 _MAX_TILE, _MIN_TILE = 512, 128
 _AHEAD = 2  # steps whose blocks are on their way while one is computed, so that HBM never waits for the core
 _VMEM_SHARE = 0.75  # the rest is the compiler's
+SMEM_SHARE = 0.75
 _INT_BYTES = 4
 _USUAL_ROWS = 256  # of a decode step, for which tiles are tuned
 _TUNED = ("tile_kv", "items")
 _TILES = pathlib.Path(__file__).with_name("tiles.json")
-LOOK_BACK = 2  # idle steps before the first, which the kernel's later stages see
 RING = 4  # steps whose highest scores decode keeps: three are needed, and a power of two is a cheap divisor
 
 
@@ -136,7 +137,8 @@ class DecodeShape:
 class DecodeConfig:
     """tile_kv: tokens of an item, cut at absolute positions. items: of a step. chunk: columns of one dot.
 
-    ahead: steps whose blocks are fetched while one is computed. buffers: steps held in VMEM.
+    ahead: steps whose blocks are fetched while one is computed. buffers: steps held in VMEM. is_resident: see
+    `records.py`.
     """
 
     tile_kv: int
@@ -144,6 +146,7 @@ class DecodeConfig:
     vmem_limit_bytes: int
     chunk: int = _CHUNK
     ahead: int = _AHEAD
+    is_resident: bool = False
 
     @property
     def buffers(self) -> int:
@@ -205,11 +208,26 @@ class DecodeConfig:
         """Steps of num_rows rows of max_context tokens."""
         return -(-num_rows * -(-max_context // self.tile_kv) // self.items)
 
+    def records(self, block_size: int) -> Records:
+        """Where the scalars of a step are."""
+        blocks = self.tile_kv // block_size
+        return Records(items=self.items, blocks=blocks, ahead=self.ahead, is_resident=self.is_resident)
+
+    def num_steps(self, num_rows: int, max_context: int) -> int:
+        """Steps that have records, those before the first left out."""
+        return self.max_steps(num_rows, max_context) + 2 * self.ahead
+
     def smem_bytes(self, num_rows: int, max_blocks: int, block_size: int) -> int:
-        """Scalar memory of a schedule: the block tables, three numbers an item and one a step."""
-        steps = self.max_steps(num_rows, max_blocks * block_size) + self.ahead + LOOK_BACK
-        tables = num_rows * max_blocks + self.tile_kv // block_size
-        return SMEM_FIXED + _INT_BYTES * (tables + (3 * self.items + 1) * steps)
+        """Scalar memory of a launch: all of its scalars, or those of the steps around one."""
+        steps = self.num_steps(num_rows, max_blocks * block_size)
+        return SMEM_FIXED + _INT_BYTES * self.records(block_size).all_words(steps, num_rows, max_blocks)
+
+    def for_tables(self, num_rows: int, max_blocks: int, block_size: int, target: Target) -> DecodeConfig:
+        """The config for a step of these tables: they are resident where they fit, which saves their transfers."""
+        assert target.smem_bytes is not None, "a TPU target has scalar memory"
+        resident = dataclasses.replace(self, is_resident=True)
+        fits = resident.smem_bytes(num_rows, max_blocks, block_size) <= target.smem_bytes * SMEM_SHARE
+        return resident if fits else self
 
     def vmem_bytes(self, shape: DecodeShape, num_tokens: int) -> int:
         """Vector memory of a launch: queries, tokens' vectors, results, buffers and what stages hand on."""

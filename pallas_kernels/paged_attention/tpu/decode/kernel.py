@@ -4,6 +4,7 @@ An item is one KV tile of one row. Items stand in the order of rows and position
 of whichever rows, and runs three stages that hide each other's latency:
 
     step t     scores of its items (QK), the rows' highest so far, while blocks of step t + 2 are fetched
+               and what scalar memory needs to fetch those of step t + 4 (see `records.py`)
     step t-1   softmax, then the weighted sum of values (PV)
     step t-2   merge into the row's running sums, in ascending position; the last item's result stays
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from pallas_kernels.paged_attention.tpu.decode.scratch import (
     scratch_shapes,
 )
 from pallas_kernels.paged_attention.tpu.decode.stages import Stages
+from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 
 
 def decode(
@@ -53,14 +54,14 @@ def decode(
     whole = [pl.BlockSpec(a.shape, lambda *_, d=a.ndim: (0,) * d) for a in inputs]
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
     pools = [values, *([] if scales is None else [scales])]
-    prefetched = schedule.arrays()
+    prefetched, in_hbm = (schedule.sizes, schedule.ring), schedule.in_hbm()
     assert values.shape[1] == shape.block_size, "the pool has other blocks than the kernel was made for"
     return pl.pallas_call(
         functools.partial(_kernel, static=static, has_sinks=sinks is not None, has_scales=scales is not None),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(1,),
-            in_specs=[*whole, *[anywhere] * len(pools)],
+            in_specs=[*[anywhere] * len(in_hbm), *whole, *[anywhere] * len(pools)],
             out_specs=[anywhere, anywhere],
             scratch_shapes=[
                 *scratch_shapes(T, q.dtype, values.dtype, shape, config),
@@ -68,30 +69,20 @@ def decode(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype)],
-        input_output_aliases={len(prefetched) + len(inputs): 1},
+        input_output_aliases={len(prefetched) + len(in_hbm) + len(inputs): 1},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=config.vmem_limit_bytes, disable_bounds_checks=True
         ),
         interpret=static.interpret,
         name="paged_attention_decode",
-    )(*prefetched, *inputs, *pools)
-
-
-class _Prefetched(NamedTuple):
-    """The arrays of `DecodeSchedule` in scalar memory."""
-
-    sizes: Any  # [2] int32: steps, rows
-    fetches: Any  # [steps] int32: 2 * blocks to fetch + whether an item has tokens that are not visible
-    places: Any  # [items] int32: where the row's new token stands, counted from the item's first token
-    first_blocks: Any  # [items] int32: index of the item's first block in tables
-    tokens: Any  # [items] int32: 2 * token + whether this is the row's first item
-    tables: Any  # [R * M and some] int32
+    )(*prefetched, *in_hbm, *inputs, *pools)
 
 
 def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
-    """refs: prefetched, inputs, outputs, scratch."""
-    given = _Prefetched(*refs[: len(_Prefetched._fields)])
-    q_ref, slabs_ref, *refs = refs[len(given) :]  # [T, N, Hp], [T, vectors, Hp]
+    """refs: the schedule's, inputs, outputs, scratch."""
+    sizes, ring, *refs = refs  # of `DecodeSchedule`
+    stream, refs = Stream.of(static.config.records(static.shape.block_size), ring, refs)
+    q_ref, slabs_ref, *refs = refs  # [T, N, Hp], [T, vectors, Hp]
     sinks_ref = refs.pop(0) if has_sinks else None  # [N, 128]
     scales_ref = refs.pop(1) if has_scales else None  # [P, 2K, C] in HBM
     _, out_ref, pool_ref, *refs = refs  # [T, N, Hp] and [P, C, vectors, Hp] in HBM
@@ -99,10 +90,7 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
     x = named(Scratch, refs[: len(dataclasses.fields(Scratch))])
     T = q_ref.shape[0]
     moves = Movement(
-        places=given.places,
-        first_blocks=given.first_blocks,
-        tokens=given.tokens,
-        tables=given.tables,
+        stream=dataclasses.replace(stream, fetched=x.scalars),
         slabs=slabs_ref,
         pool=pool_ref,
         scale_pool=scales_ref,
@@ -126,43 +114,50 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
         interpret=bool(static.interpret),
     )
 
-    @pl.when(given.sizes[1] < T)
+    @pl.when(sizes[1] < T)
     def _():
         x.outs[...] = jnp.zeros(x.outs.shape, x.outs.dtype)
 
-    pl.when(given.sizes[0] > 0)(functools.partial(_run, given.sizes[0], given.fetches, moves, stages))
+    pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], moves, stages))
 
     result = pltpu.make_async_copy(x.outs.at[pl.ds(0, T)], out_ref, x.stored)
     result.start()
 
-    moves.settle(given.sizes[1])
+    moves.settle(sizes[1])
     result.wait()
 
 
-def _run(steps, fetches, moves: Movement, stages: Stages):
+def _run(steps, moves: Movement, stages: Stages):
     """Runs all steps, at least one: each stage works on a step of its own."""
 
+    stream, ahead = moves.stream, stages.config.ahead
+
     def step(t, _):
-        info = fetches[t]
+        info = stream.info(t)
         moves.arrive(t, info >> 1)
+        stream.arrive(t)
         pl.when((info & 1) == 1)(functools.partial(moves.clear, t))
         moves.insert(t)
         stages.softmax(t - 1)
         stages.merge(t - 2)
-        stages.score(t, moves.fetch(t + stages.config.ahead))
+        stages.score(t, moves.fetch(t + ahead))
         moves.write(t)
+        stream.fetch(t + ahead)
         stages.weigh(t - 1)
         return 0
 
-    def ahead(t, _):
+    def begin(t, _):
+        stream.fetch(t)
         for start in moves.fetch(t):
             start()
         return 0
 
-    jax.lax.fori_loop(0, stages.config.ahead, ahead, 0)
+    jax.lax.fori_loop(0, ahead, begin, 0)
     number_columns(stages.scratch.columns, stages.shape)
     jax.lax.fori_loop(0, steps, step, 0)
     stages.merge(steps - 2)
     stages.softmax(steps - 1)
     stages.weigh(steps - 1)
     stages.merge(steps - 1)
+    for t in range(ahead):
+        stream.arrive(steps + t)

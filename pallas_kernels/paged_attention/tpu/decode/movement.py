@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu.decode.config import LOOK_BACK, DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig, DecodeShape
 from pallas_kernels.paged_attention.tpu.decode.scratch import ScaleScratch, Scratch
+from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 
 _CLEARED = 16  # tokens zeroed by one store
 
@@ -21,10 +22,7 @@ _CLEARED = 16  # tokens zeroed by one store
 class Movement:
     """References of one launch and its transfers; t: a step of the schedule."""
 
-    places: Any  # [items] int32, as the kernel has them, and so on
-    first_blocks: Any  # [items] int32
-    tokens: Any  # [items] int32
-    tables: Any  # [R * M and some] int32
+    stream: Stream
     slabs: Any  # [T, vectors, Hp]
     pool: Any  # [P, C, vectors, Hp] in HBM
     scale_pool: Any  # [P, 2K, C] in HBM, None without scales
@@ -34,24 +32,16 @@ class Movement:
     config: DecodeConfig
     window: int | None
 
-    def item(self, t: Any, s: int) -> Any:
-        """Where the schedule has item s of step t."""
-        return (t + LOOK_BACK) * self.config.items + s
-
-    def token(self, t: Any, s: int) -> Any:
-        """The flat token of item s's row."""
-        return self.tokens[self.item(t, s)] >> 1
-
     def fetch(self, t: Any) -> list[Any]:
         """Starts, one function a block, of the DMAs of step t's blocks."""
-        buffer, C = jax.lax.rem(t, self.config.buffers), self.shape.block_size
+        buffer, C = t & self.config.buffers - 1, self.shape.block_size
         tile, x, xs = self.config.tile_kv, self.scratch, self.scales
-        items = [self.item(t, s) for s in range(self.config.items)]
-        rows = [(self.places[item], self.first_blocks[item]) for item in items]  # read once, not for each block
+        given, items = self.stream, range(self.config.items)
+        rows = [(given.place(t, s), given.first_block(t, s)) for s in items]  # read once, not for each block
 
         def start(s: int, b: int) -> None:
             at, first_block = rows[s]
-            block = self.tables[first_block + b]
+            block = given.ring[first_block + b]
             wanted = at >= b * C
             if self.window is not None:
                 wanted &= at - self.window + 1 < (b + 1) * C
@@ -64,11 +54,11 @@ class Movement:
                     to = xs.blocks.at[buffer, s * (tile // C) + b]
                     pltpu.make_async_copy(self.scale_pool.at[block], to, xs.fetched.at[buffer]).start()
 
-        return [functools.partial(start, s, b) for s in range(self.config.items) for b in range(tile // C)]
+        return [functools.partial(start, s, b) for s in items for b in range(tile // C)]
 
     def arrive(self, t: Any, num_blocks: Any) -> None:
         """Waits for step t's blocks; the schedule knows their number."""
-        buffer, x, xs = jax.lax.rem(t, self.config.buffers), self.scratch, self.scales
+        buffer, x, xs = t & self.config.buffers - 1, self.scratch, self.scales
         fetched = x.tiles.at[buffer, pl.ds(0, num_blocks * self.shape.block_size)]
         pltpu.make_async_copy(fetched, fetched, x.fetched.at[buffer]).wait()
         if xs is not None:
@@ -77,7 +67,7 @@ class Movement:
 
     def clear(self, t: Any) -> None:
         """Zeroes tokens of step t that their query may not see, for they may be NaN."""
-        buffer, tile, tiles = jax.lax.rem(t, self.config.buffers), self.config.tile_kv, self.scratch.tiles
+        buffer, tile, tiles = t & self.config.buffers - 1, self.config.tile_kv, self.scratch.tiles
 
         def zeroed(begin: Any, end: Any) -> None:
             many = begin + (end - begin) // _CLEARED * _CLEARED
@@ -88,17 +78,17 @@ class Movement:
                     tiles[buffer, pl.ds(i, size)] = jnp.zeros((size, *tiles.shape[2:]), tiles.dtype)
 
         for s in range(self.config.items):
-            at = self.places[self.item(t, s)]
+            at = self.stream.place(t, s)
             zeroed(s * tile + jnp.where(at < 0, tile, jnp.minimum(at + 1, tile)), (s + 1) * tile)
             if self.window is not None:
                 zeroed(s * tile, s * tile + jnp.clip(at - self.window + 1, 0, tile))
 
     def insert(self, t: Any) -> None:
         """Puts the new tokens of step t's rows in their places in the buffer."""
-        buffer, tile = jax.lax.rem(t, self.config.buffers), self.config.tile_kv
+        buffer, tile = t & self.config.buffers - 1, self.config.tile_kv
         for s in range(self.config.items):
-            at = self.places[self.item(t, s)]
-            token = jnp.minimum(self.token(t, s), self.slabs.shape[0] - 1)
+            at = self.stream.place(t, s)
+            token = jnp.minimum(self.stream.token(t, s), self.slabs.shape[0] - 1)
             to = jnp.where((at >= 0) & (at < tile), s * tile + at, self.config.items * tile)
             self.scratch.tiles[buffer, to] = self.slabs[token]
 
@@ -106,13 +96,13 @@ class Movement:
         """Starts the DMAs that bring the new tokens of step t's rows to the pool."""
         C, tile = self.shape.block_size, self.config.tile_kv
         for s in range(self.config.items):
-            at = self.places[self.item(t, s)]
-            block = self.tables[self.first_blocks[self.item(t, s)] + jnp.clip(at // C, 0, tile // C - 1)]
+            at = self.stream.place(t, s)
+            block = self.stream.ring[self.stream.first_block(t, s) + jnp.clip(at // C, 0, tile // C - 1)]
 
             @pl.when((at >= 0) & (at < tile))
             def _(at: Any = at, block: Any = block, s: int = s) -> None:
                 to = self.pool.at[block, jax.lax.rem(at, C)]
-                pltpu.make_async_copy(self.slabs.at[self.token(t, s)], to, self.scratch.written).start()
+                pltpu.make_async_copy(self.slabs.at[self.stream.token(t, s)], to, self.scratch.written).start()
 
     def settle(self, num_rows: Any) -> None:
         """Waits until the new tokens of the rows are in the pool."""

@@ -1,4 +1,4 @@
-"""The work of a step for the TPU decode kernel: int32 arrays for scalar memory."""
+"""The work of a step for the TPU decode kernel: int32 arrays, the few that a launch begins with apart from the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.tpu.decode.config import LOOK_BACK, DecodeConfig
+from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
+from pallas_kernels.paged_attention.tpu.decode.records import LOOK_BACK
+from pallas_kernels.paged_attention.tpu.tables import LINE, in_lines, row_lines
 from pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -16,19 +18,17 @@ from pallas_kernels.ragged_batch import RaggedBatch
 class DecodeSchedule:
     """The items of a step's rows of one query: one item is one KV tile of one row. See `decode/kernel.py`.
 
-    Items of LOOK_BACK idle steps come first; an idle item fetches nothing and its result is dropped.
+    `sizes` and `ring` are in scalar memory when a launch begins; `records.py` says what follows them there.
     """
 
     sizes: jax.Array  # [2] int32: steps, rows
-    fetches: jax.Array  # [steps] int32: 2 * blocks to fetch + whether an item has tokens that are not visible
-    places: jax.Array  # [items] int32: the row's position less the item's first; negative where idle
-    first_blocks: jax.Array  # [items] int32: index of the item's first block in tables
-    tokens: jax.Array  # [items] int32: 2 * the row's flat token + whether this is its first item
-    tables: jax.Array  # [R * M + blocks of a tile] int32
+    ring: jax.Array  # [words] int32: records and tables that scalar memory has at first, all where they are resident
+    records: jax.Array | None  # [words] int32: of each step, those of LOOK_BACK idle ones first
+    tables: jax.Array | None  # [lines, 128] int32: the rows' block tables
 
-    def arrays(self) -> tuple[jax.Array, ...]:
-        """In the order in which the kernel takes them."""
-        return self.sizes, self.fetches, self.places, self.first_blocks, self.tokens, self.tables
+    def in_hbm(self) -> tuple[jax.Array, ...]:
+        """What stays there, in the order in which kernels take it."""
+        return () if self.records is None or self.tables is None else (self.records, self.tables)
 
 
 def decode_schedule(
@@ -39,14 +39,15 @@ def decode_schedule(
     config: DecodeConfig,
     window: int | None,
 ) -> DecodeSchedule:
-    """The items of all rows that have one query."""
+    """The items of all rows that have one query. An idle item fetches nothing and its result is dropped."""
     R, M = batch.block_tables.shape
     C, S, tile = block_size, config.items, config.tile_kv
-    decodes = batch.counts == 1
+    shape, decodes = config.records(C), batch.counts == 1
     first = jnp.zeros_like(batch.starts) if window is None else jnp.maximum(batch.starts - window + 1, 0) // tile
     counts = jnp.where(decodes, batch.starts // tile + 1 - first, 0)  # [R] items
     ends = jnp.cumsum(counts)
-    i = jnp.arange(-LOOK_BACK * S, (config.max_steps(R, M * C) + config.ahead) * S, dtype=jnp.int32)
+    num_steps = config.num_steps(R, M * C)
+    i = jnp.arange(-LOOK_BACK * S, num_steps * S, dtype=jnp.int32)
     rows = jnp.minimum(jnp.searchsorted(ends, i, side="right", method="compare_all").astype(jnp.int32), R - 1)
     done = i - (ends - counts)[rows]
     is_live = (i >= 0) & (i < ends[-1])
@@ -55,17 +56,21 @@ def decode_schedule(
     low = jnp.zeros_like(at) if window is None else jnp.maximum(at - window + 1, 0)
     blocks = jnp.where(is_live, jnp.minimum(at, tile - 1) // C + 1 - low // C, 0)
     is_partial = is_live & ((at < tile - 1) | (low > 0))
-    steps = slice(LOOK_BACK * S, None)
-    return DecodeSchedule(
-        sizes=jnp.stack([-(-ends[-1] // S), jnp.sum(decodes)]).astype(jnp.int32),
-        fetches=(
-            2 * jnp.sum(blocks[steps].reshape(-1, S), axis=1)
-            + jnp.any(is_partial[steps].reshape(-1, S), axis=1).astype(jnp.int32)
-        ).astype(jnp.int32),
-        places=at,
-        first_blocks=jnp.where(is_live, rows * M + tiles * (tile // C), 0).astype(jnp.int32),
-        tokens=jnp.where(
-            is_live, 2 * batch.query_offsets[rows] + (done == 0).astype(jnp.int32), 2 * num_tokens + 1
-        ).astype(jnp.int32),
-        tables=jnp.pad(batch.block_tables.reshape(-1), (0, tile // C)),
-    )
+    words = jnp.where(
+        is_live, rows * row_lines(M) * LINE + tiles * (tile // C), 0
+    )  # where the tables have the first block
+    lines, places = words // LINE, i % (shape.slots * S) * shape.item_words + shape.first_line + words % LINE
+    if shape.is_resident:
+        places = (LOOK_BACK + num_steps) * shape.words + words
+    tokens = jnp.where(is_live, 2 * batch.query_offsets[rows] + (done == 0).astype(jnp.int32), 2 * num_tokens + 1)
+    of_items = [field.reshape(-1, S) for field in (at, places, tokens, lines)[: 3 if shape.is_resident else 4]]
+    fetches = 2 * jnp.sum(blocks.reshape(-1, S), axis=1) + jnp.max(is_partial.reshape(-1, S).astype(jnp.int32), axis=1)
+    records = jnp.concatenate([fetches[:, None], *of_items], axis=1).astype(jnp.int32)
+    records = jnp.pad(records, ((0, 0), (0, shape.words - records.shape[1])))
+    sizes = jnp.stack([-(-ends[-1] // S), jnp.sum(decodes)]).astype(jnp.int32)
+    tables = in_lines(batch.block_tables, tile // C)
+    if shape.is_resident:
+        ring = jnp.concatenate([records.reshape(-1), tables.reshape(-1)])
+        return DecodeSchedule(sizes=sizes, ring=ring, records=None, tables=None)
+    records, lines = shape.in_chunks(records), lines.reshape(-1, S)[LOOK_BACK : LOOK_BACK + config.ahead]
+    return DecodeSchedule(sizes=sizes, ring=shape.ring(records, tables, lines), records=records, tables=tables)

@@ -28,6 +28,7 @@ class Scratch:
     fetched: Any  # DMA semaphore of each buffer
     written: Any  # DMA semaphore
     stored: Any  # DMA semaphore
+    scalars: Any  # DMA semaphores of `Stream`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ def scratch_shapes(
         pltpu.SemaphoreType.DMA((config.buffers,)),
         pltpu.SemaphoreType.DMA,
         pltpu.SemaphoreType.DMA,
+        pltpu.SemaphoreType.DMA((config.records(shape.block_size).buffers,)),
     )
 
 

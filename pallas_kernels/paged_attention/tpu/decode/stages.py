@@ -19,7 +19,6 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.paged_attention.tpu.decode.columns import column_scales, load_vectors, tokens_of, words_of
 from pallas_kernels.paged_attention.tpu.decode.config import (
     LANES,
-    LOOK_BACK,
     RING,
     DecodeConfig,
     DecodeShape,
@@ -91,10 +90,10 @@ class Stages:
         order = [n for first in range(self.pairs) for n in range(first, len(chunks), self.pairs)]
         state = x.states[self._ring(t - 1), S - 1]
         for s in range(S):
-            at = moves.places[moves.item(t, s)]
-            q = self.q[jnp.minimum(moves.token(t, s), self.q.shape[0] - 1)].astype(self.shape.compute_dtype)
+            at = moves.stream.place(t, s)
+            q = self.q[jnp.minimum(moves.stream.token(t, s), self.q.shape[0] - 1)].astype(self.shape.compute_dtype)
             if xs is not None:
-                buffer = jax.lax.rem(t, self.config.buffers)
+                buffer = t & self.config.buffers - 1
                 for b in range(self.config.tile_kv // C):
                     xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * (self.config.tile_kv // C) + b]
             top = jnp.full((N, LANES), _HIDDEN)
@@ -108,7 +107,7 @@ class Stages:
                     x.scores[s, :, pl.ds(n * self.config.chunk + lane, LANES)] = y
                     ys.append(y)
                 top = jnp.maximum(top, functools.reduce(jnp.maximum, ys))
-            state = jnp.where(self._is_first(t, s), _HIDDEN, state)
+            state = jnp.where(self.moves.stream.is_first(t, s), _HIDDEN, state)
             state = jnp.maximum(state, jnp.max(top, axis=1, keepdims=True))
             x.states[self._ring(t), s] = state
 
@@ -170,7 +169,11 @@ class Stages:
         x, unit = self.scratch, self.unit
         acc, total, before = x.sum[...], x.total[...], x.states[self._ring(t - 1), self.config.items - 1]
         for s in range(self.config.items):
-            is_first, state, added = self._is_first(t, s), x.states[self._ring(t), s], x.added[self._parity(t), s]
+            is_first, state, added = (
+                self.moves.stream.is_first(t, s),
+                x.states[self._ring(t), s],
+                x.added[self._parity(t), s],
+            )
             if self.has_one_item:
                 added = jnp.sum(added, axis=1, keepdims=True)
             decay = jnp.exp2((before - state) * unit)  # what a new highest score leaves of the sums before it
@@ -180,7 +183,7 @@ class Stages:
             # Broadcasting one lane is slow. With one item that is wanted: softmax, on which it waits, is then so urgent
             # that the compiler does not load values long before their weights are there.
             divisor = (total + sink)[:, :1] if self.has_one_item else self._repeated(total + sink)
-            x.outs[self.moves.token(t, s)] = (acc / divisor).astype(x.outs.dtype)
+            x.outs[self.moves.stream.token(t, s)] = (acc / divisor).astype(x.outs.dtype)
             before = state
         x.sum[...] = acc
         x.total[...] = total
@@ -197,19 +200,16 @@ class Stages:
 
     def _ring(self, t: Any) -> Any:
         """Where score leaves the states of step t."""
-        return jax.lax.rem(t + RING, RING)
+        return t & RING - 1
 
     def _parity(self, t: Any) -> Any:
         """Where softmax of step t leaves its sums, which merge reads after the next step's softmax."""
-        return jax.lax.rem(t + LOOK_BACK, 2)
-
-    def _is_first(self, t: Any, s: int) -> Any:
-        return (self.moves.tokens[self.moves.item(t, s)] & 1) == 1
+        return t & 1
 
     def _load(self, t: Any, s: int, chunk: DotColumns, vector: int) -> jax.Array:
         """Keys or values of a chunk: [width, Hp]."""
         words = None if self.interpret else words_of(self.scratch.tiles, self.shape)
-        buffer = jax.lax.rem(t + self.config.buffers, self.config.buffers)
+        buffer = t & self.config.buffers - 1
         token = s * self.config.tile_kv + chunk.token
         vectors = load_vectors(self.scratch.tiles, words, buffer, token, self.config.chunk, self.shape, vector)
         return vectors.astype(self.shape.compute_dtype)

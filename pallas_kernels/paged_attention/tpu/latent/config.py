@@ -16,7 +16,6 @@ _TILE = 1024  # tokens of an item
 _ITEMS_OF_FEW = 2  # of a step: independent work that hides each stage's latency
 _MANY_HEADS = 64  # whose item is enough of it
 _VMEM_SHARE = 0.75  # the rest is the compiler's
-_SMEM_SHARE = 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +39,11 @@ class LatentConfig:
     ) -> LatentConfig:
         """The tiles of a bucket of num_rows rows of up to max_blocks blocks; rows of one model always get the same.
 
-        num_heads, pool: of one device; pool may be shapes. Raises ValueError where the tables do not fit the target's
-        scalar memory.
+        num_heads, pool: of one device; pool may be shapes.
         """
-        assert target.vmem_bytes is not None and target.smem_bytes is not None, "a TPU target has both"
+        assert target.vmem_bytes is not None, "a TPU target has it"
         tile = max(_TILE, pool.block_size)
-        config = cls(
+        return cls(
             num_heads=-(-num_heads // 8) * 8,
             lanes=pool.key_dim,
             value_dim=pool.value_dim,
@@ -57,16 +55,12 @@ class LatentConfig:
                 chunk=tile,  # in one dot: a sum of several is a chain of them
                 items=1 if num_heads >= _MANY_HEADS else _ITEMS_OF_FEW,
                 vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
-            ),
+            ).for_tables(num_rows, max_blocks, pool.block_size, target),
         )
-        scalars = config.decode.smem_bytes(num_rows, max_blocks, pool.block_size)
-        if scalars > target.smem_bytes * _SMEM_SHARE:
-            raise ValueError(
-                f"block tables of {num_rows} rows of {max_blocks} blocks take {scalars} bytes of scalar memory; "
-                f"{target.generation} has {target.smem_bytes} and {_SMEM_SHARE:.0%} of that may be used: take fewer "
-                f"rows, shorter contexts, or blocks of more than {pool.block_size} tokens"
-            )
-        return config
+
+    def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
+        """Scalar memory that a step of so many rows takes, as `TpuConfig` has it."""
+        return self.decode.smem_bytes(num_rows, max_blocks, self.block_size)
 
     @property
     def group(self) -> int:

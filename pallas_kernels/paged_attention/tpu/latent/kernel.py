@@ -4,6 +4,7 @@ An item is one tile of one row's context. Items stand in the order of rows and p
 them; three stages on different steps hide each other's latency:
 
     step t     scores of its items (QK), the rows' highest so far, while blocks of step t + 2 are fetched
+               and what scalar memory needs to fetch those of step t + 4 (see `decode/records.py`)
     step t-1   softmax, then the weighted sum of values (PV)
     step t-2   merge into the row's running sums, in ascending position; a row that ends stores its result
 
@@ -25,13 +26,12 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.kv_pool import KVPool, encode
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
+from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, latent_scratch_shapes
 from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule
 from pallas_kernels.paged_attention.tpu.latent.stages import LatentStages
-
-_PREFETCHED = 6  # arrays of a DecodeSchedule: sizes, fetches, places, first_blocks, tokens, tables
 
 
 def latent_attention(
@@ -50,14 +50,16 @@ def latent_attention(
     (T, N, _), config, values = q.shape, schedule.config, pool.values
     P, C, _, L = values.shape
     padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
+    step = schedule.decode
+    prefetched, in_hbm = (step.sizes, step.ring), step.in_hbm()
     new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
     out, kept = pl.pallas_call(
         functools.partial(_kernel, config=config, logits=logits),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=_PREFETCHED,
+            num_scalar_prefetch=len(prefetched),
             grid=(1,),
-            in_specs=[pl.BlockSpec((T, L), lambda *_: (0, 0)), anywhere, anywhere],
+            in_specs=[*[anywhere] * len(in_hbm), pl.BlockSpec((T, L), lambda *_: (0, 0)), anywhere, anywhere],
             out_specs=[anywhere, anywhere],
             scratch_shapes=latent_scratch_shapes(q.dtype, values.dtype, config),
         ),
@@ -65,7 +67,7 @@ def latent_attention(
             jax.ShapeDtypeStruct((T, config.num_heads, config.value_dim), q.dtype),
             jax.ShapeDtypeStruct((P, C, L), values.dtype),
         ],
-        input_output_aliases={_PREFETCHED + 2: 1},
+        input_output_aliases={len(prefetched) + len(in_hbm) + 2: 1},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             vmem_limit_bytes=config.decode.vmem_limit_bytes,
@@ -73,21 +75,19 @@ def latent_attention(
         ),
         interpret=interpret,
         name="latent_attention_decode",
-    )(*schedule.decode.arrays(), new.astype(jnp.float32), padded, values.reshape(P, C, L))
-    is_served = jnp.arange(T) < schedule.decode.sizes[1]
+    )(*prefetched, *in_hbm, new.astype(jnp.float32), padded, values.reshape(P, C, L))
+    is_served = jnp.arange(T) < step.sizes[1]
     out = jnp.where(is_served[:, None, None], out[:, :N], 0)
     return out, dataclasses.replace(pool, values=kept.reshape(values.shape))
 
 
-def _kernel(sizes, fetches, *refs, config: LatentConfig, logits: Logits):
-    """refs: the other prefetched arrays, inputs, outputs, scratch."""
-    places, first_blocks, tokens, tables, new, q, _, out, pool, *refs = refs
+def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits):
+    """sizes, ring: of `DecodeSchedule`. refs: the rest of it, inputs, outputs, scratch."""
+    stream, refs = Stream.of(config.decode.records(config.block_size), ring, [*refs])
+    new, q, _, out, pool, *refs = refs
     scratch = named(LatentScratch, refs)
     moves = LatentMovement(
-        places=places,
-        first_blocks=first_blocks,
-        tokens=tokens,
-        tables=tables,
+        stream=dataclasses.replace(stream, fetched=scratch.scalars),
         new=new,
         q=q,
         out=out,
@@ -96,26 +96,29 @@ def _kernel(sizes, fetches, *refs, config: LatentConfig, logits: Logits):
         config=config,
     )
     stages = LatentStages(moves=moves, scratch=scratch, config=config, scale=logits.scale, soft_cap=logits.soft_cap)
-    pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], fetches, moves, stages))
+    pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], moves, stages))
     moves.settle(sizes[1])
 
 
-def _run(steps, fetches, moves: LatentMovement, stages: LatentStages):
+def _run(steps, moves: LatentMovement, stages: LatentStages):
     """Runs all steps, at least one: each stage works on a step of its own."""
-    ahead = moves.config.decode.ahead
+    ahead, stream = moves.config.decode.ahead, moves.stream
 
     def step(t, _):
-        moves.arrive(t, fetches[t] >> 1)
+        moves.arrive(t, stream.info(t) >> 1)
+        stream.arrive(t)
         moves.insert(t)
         moves.release(t - 2)
         stages.softmax(t - 1)
         stages.merge(t - 2)
         stages.score(t, moves.fetch(t + ahead))
+        stream.fetch(t + ahead)
         stages.weigh(t - 1)
         stages.finish(t - 2)
         return 0
 
     def begin(t, _):
+        stream.fetch(t)
         for start in moves.fetch(t):
             start()
         return 0
@@ -130,3 +133,5 @@ def _run(steps, fetches, moves: LatentMovement, stages: LatentStages):
     stages.finish(steps - 1)
     moves.release(steps - 2)
     moves.release(steps - 1)
+    for t in range(ahead):
+        stream.arrive(steps + t)

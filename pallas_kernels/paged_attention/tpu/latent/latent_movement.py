@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.tpu.decode.config import LOOK_BACK
+from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
 
@@ -20,10 +20,7 @@ from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScrat
 class LatentMovement:
     """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
 
-    places: Any  # [items] int32, as `DecodeSchedule` has them, and so on
-    first_blocks: Any  # [items] int32
-    tokens: Any  # [items] int32
-    tables: Any  # [R * M and some] int32
+    stream: Stream
     new: Any  # [T, L] float32, the tokens' latents
     q: Any  # [T, N, L] in HBM
     out: Any  # [T, N, V] in HBM
@@ -31,30 +28,14 @@ class LatentMovement:
     scratch: LatentScratch
     config: LatentConfig
 
-    def item(self, t: Any, s: int) -> Any:
-        """Where the schedule has item s of step t."""
-        return (t + LOOK_BACK) * self.config.decode.items + s
-
-    def at(self, t: Any, s: int) -> Any:
-        """Where the row's new token stands, counted from the item's first; negative where the item is idle."""
-        return self.places[self.item(t, s)]
-
-    def token(self, t: Any, s: int) -> Any:
-        """The flat token of the item's row."""
-        return self.tokens[self.item(t, s)] >> 1
-
-    def is_first(self, t: Any, s: int) -> Any:
-        """Whether the item is its row's first, or idle."""
-        return (self.tokens[self.item(t, s)] & 1) == 1
-
     def is_last(self, t: Any, s: int) -> Any:
         """Whether the item has its row's new token."""
-        at = self.at(t, s)
+        at = self.stream.place(t, s)
         return (at >= 0) & (at < self.config.decode.tile_kv)
 
     def slot(self, t: Any, s: int) -> Any:
         """Where the row's query and its result are."""
-        return self.token(t, s) & (self.config.slots - 1)
+        return self.stream.token(t, s) & (self.config.slots - 1)
 
     def buffer(self, t: Any) -> Any:
         """Where step t's blocks are."""
@@ -65,7 +46,9 @@ class LatentMovement:
         buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
         blocks = self.config.decode.tile_kv // C
         items = range(self.config.decode.items)
-        rows = [(self.at(t, s), self.first_blocks[self.item(t, s)]) for s in items]  # read once, not for each block
+        rows = [
+            (self.stream.place(t, s), self.stream.first_block(t, s)) for s in items
+        ]  # read once, not for each block
 
         def start(s: int, b: int) -> None:
             at, first_block = rows[s]
@@ -73,7 +56,7 @@ class LatentMovement:
             @pl.when(at >= b * C)
             def _() -> None:
                 to = x.tiles.at[buffer, s * blocks + b]
-                pltpu.make_async_copy(self.pool.at[self.tables[first_block + b]], to, x.fetched.at[buffer]).start()
+                pltpu.make_async_copy(self.pool.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
 
         def query(s: int) -> None:
             pl.when(self._brings_query(t, s))(lambda: self._query(t, s).start())
@@ -107,11 +90,11 @@ class LatentMovement:
 
     def store(self, t: Any, s: int) -> None:
         """Starts the DMA of the result of the row that ends in item s of step t."""
-        self._store(self.token(t, s), self.slot(t, s)).start()
+        self._store(self.stream.token(t, s), self.slot(t, s)).start()
 
     def free_slot(self, t: Any, s: int) -> None:
         """Waits for the result that was in the slot before, if there was one."""
-        before = self.token(t, s) - self.config.slots
+        before = self.stream.token(t, s) - self.config.slots
         pl.when(before >= 0)(lambda: self._store(before, self.slot(t, s)).wait())
 
     def settle(self, num_rows: Any) -> None:
@@ -123,11 +106,11 @@ class LatentMovement:
 
     def _insert(self, t: Any, s: int) -> None:
         tiles, group, C = self.scratch.tiles, self.config.group, self.config.block_size
-        buffer, at = self.buffer(t), self.at(t, s)
+        buffer, at = self.buffer(t), self.stream.place(t, s)
         block, first = s * (self.config.decode.tile_kv // C) + at // C, self._first(at)
         rows = tiles.at[buffer, block, pl.ds(first, group)]
         place = jax.lax.broadcasted_iota(jnp.int32, (group, self.config.lanes), 0) + first
-        new = jnp.broadcast_to(self.new[pl.ds(self.token(t, s), 1)], (group, self.config.lanes))
+        new = jnp.broadcast_to(self.new[pl.ds(self.stream.token(t, s), 1)], (group, self.config.lanes))
         within = jax.lax.rem(at, C)
         kept = jnp.where(place < within, as_dtype(rows[...], self.config.pool_dtype).astype(jnp.float32), 0.0)
         rows[...] = as_dtype(jnp.where(place == within, new, kept).astype(self.config.pool_dtype), tiles.dtype)
@@ -150,21 +133,21 @@ class LatentMovement:
 
     def _write(self, t: Any, s: int) -> Any:
         """The transfer of the group of the new token of item s, which has one."""
-        C, group, at, x = self.config.block_size, self.config.group, self.at(t, s), self.scratch
+        C, group, at, x = self.config.block_size, self.config.group, self.stream.place(t, s), self.scratch
         at = jnp.maximum(at, 0)
         here = s * (self.config.decode.tile_kv // C) + jnp.minimum(at // C, self.config.decode.tile_kv // C - 1)
-        there = self.tables[self.first_blocks[self.item(t, s)] + jnp.minimum(at // C, self.config.decode.tile_kv // C)]
+        there = self.stream.ring[self.stream.first_block(t, s) + jnp.minimum(at // C, self.config.decode.tile_kv // C)]
         place = pl.ds(self._first(at), group)
         return pltpu.make_async_copy(
             x.tiles.at[self.buffer(t), here, place], self.pool.at[there, place], x.written.at[self.buffer(t)]
         )
 
     def _brings_query(self, t: Any, s: int) -> Any:
-        return self.is_first(t, s) & (self.at(t, s) >= 0)
+        return self.stream.is_first(t, s) & (self.stream.place(t, s) >= 0)
 
     def _query(self, t: Any, s: int) -> Any:
         slot = self.slot(t, s)
-        token = jnp.minimum(self.token(t, s), self.q.shape[0] - 1)
+        token = jnp.minimum(self.stream.token(t, s), self.q.shape[0] - 1)
         return pltpu.make_async_copy(self.q.at[token], self.scratch.queries.at[slot], self.scratch.asked.at[slot])
 
     def _store(self, token: Any, slot: Any) -> Any:

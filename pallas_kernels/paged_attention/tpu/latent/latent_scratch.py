@@ -30,6 +30,7 @@ class LatentScratch:
     written: Any  # DMA semaphore of each buffer
     asked: Any  # DMA semaphore of each slot
     stored: Any  # DMA semaphore of each slot
+    scalars: Any  # DMA semaphores of `Stream`
 
 
 def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: LatentConfig) -> tuple[Any, ...]:
@@ -51,4 +52,5 @@ def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: Laten
         pltpu.SemaphoreType.DMA((tiles.buffers,)),
         pltpu.SemaphoreType.DMA((config.slots,)),
         pltpu.SemaphoreType.DMA((config.slots,)),
+        pltpu.SemaphoreType.DMA((tiles.records(C).buffers,)),
     )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.tpu.decode.config import LANES, LOOK_BACK, RING
+from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, as_dtype
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
@@ -47,7 +47,7 @@ class LatentStages:
         many = -(-len(starts) // (S * dots))
         state = x.states[_ring(t - 1), S - 1]
         for s in range(S):
-            at = self.moves.at(t, s)
+            at = self.moves.stream.place(t, s)
             q = x.queries[self.moves.slot(t, s)].astype(self.config.compute_dtype)
             tops = []
             for n in range(dots):
@@ -61,7 +61,7 @@ class LatentStages:
                 x.scores[s, :, pl.ds(n * tiles.chunk, tiles.chunk)] = raw
                 tops += [raw[:, lane : lane + LANES] for lane in range(0, tiles.chunk, LANES)]
             top = jnp.max(functools.reduce(jnp.maximum, tops), axis=1, keepdims=True)
-            state = jnp.maximum(jnp.where(self.moves.is_first(t, s), _HIDDEN, state), top)
+            state = jnp.maximum(jnp.where(self.moves.stream.is_first(t, s), _HIDDEN, state), top)
             x.states[_ring(t), s] = jnp.broadcast_to(state, (N, LANES))
 
     def softmax(self, t: Any) -> None:
@@ -93,7 +93,7 @@ class LatentStages:
         before = x.states[_ring(t - 1), last]
         for s in range(self.config.decode.items):
             state, earlier = x.states[_ring(t), s], s - 1 if s else last
-            is_first = self.moves.is_first(t, s)
+            is_first = self.moves.stream.is_first(t, s)
             decay = jnp.exp2((before - state) * self.unit)  # what a new highest score leaves of the sums before it
             added = jnp.broadcast_to(jnp.sum(x.added[_parity(t), s], axis=1, keepdims=True), decay.shape)
             x.totals[s] = jnp.where(is_first, 0.0, x.totals[earlier] * decay) + added
@@ -130,12 +130,12 @@ class LatentStages:
 
 def _ring(t: Any) -> Any:
     """Where score leaves the states of step t."""
-    return jax.lax.rem(t + RING, RING)
+    return t & RING - 1
 
 
 def _parity(t: Any) -> Any:
     """Where softmax of step t leaves its sums."""
-    return jax.lax.rem(t + LOOK_BACK, 2)
+    return t & 1
 
 
 def _dot(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:

@@ -8,6 +8,7 @@ import math
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention.tpu.tables import LINE, num_lines
 
 LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype
@@ -166,9 +167,10 @@ class PrefillConfig:
         """The most query tiles of a step. A row may add two: it begins and ends within groups of ALIGNMENT tokens."""
         return num_tokens // self.tile_q + 2 * min(num_rows, num_tokens)
 
-    def smem_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
-        """Scalar memory for block tables and tiles; or, if more, six numbers per run of tokens, to write K and V."""
-        return SMEM_FIXED + 4 * max(num_rows * max_blocks + 8 * self.max_tiles(num_tokens, num_rows), 6 * num_tokens)
+    def smem_bytes(self, num_tokens: int, num_rows: int, block_size: int) -> int:
+        """Scalar memory of a launch: tiles, and lines of the block tables of two KV tiles."""
+        lines = 2 * num_lines(self.tile_kv // block_size) * LINE
+        return SMEM_FIXED + 4 * (8 * self.max_tiles(num_tokens, num_rows) + lines)
 
     def vmem_bytes(self, shape: PrefillShape) -> int:
         """Bytes of vector memory that the kernel takes."""

@@ -1,7 +1,8 @@
 """Attention of rows with several queries (prefill chunks, encoders) for the TPU, in Mosaic.
 
 One launch walks the query tiles of the step. For a query tile it walks the KV tiles that hold what the tile may see;
-their blocks come by DMA, one KV tile ahead, across query tiles too. The keys of a KV tile are cut into steps and the
+their blocks come by DMA, one KV tile ahead, and the piece of the block
+table that names them another one ahead, across query tiles too. The keys of a KV tile are cut into steps and the
 query tile into chunks: an *item* is (KV tile, step, KV head, chunk), and its queries are cut into parts, which
 `stages.py` takes through three stages. A *stretch* is straight code over the parts of one or more items: its
 beginning and its end are paid once. Which one comes next depends on who is hidden from whom.
@@ -45,9 +46,9 @@ def prefill_attention(
     config.check(shape)
     factor = logits.scale * _LOG2_E if soft_cap is None else logits.scale / soft_cap
     heads = _heads_first(q, factor, config.tile_q, shape.lanes)
-    arguments = [heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
+    arguments = [schedule.tables, heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    specs = [anywhere, anywhere]
+    specs = [anywhere, anywhere, anywhere]
     if scales is not None:
         arguments.append(scales)
         specs.append(anywhere)
@@ -60,7 +61,7 @@ def prefill_attention(
             _kernel,
             shape=shape,
             config=config,
-            max_blocks=schedule.max_blocks,
+            row_lines=schedule.row_lines,
             window=schedule.window,
             causal=schedule.causal,
             cap=None if soft_cap is None else soft_cap * _LOG2_E,
@@ -75,7 +76,8 @@ def prefill_attention(
             out_specs=anywhere,
             scratch_shapes=[
                 {name: pltpu.VMEM(size, jnp.dtype(dtype)) for name, (size, dtype) in config.buffers(shape).items()},
-                {name: pltpu.SemaphoreType.DMA(()) for name in ("q", "blocks", "out")},
+                {name: pltpu.SemaphoreType.DMA(()) for name in ("q", "lines", "blocks", "out")},
+                pltpu.SMEM((1,), jnp.int32),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -83,7 +85,7 @@ def prefill_attention(
         ),
         interpret=interpret,
         name="prefill_attention",
-    )(schedule.num_tiles, schedule.tiles, schedule.block_tables, *arguments)
+    )(schedule.num_tiles, schedule.tiles, schedule.lines, *arguments)
     out = out[..., H : 2 * H] if shape.is_packed else out[..., :H]
     return out[:, :T].transpose(1, 0, 2)
 
@@ -97,14 +99,16 @@ def _heads_first(q: jax.Array, factor: float, tile_q: int, lanes: int) -> jax.Ar
 
 
 def _kernel(*refs, has_scales: bool, has_sinks: bool, **static: Any) -> None:
-    num_tiles, tiles, block_tables, q, pool, *rest = refs  # see Walk
+    num_tiles, tiles, lines, tables, q, pool, *rest = refs  # see Walk
     scales = rest.pop(0) if has_scales else None
     sinks = rest.pop(0) if has_sinks else None
-    out, buffers, semaphores = rest
+    out, buffers, semaphores, turn = rest
     walk = Walk(
         num_tiles=num_tiles[0],
         tiles=tiles,
-        block_tables=block_tables,
+        lines=lines,
+        tables=tables,
+        turn=turn,
         q=q,
         pool=pool,
         scales=scales,
@@ -122,7 +126,8 @@ def _run(w: Walk) -> None:
     def _():
         first = Tile.read(w.tiles, jnp.int32(0))
         copy_q(w, 0).start()
-        fetch_blocks(w, first, first.first_kv)
+        w.turn[0] = 0
+        fetch_blocks(w, 0, first, first.first_kv)
         w.buffers["border"][...] = jnp.zeros_like(w.buffers["border"])
         jax.lax.fori_loop(0, w.num_tiles, functools.partial(_run_tile, w), None)
         wait_out(w, w.num_tiles - 1)

@@ -13,6 +13,7 @@ from pallas_kernels.paged_attention.tpu.prefill.config import LANES, PIECE
 from pallas_kernels.paged_attention.tpu.prefill.math import halves
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile
 from pallas_kernels.paged_attention.tpu.prefill.walk import Walk
+from pallas_kernels.paged_attention.tpu.tables import LINE, num_lines
 
 _STARTS = 4  # transfers whose starts are written side by side, so that one's scalars hide another's latency
 
@@ -28,21 +29,40 @@ def enter(w: Walk, t, tile: Tile, j) -> None:
 
     @pl.when(j + 1 < tile.end_kv)
     def _():
-        fetch_blocks(w, tile, j + 1)
+        fetch_blocks(w, t, tile, j + 1)
 
     @pl.when((j + 1 == tile.end_kv) & (t + 1 < w.num_tiles))
     def _():
         following = Tile.read(w.tiles, t + 1)
-        fetch_blocks(w, following, following.first_kv)
+        fetch_blocks(w, t + 1, following, following.first_kv)
 
 
-def fetch_blocks(w: Walk, tile: Tile, j) -> None:
-    """Starts the transfers of KV tile j's blocks."""
+def fetch_blocks(w: Walk, t, tile: Tile, j) -> None:
+    """Starts the transfers of KV tile j's blocks, and of the lines of the block table that name the next one's."""
+    turn = w.turn[0]
+    w.turn[0] = turn + 1
+
+    @pl.when(turn > 0)
+    def _():
+        for line in _lines(w, tile, j, turn):
+            line.wait()
+
+    @pl.when(j + 1 < tile.end_kv)
+    def _():
+        for line in _lines(w, tile, j + 1, turn + 1):
+            line.start()
+
+    @pl.when((j + 1 == tile.end_kv) & (t + 1 < w.num_tiles))
+    def _():
+        following = Tile.read(w.tiles, t + 1)
+        for line in _lines(w, following, following.first_kv, turn + 1):
+            line.start()
+
     first, end = _blocks_of(w, tile, j)
-    base = tile.row * w.max_blocks + j * (w.config.tile_kv // w.shape.block_size)
+    base = (turn & 1) * (num_lines(w.blocks) * LINE) + (j * w.blocks & (LINE - 1))
 
     def start(place) -> None:
-        id = w.block_tables[base + place]
+        id = w.lines[base + place]
         block = w.pool.at[id if w.shape.is_dense else pl.ds(id, 1)]
         pltpu.make_async_copy(block, _places(w, place, 1), w.semaphores["blocks"]).start()
         if w.scales is not None:
@@ -57,6 +77,16 @@ def fetch_blocks(w: Walk, tile: Tile, j) -> None:
     pl.loop(first + (end - first) // _STARTS * _STARTS, end)(start)
 
 
+def _lines(w: Walk, tile: Tile, j, turn) -> list[Any]:
+    """The transfers of the lines that name KV tile j's blocks, to where they are in this turn."""
+    many = num_lines(w.blocks)
+    there, here = tile.row * w.row_lines + j * w.blocks // LINE, (turn & 1) * many
+    return [
+        pltpu.make_async_copy(w.tables.at[there + i], w.lines.at[pl.ds((here + i) * LINE, LINE)], w.semaphores["lines"])
+        for i in range(many)
+    ]
+
+
 def _arrive(w: Walk, tile: Tile, j) -> None:
     """Waits for all of them at once."""
     first, end = _blocks_of(w, tile, j)
@@ -69,7 +99,7 @@ def _arrive(w: Walk, tile: Tile, j) -> None:
 
 def _blocks_of(w: Walk, tile: Tile, j) -> tuple[Any, Any]:
     """Blocks first .. end - 1 of KV tile j hold what the query tile may see."""
-    C, in_tile = w.shape.block_size, w.config.tile_kv // w.shape.block_size
+    C, in_tile = w.shape.block_size, w.blocks
     first = jnp.maximum(tile.oldest(w.window) // C - j * in_tile, 0)
     return first, jnp.minimum(pl.cdiv(tile.end_position, C) - j * in_tile, in_tile)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig
+from pallas_kernels.paged_attention.tpu.tables import LINE, in_lines, num_lines, row_lines
 from pallas_kernels.ragged import static
 from pallas_kernels.ragged_batch import RaggedBatch
 
@@ -21,12 +22,13 @@ _FIELDS = ("row", "first_token", "first_lane", "end_lane", "position", "end_posi
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillSchedule:
-    """Scalars of the kernel. Entries of `tiles` from num_tiles on are not run."""
+    """Scalars of the kernel. Entries of `tiles` from num_tiles on are not run. Tables stay in HBM but for `lines`."""
 
     num_tiles: jax.Array  # [1] int32
     tiles: jax.Array  # [tiles * 8] int32, the fields of Tile
-    block_tables: jax.Array  # [R * M] int32
-    max_blocks: int = static()  # M
+    lines: jax.Array  # [2 * words of a KV tile's lines] int32: those of the first KV tile, and room for the next one's
+    tables: jax.Array  # [lines, 128] int32: the rows' block tables
+    row_lines: int = static()
     config: PrefillConfig = dataclasses.field(metadata={"static": True})
     window: int | None = static()
     causal: bool = static()
@@ -69,6 +71,7 @@ def make_prefill_schedule(
     batch: RaggedBatch,
     *,
     num_tokens: int,
+    block_size: int,
     config: PrefillConfig,
     window: int | None = None,
     causal: bool = True,
@@ -105,11 +108,15 @@ def make_prefill_schedule(
         "first_kv": oldest // config.tile_kv,
         "end_kv": -(-end_position // config.tile_kv),
     }
+    blocks = config.tile_kv // block_size
+    tables, first = in_lines(batch.block_tables, blocks), row[0] * row_lines(M) + fields["first_kv"][0] * blocks // LINE
+    first_lines = tables[first + jnp.arange(num_lines(blocks))].reshape(-1)
     return PrefillSchedule(
         num_tiles=ends[-1:].astype(jnp.int32),
         tiles=jnp.stack([fields[name] for name in _FIELDS], axis=1).reshape(-1).astype(jnp.int32),
-        block_tables=batch.block_tables.reshape(-1),
-        max_blocks=M,
+        lines=jnp.concatenate([first_lines, jnp.zeros_like(first_lines)]),
+        tables=tables,
+        row_lines=row_lines(M),
         config=config,
         window=window,
         causal=causal,

@@ -25,12 +25,14 @@ class Walk:
     # prefetched scalars
     num_tiles: Any  # int32 scalar
     tiles: Any  # [tiles * 8]
-    block_tables: Any  # [R * M]
+    lines: Any  # [2 * words of a KV tile's lines], of the KV tile that is fetched and of the one after it
     # in HBM
+    tables: Any  # [lines, 128]
     q: Any  # [N, tokens, lanes]
     pool: Any  # [P, C * vectors, lanes] or [P, C, vectors, lanes]
     scales: Any  # [P, 2K, C] or None
     out: Any  # [N, tokens, lanes]
+    turn: Any  # [1] in scalar memory: KV tiles that were fetched
     # in VMEM
     sinks: Any  # [N, 1, 128] or None
     buffers: Any  # see PrefillConfig.buffers
@@ -38,7 +40,7 @@ class Walk:
     # static
     shape: PrefillShape
     config: PrefillConfig
-    max_blocks: int
+    row_lines: int
     window: int | None
     causal: bool
     cap: float | None
@@ -72,6 +74,11 @@ class Walk:
         if self.window is not None:
             end = jnp.minimum(end, start + self.config.step_kv - 1 + self.window - tile.position)
         return first // size, pl.cdiv(end, size)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a KV tile."""
+        return self.config.tile_kv // self.shape.block_size
 
     def slot_of(self, item: Item) -> Any:
         """Index of the buffers that keep the running maximum and sums of the item's head and chunk."""
