@@ -18,7 +18,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.tpu.tables import LINE, num_lines, row_lines
+from pallas_kernels.table_lines import LINE, num_lines, row_lines
 
 LOOK_BACK = 2  # idle steps before the first, which the kernel's later stages see
 CHUNKS = 8  # in the ring, a power of two: of the step before to the third after the step's own, which is on its way

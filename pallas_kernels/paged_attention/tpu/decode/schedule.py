@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
 from pallas_kernels.paged_attention.tpu.decode.records import LOOK_BACK
-from pallas_kernels.paged_attention.tpu.tables import LINE, in_lines, row_lines
 from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.table_lines import LINE, in_lines, row_lines
 
 
 @jax.tree_util.register_dataclass

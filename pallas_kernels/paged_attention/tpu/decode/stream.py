@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention.tpu.decode.records import CHUNKS, LOOK_BACK, Records
-from pallas_kernels.paged_attention.tpu.tables import LINE
+from pallas_kernels.table_lines import LINE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

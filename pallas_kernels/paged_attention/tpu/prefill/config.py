@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention.tpu.tables import LINE, num_lines
+from pallas_kernels.table_lines import LINE, num_lines
 
 LANES = 128
 ALIGNMENT = 16  # tokens: a tile of q in memory starts at a multiple of it, for every dtype

@@ -13,7 +13,7 @@ from pallas_kernels.paged_attention.tpu.prefill.config import LANES, PIECE
 from pallas_kernels.paged_attention.tpu.prefill.math import halves
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile
 from pallas_kernels.paged_attention.tpu.prefill.walk import Walk
-from pallas_kernels.paged_attention.tpu.tables import LINE, num_lines
+from pallas_kernels.table_lines import LINE, num_lines
 
 _STARTS = 4  # transfers whose starts are written side by side, so that one's scalars hide another's latency
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig
-from pallas_kernels.paged_attention.tpu.tables import LINE, in_lines, num_lines, row_lines
 from pallas_kernels.ragged import static
 from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.table_lines import LINE, in_lines, num_lines, row_lines
 
 _FIELDS = ("row", "first_token", "first_lane", "end_lane", "position", "end_position", "first_kv", "end_kv")
 
