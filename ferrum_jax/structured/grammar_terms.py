@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.structured.compiled_schema import compiled_schema
+
 
 class Terms:
     """options: how JSON is written. specials: the tokenizer's special tokens, which are no text."""
@@ -29,6 +31,7 @@ class Terms:
     def json(self, schema: Any) -> str:
         """A value of the schema."""
         options = {"x-guidance": self._options} if self._options else {}
+        schema = json.loads(compiled_schema(json.dumps(schema, ensure_ascii=False)))
         return f"%json {json.dumps({**schema, **options} if isinstance(schema, dict) else schema, ensure_ascii=False)}"
 
     def text_until(self, rule: str, mark: str, no_lines: Sequence[str] = ()) -> Iterator[str]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.asked.params import StructuredOutputsParams, with_schemas
 from ferrum_jax.structured.asked.schema import subschemas
+from ferrum_jax.structured.compiled_schema import compiled_schema
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.tool_grammar import tool_calls_grammar
 from ferrum_jax.structured.vocabulary import require_llguidance
@@ -61,7 +62,7 @@ def grammar_text(
         assert asked.tools is not None
         return library.LLMatcher.grammar_from_lark(tool_calls_grammar(asked.tools, form, json_options(asked), specials))
     try:
-        return library.grammar_from("grammar", asked.grammar)
+        return library.grammar_from("grammar", with_schemas(str(asked.grammar), compiled_schema))
     except Exception as error:  # of the conversion from GBNF
         raise ValueError(f"structured_outputs.grammar does not parse: {error}") from error
 
@@ -80,6 +81,7 @@ def json_options(asked: StructuredOutputsParams) -> dict[str, Any]:
 
 def _schema_grammar(text: str, options: dict[str, Any]) -> str:
     """The grammar of a JSON schema. Raises ValueError for numbers that the compiler cannot read."""
+    text = compiled_schema(text)
     schema = text if text.startswith("{") else f'{{"allOf":[{text}]}}'  # true and false take no options
     try:
         return require_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=options)
@@ -122,8 +124,8 @@ def _tag(place: str, structure: dict[str, Any], triggers: Sequence[str]) -> Any:
     trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
     if trigger is None:
         raise ValueError(f"{place}.begin is {begin!r}, and no trigger begins it; triggers are {list(triggers)}")
-    StructuredOutputsParams(json=schema)  # refuses keywords that are not enforced
-    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=end)
+    checked = StructuredOutputsParams(json=schema)  # refuses keywords that are not enforced
+    return StructTag(trigger=trigger, begin=begin, grammar=json.loads(compiled_schema(str(checked.json))), end=end)
 
 
 def _are(values: object, kind: type) -> bool:
@@ -139,7 +141,10 @@ def place_of_fault(schema_text: str, options: dict[str, Any], message: str) -> s
     for place, part in subschemas(schema):
         if not isinstance(part, dict):
             continue
-        text = json.dumps({**defined, **part}, ensure_ascii=False)
+        try:
+            text = compiled_schema(json.dumps({**defined, **part}, ensure_ascii=False))
+        except ValueError:  # what it refers to is elsewhere
+            continue
         left -= len(text)
         if left < 0:
             break

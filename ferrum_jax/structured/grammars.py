@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.grammar_text import grammar_text, json_options, limits, place_of_fault
-from ferrum_jax.structured.matcher import Matcher, all_forced, without_state
+from ferrum_jax.structured.matcher import Matcher, all_forced, tried, without_state
 from ferrum_jax.structured.vocabulary import Vocabulary, require_llguidance
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 512
 _THREADS = 2
+_TRIALS, _TRIED_TOKENS = 4, 24  # texts that are begun when a grammar was compiled
 
 
 class Grammar:
@@ -72,6 +74,8 @@ class Grammars:
         grammar = self._kept.get(key)
         if grammar is None:
             self.num_compiled += 1
+            for each in asked.warnings:
+                warnings.warn(f"structured_outputs: {each}", UserWarning, stacklevel=2)
             grammar = Grammar(self.vocabulary, self._threads.submit(_compile, self.vocabulary, asked, text))
             self._kept[key] = grammar
         else:
@@ -90,6 +94,13 @@ def _compile(vocabulary: Vocabulary, asked: StructuredOutputsParams, text: str) 
     first = Matcher(vocabulary, matcher.deep_copy())
     if not first.fill(vocabulary.blank_masks(1)[0]):
         raise ValueError(f"structured_outputs.{asked.kind} cannot be met by any text: {first.error}")
+    for seed in range(_TRIALS):
+        error = tried(Matcher(vocabulary, matcher.deep_copy()), seed, most=_TRIED_TOKENS)
+        if error is not None:
+            raise ValueError(
+                f"structured_outputs.{asked.kind} compiles, and its texts soon meet a limit: {error}; say less with "
+                "one pattern, or a smaller maxLength beside it"
+            )
     return matcher
 
 
@@ -98,7 +109,5 @@ def _fault(asked: StructuredOutputsParams, error: str) -> str:
     shown = " ".join(message[:400].split())
     if asked.kind != "json":
         return f"structured_outputs.{asked.kind} does not compile: {shown}"
-    if "coerce_one_of" in message:
-        shown = "oneOf cannot be enforced where several branches may match: use anyOf"
     place = place_of_fault(str(asked.json), json_options(asked), message)
     return f"the JSON schema does not compile{f', at {place}' if place else ''}: {shown}"

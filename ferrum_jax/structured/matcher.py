@@ -7,8 +7,9 @@ committed. Where the model thinks first, the grammar begins after the tokens tha
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FEWEST_FORCED = 2  # tokens that are worth a chunk; a single one is drawn
 STUCK = "the grammar allows no token here: what it demands cannot be written"
+_MOST_DRAWN = 8
 _SHOWN = 400  # characters of an error
 _MARK = re.compile(r"\n?<(state|non-verbose)")  # what follows is the compiler's own state
 
@@ -34,7 +36,7 @@ class Matcher:
         self, vocabulary: Vocabulary, state: llguidance.LLMatcher, *, begins_after: Sequence[int] = ()
     ) -> None:
         """state: this row's own, where its grammar begins. begins_after: tokens that end the thinking before it."""
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._state = state
         self._begins_after = tuple(begins_after)
         self._tokens: list[int] = []  # all that it took
@@ -62,10 +64,10 @@ class Matcher:
         if self.error is not None:
             return False
         if self.has_begun and not self._take(token):
-            if token < self._vocabulary.size and self._state.is_error():  # a limit, or a lexer that went too far
+            if token < self.vocabulary.size and self._state.is_error():  # a limit, or a lexer that went too far
                 self._note_failure()
                 return False
-            text = self._vocabulary.tokens.dbg_tokens([token]) if token < self._vocabulary.size else "padding"
+            text = self.vocabulary.tokens.dbg_tokens([token]) if token < self.vocabulary.size else "padding"
             self.error = f"the grammar does not allow token {token} ({text}) here"
             return False
         self._tokens.append(token)
@@ -77,7 +79,7 @@ class Matcher:
         """Whether the grammar goes on with the token."""
         if self._has_ended:
             return False
-        if token in self._vocabulary.end_ids and self._state.is_accepting():
+        if token in self.vocabulary.end_ids and self._state.is_accepting():
             self._has_ended = True
             return True
         return self._state.try_consume_tokens([token]) == 1
@@ -88,7 +90,7 @@ class Matcher:
         The mask before each token is made, and what is forced after it, as it was when it came: so each step has the
         work that it had then, and the limits of a step, which count work, end a row where they would have ended it.
         """
-        scratch = self._vocabulary.blank_masks(1)[0]
+        scratch = self.vocabulary.blank_masks(1)[0]
         for token in tokens:
             if (self.has_begun and not self.fill(scratch)) or not self.advance(token):
                 return False
@@ -111,9 +113,9 @@ class Matcher:
 
     def fill(self, mask: np.ndarray) -> bool:
         """Sets a bit for each token that may come next: `mask` [words] int32. False, with `error` set, if none may."""
-        own = mask[: self._vocabulary.own_words]
+        own = mask[: self.vocabulary.own_words]
         self._state.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
-        mask[self._vocabulary.own_words :] = 0
+        mask[self.vocabulary.own_words :] = 0
         return self._keep_mask(bool(mask.any()))
 
     def _keep_mask(self, has_tokens: bool) -> bool:
@@ -157,6 +159,31 @@ def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndar
         masks[:, : own.shape[1]], masks[:, own.shape[1] :] = own, 0
     for matcher, has_tokens in zip(matchers, np.any(own, axis=1).tolist(), strict=True):
         matcher._keep_mask(has_tokens)
+
+
+def tried(matcher: Matcher, seed: int, *, most: int) -> str | None:
+    """The limit that a text drawn at random meets within `most` tokens; None where it meets none, or ends before."""
+    mask = matcher.vocabulary.blank_masks(1)[0]
+    drawing = random.Random(seed)
+    for _ in range(most):
+        if not matcher.fill(mask):
+            return None if matcher.error == STUCK else matcher.error
+        token = _any_of(mask, drawing, matcher.vocabulary.end_ids)
+        if token is None or not matcher.advance(token):
+            return matcher.error
+    return None
+
+
+def _any_of(mask: np.ndarray, drawing: random.Random, ends: Collection[int]) -> int | None:
+    """A token of a mask that does not end a text; None where there is none."""
+    words = np.flatnonzero(mask)
+    for _ in range(_MOST_DRAWN):
+        word = int(drawing.choice(words))
+        bits = int(mask[word]) & 0xFFFFFFFF
+        token = 32 * word + drawing.choice([bit for bit in range(32) if bits >> bit & 1])
+        if token not in ends:
+            return token
+    return None
 
 
 def all_forced(matcher: Matcher) -> list[int]:

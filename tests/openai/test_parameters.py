@@ -24,7 +24,8 @@ LONG = {
     "many biases": {"logit_bias": {f"x{i}": 1 for i in range(10**5)}},
     "an unknown structure": {"response_format": {"type": "x" * 10**6}},
     "unknown parts of a structure": {"structured_outputs": MANY},
-    "a schema of unknown keywords": {"structured_outputs": {"json": {"x" * 200_000: 1}}},
+    "a schema of a long name": {"structured_outputs": {"json": {"properties": {"x" * 200_000: True}}}},
+    "a schema of unknown keywords": {"structured_outputs": {"json": {f"k{i}": 1 for i in range(20_000)}}},
 }
 
 

@@ -248,6 +248,26 @@ def test_unknown_fields_become_a_warning_where_they_are_to_be_ignored():
         assert "access-control-allow-origin" not in server.ask("/v1/models", Origin="https://b.example")[1]
 
 
+@pytest.mark.filterwarnings("ignore:structured_outputs")
+def test_words_of_a_schema_that_enforce_nothing_become_a_warning(server):
+    schema = {"type": "object", "properties": {"a": {"type": "null", "javaType": "A"}}, "additionalProperties": False}
+    asked = {
+        "max_tokens": 8,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    status, headers, _ = server.ask("/v1/chat/completions", {"messages": CHAT, **asked})
+    words = "the JSON schema has an unknown word, which enforces nothing: #/properties/a/javaType"
+    assert status == 200 and headers["warning"] == f'199 - "{words}"'
+    text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    status, headers, _ = server.ask(
+        "/v1/responses", {"input": "x", "max_output_tokens": 8, "text": text, "store": False}
+    )
+    assert status == 200 and headers["warning"] == f'199 - "{words}"'
+    schema["oneOf"] = [{"pattern": "a"}, {"pattern": "b"}]
+    status, _, found = server.ask("/v1/chat/completions", {"messages": CHAT, **asked})
+    assert (status, found["error"]["param"]) == (400, "response_format") and "#/oneOf" in found["error"]["message"]
+
+
 def test_every_event_of_a_stream_is_json(server):
     body = {"prompt": "x", "max_tokens": 3, "stream": True, "return_token_ids": True}
     body["stream_options"] = {"continuous_usage_stats": True, "include_usage": True}

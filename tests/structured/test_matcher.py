@@ -193,13 +193,21 @@ def test_choices_are_their_texts_and_may_be_many():
     assert all(map(takes, [*texts, "0", "2327"])) and not any(map(takes, ["aXb", "x", "yy", "2328", "yest", ""]))
 
 
-def test_a_limit_that_a_token_meets_is_named():
+def test_a_schema_whose_texts_meet_a_limit_is_refused():
     many = {f"p{number}": {"type": "null"} for number in range(600)}
     asked = StructuredOutputsParams(json={"type": "object", "properties": many, "additionalProperties": False})
-    matcher = GRAMMARS.get(asked).matcher()
-    assert not matcher.replay(demo_tokenizer().encode('{"p1":null'))
-    assert matcher.error is not None and "items; max is 2000" in matcher.error
-    assert "fewer properties" in matcher.error
+    fault = str(GRAMMARS.get(asked).fault())
+    assert "compiles, and its texts soon meet a limit" in fault
+    assert "items; max is 2000" in fault and "fewer properties" in fault
+
+
+def test_a_pattern_whose_texts_meet_a_limit_at_once_is_refused_and_not_its_rows():
+    words = {"type": "string", "pattern": "^$|(^(?:\\S+\\s+){0,99}\\S+$)"}
+    fault = str(GRAMMARS.get(StructuredOutputsParams(json={**words, "maxLength": 5000})).fault())
+    assert "too many expressions constructed" in fault and "a smaller maxLength beside it" in fault
+    assert GRAMMARS.get(StructuredOutputsParams(json=words)).fault() is None
+    short = {"type": "string", "pattern": "^[a-z ]*$", "maxLength": 5000}
+    assert GRAMMARS.get(StructuredOutputsParams(json=short)).fault() is None
 
 
 def test_structural_tags_hold_where_their_trigger_comes():

@@ -153,7 +153,7 @@ def _text(
         generates=not (params.echo and body.get("max_tokens") == 0),
         model=model_of(body),
         request_id=_request_id(body),
-        warnings=warnings,
+        warnings=(*warnings, *(params.structured_outputs.warnings if params.structured_outputs else ())),
         **urgency(body),
     )
 

@@ -89,7 +89,8 @@ def asked_response(given: Mapping[str, Any], limits: BodyLimits) -> AskedRespons
         asked = asked_text(chat, limits, is_chat=True)
     except FieldError as error:
         raise FieldError(_renamed(str(error)), error.param and _renamed(error.param)) from error
-    return AskedResponse(chat=dataclasses.replace(asked, warnings=warnings), shown=_shown(body, asked))
+    asked = dataclasses.replace(asked, warnings=(*warnings, *asked.warnings))
+    return AskedResponse(chat=asked, shown=_shown(body, asked))
 
 
 def _renamed(text: str) -> str:

@@ -8,9 +8,10 @@ request is added.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.quoting import quoted
@@ -67,13 +68,25 @@ class StructuredOutputsParams:
                 )
         self._check_layout()
         if self.grammar is not None:
-            _check_schemas_within(self.grammar)
+            with_schemas(self.grammar, _checked)
 
     @property
     def kind(self) -> str:
         """Which of the fields says what the structure is."""
         (kind,) = self._given()
         return kind
+
+    @functools.cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What is taken and enforces nothing: words of its schemas that are unknown."""
+        if self.json is not None:
+            return check_schema(json.loads(str(self.json)))
+        found: list[str] = []
+        for tool in self.tools.tools if self.tools is not None else ():
+            found += [f"tool {tool.name}: {each}" for each in check_schema(json.loads(tool.parameters))]
+        if self.grammar is not None:
+            with_schemas(self.grammar, lambda text: found.extend(check_schema(json.loads(text))) or text)
+        return tuple(found)
 
     def _given(self) -> list[str]:
         """The kinds that are asked for; `false` is a schema, and elsewhere the same as nothing."""
@@ -111,19 +124,31 @@ class StructuredOutputsParams:
         return cls(**values)
 
 
-def _check_schemas_within(grammar: str) -> None:
-    """Raises ValueError for a JSON schema within a grammar that holds what is not enforced."""
+def with_schemas(grammar: str, change: Callable[[str], str]) -> str:
+    """A grammar with each JSON schema in it changed. Raises ValueError for one that is no JSON."""
+    parts: list[str] = []
+    end = 0
     for found in re.finditer(r"%json\s*(?=\{)", grammar):
+        if found.start() < end:
+            continue
         try:
-            schema, _ = json.JSONDecoder().raw_decode(grammar, found.end())
+            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs.grammar has a %json that is no JSON: {error}") from error
-        check_schema(schema)
+        parts += [grammar[end : found.end()], change(compact(schema))]
+        end = after
+    return "".join((*parts, grammar[end:]))
 
 
 def compact(value: object) -> str:
     """JSON text without white space; the order of properties, which a grammar keeps, is as given."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _checked(schema_text: str) -> str:
+    """The same text. Raises ValueError for a schema that holds what is not enforced."""
+    check_schema(json.loads(schema_text))
+    return schema_text
 
 
 def _schema_text(schema: object, *, closed: bool) -> str:

@@ -1,54 +1,49 @@
-"""Which JSON schemas a grammar enforces: every keyword is known, or refused with its place.
+"""Which JSON schemas a grammar enforces: every word is known, an annotation, or refused with its place.
 
-The grammar's compiler passes over keywords that it does not know, and a text could then break what its schema says. So
-a schema is walked before it is compiled: a keyword is enforced, says nothing of what is valid, or is refused by name.
+The grammar's compiler passes over words that it does not know, and a text could then break what its schema says. So a
+schema is walked before it is compiled, what its references lead to included, wherever that stands.
 
 Source: JSON Schema 2020-12, Core and Validation; keywords as llguidance 1.9 enforces them.
 """
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ferrum_jax.quoting import quoted
+from ferrum_jax.structured.asked.schema_words import (
+    ENFORCED,
+    ENFORCED_FORMATS,
+    is_unknown,
+    why_format_refused,
+    why_refused,
+)
 
-# fmt: off
-_ENFORCED = frozenset((
-    "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties",
-    "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems",
-    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "allOf", "anyOf", "oneOf", "$ref", "$defs", "definitions",
-))
-_SAY_NOTHING = frozenset((  # of what is valid
-    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-    "$schema", "$id", "id", "$anchor", "contentEncoding", "contentMediaType", "discriminator",
-))
-# fmt: on
-_INSTEAD = {
-    "nullable": 'give "null" as one of the types',
-    "uniqueItems": "list the items with prefixItems, or check it afterwards",
-    "not": "say what is allowed instead",
-    "if": "use anyOf with a const in each branch",
-    "then": "use anyOf with a const in each branch",
-    "else": "use anyOf with a const in each branch",
-    "propertyNames": "use patternProperties with additionalProperties false",
-    "$dynamicRef": "use $ref",
-    "x-guidance": "options of the compiler are fields of structured_outputs",
-}
 _OF_ONE = ("additionalProperties", "additionalItems", "items")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+NAMES = ("$id", "id", "$anchor", "$dynamicAnchor")  # by which references may find a part
+COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _WRITABLE_CONTROLS = frozenset("\b\t\n\f\r")
 _DEEPEST = 64
 MOST_PARTS = 2048  # schemas in a schema; what a compiler does for an object grows with the square of its properties
 MOST_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
+_MOST_LOOKUPS = 200_000  # of references in parts with a name
+_MOST_WARNINGS = 8
+_MOST_UNKNOWN = 256  # different words, each of which is compared with all that are known
 
 
-def check_schema(schema: object) -> None:
-    """Raises ValueError for what is no schema or holds what no grammar enforces, all problems in one error."""
+def check_schema(schema: object) -> tuple[str, ...]:
+    """A warning for each word that is taken and means nothing.
+
+    Raises ValueError for what is no schema or holds what no grammar enforces, all problems in one error.
+    """
     problems: list[str] = []
+    ignored: list[str] = []
+    unknown: set[str] = set()
     for count, (place, part) in enumerate(subschemas(schema), 1):
         if count > MOST_PARTS:
             raise ValueError(f"the JSON schema has more than {MOST_PARTS:,} schemas in it; say fewer properties")
@@ -57,14 +52,62 @@ def check_schema(schema: object) -> None:
         if not isinstance(part, Mapping):
             problems.append(f"at {place}: a schema is an object, true or false, not {quoted(part)}")
             continue
+        unknown.update(key for key in part if isinstance(key, str) and is_unknown(key))
+        if len(unknown) > _MOST_UNKNOWN:
+            raise ValueError(f"the JSON schema has more than {_MOST_UNKNOWN} words that are unknown; leave them out")
         problems += [f"at {place}/{_escaped(key)}: {why}" for key, why in _refused(part)]
+        ignored += [f"{place}/{_escaped(key)}" for key in part if isinstance(key, str) and is_unknown(key)]
+        if says_no_format(part):
+            ignored.append(f"{place}/format, {quoted(part['format'])}")
     if problems:
         more = f" (and {len(problems) - 8} more)" if len(problems) > 8 else ""
         raise ValueError(f"the JSON schema cannot be enforced: {'; '.join(problems[:8])}{more}")
+    more = (
+        [f"the JSON schema has {len(ignored) - _MOST_WARNINGS} more unknown words"]
+        if len(ignored) > _MOST_WARNINGS
+        else []
+    )
+    named = [f"the JSON schema has an unknown word, which enforces nothing: {each[:200]}" for each in ignored]
+    return (*named[:_MOST_WARNINGS], *more)
 
 
-def subschemas(schema: object, place: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Each schema in a schema with its place as a JSON pointer, itself first. Raises ValueError if nested too deep."""
+def says_no_format(part: Mapping[str, Any]) -> bool:
+    """Whether a schema has a format that is an annotation: one that JSON Schema does not have."""
+    name = part.get("format")
+    return isinstance(name, str) and name not in ENFORCED_FORMATS and why_format_refused(name) is None
+
+
+def subschemas(schema: object) -> Iterator[tuple[str, Any]]:
+    """Each schema in a schema with its place as a JSON pointer, itself first, and what references lead to.
+
+    Raises ValueError if nested too deep.
+    """
+    walked: set[int] = set()
+    references: set[str] = set()
+    named: list[tuple[str, Any]] | None = None
+    waiting: list[tuple[str, Any]] = [("#", schema)]
+    while waiting:
+        start, found = waiting.pop()
+        if id(found) in walked:
+            continue
+        for place, part in _nested(found, start, 0):
+            if isinstance(part, Mapping) and id(part) in walked:
+                continue
+            walked.add(id(part))
+            yield place, part
+            reference = part.get("$ref") if isinstance(part, Mapping) else None
+            if isinstance(reference, str) and reference not in references:
+                references.add(reference)
+                named = list(_named_parts(schema)) if named is None else named
+                if len(named) * len(references) > _MOST_LOOKUPS:
+                    raise ValueError(
+                        f"the JSON schema has {len(named)} parts with an id and {len(references)} references or more; "
+                        "leave out ids that no reference needs"
+                    )
+                waiting += _targets(schema, named, reference)
+
+
+def _nested(schema: object, place: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > _DEEPEST:
         raise ValueError(f"the JSON schema is nested deeper than {_DEEPEST} at {place[:200]}; use $ref")
     yield place, schema
@@ -72,15 +115,51 @@ def subschemas(schema: object, place: str = "#", depth: int = 0) -> Iterator[tup
         return
     for key in _OF_ONE:
         if key in schema and not (key == "items" and isinstance(schema[key], list)):
-            yield from subschemas(schema[key], f"{place}/{key}", depth + 1)
+            yield from _nested(schema[key], f"{place}/{key}", depth + 1)
     for key in _OF_MANY:
         if isinstance(schema.get(key), list):
             for index, part in enumerate(schema[key]):
-                yield from subschemas(part, f"{place}/{key}/{index}", depth + 1)
+                yield from _nested(part, f"{place}/{key}/{index}", depth + 1)
     for key in _BY_NAME:
         if isinstance(schema.get(key), Mapping):
             for name, part in schema[key].items():
-                yield from subschemas(part, f"{place}/{key}/{_escaped(name)}", depth + 1)
+                yield from _nested(part, f"{place}/{key}/{_escaped(name)}", depth + 1)
+
+
+def _targets(root: object, named: list[tuple[str, Any]], reference: str) -> list[tuple[str, Any]]:
+    """All that a reference may lead to: a pointer from the root or from a part with a name, or such a part."""
+    fragment = reference.partition("#")[2]
+    if not fragment.startswith("/"):
+        return [] if reference == "#" else named
+    below = [(f"{place}{fragment}", pointed(part, fragment)) for place, part in [("#", root), *named]]
+    return [(place, found[0]) for place, found in below if found is not None]
+
+
+def pointed(root: object, pointer: str) -> tuple[Any] | None:
+    """What a JSON pointer leads to, in a tuple of one; None where it leads nowhere."""
+    found: Any = root
+    for name in urllib.parse.unquote(pointer).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return (found,)
+
+
+def _named_parts(root: object) -> Iterator[tuple[str, Any]]:
+    """Each object below the root, wherever it stands, that has a name of its own."""
+    waiting = [("#", root)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, Mapping):
+            if value is not root and any(isinstance(value.get(key), str) for key in NAMES):
+                yield place, value
+            waiting += [(f"{place}/{_escaped(name)}", part) for name, part in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{place}/{index}", part) for index, part in enumerate(value)]
 
 
 def _refused(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -88,12 +167,10 @@ def _refused(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in part.items():
         if not isinstance(key, str):
             yield str(key), "a keyword must be a text"
-        elif key in _ENFORCED:
-            why = _wrong_value(key, value, part)
-            if why:
-                yield key, why
-        elif key in _INSTEAD or (key not in _SAY_NOTHING and not key.startswith("x-")):
-            yield key, f"{key} cannot be enforced: {_INSTEAD.get(key, 'leave it out, or check it afterwards')}"
+            continue
+        why = _wrong_value(key, value, part) if key in ENFORCED else why_refused(key, part)
+        if why:
+            yield key, why
 
 
 def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
@@ -102,6 +179,8 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
         return f"it must be an object, not {quoted(value)}"
     if key in ("allOf", "anyOf", "oneOf", "prefixItems", "enum", "required") and not isinstance(value, list):
         return f"it must be a list, not {quoted(value)}"
+    if key == "format":
+        return why_format_refused(value)
     if key == "type":
         wrong = [name for name in (value if isinstance(value, list) else [value]) if name not in _TYPES]
         return f"{quoted(wrong[0])} is no type; types are {', '.join(_TYPES)}" if wrong else None
@@ -113,7 +192,9 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
                 return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
     if key == "properties" and (long := next((name for name in value if len(str(name)) > MOST_TEXT), None)):
         return f"the name {quoted(long)} is too long; at most {MOST_TEXT:,} characters are allowed"
-    if key == "minProperties" and isinstance(value, int) and value > len(part.get("required", ())) + 1:
+    required = part.get("required")
+    least = len(required) if isinstance(required, list) else 0
+    if key == "minProperties" and isinstance(value, int | float) and value > least + 1:
         return "a name could come twice; give at most one more than the properties that are required"
     return None
 

@@ -1,0 +1,87 @@
+"""A JSON schema as its compiler takes it: what says nothing is left out, and a oneOf is a union of what it allows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.structured.asked.params import compact
+from ferrum_jax.structured.asked.schema import COUNTS, says_no_format, subschemas
+from ferrum_jax.structured.asked.schema_words import says_nothing
+from ferrum_jax.structured.one_of import CannotTellApartError, narrowed
+from ferrum_jax.structured.overlap import Overlap
+
+_NOT_TAKEN = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$schema")  # by the compiler, or of older drafts
+_OLD_DRAFT = re.compile(r"draft-0[34]")  # in which a schema's name is `id`
+
+
+@functools.lru_cache(maxsize=512)
+def compiled_schema(text: str) -> str:
+    """The text of a schema that was checked. Raises ValueError with the place of a oneOf that cannot be enforced."""
+    original, made = json.loads(text), json.loads(text)
+    overlap = Overlap(original)
+    pairs = list(zip(subschemas(original), subschemas(made), strict=True))
+    is_old = isinstance(original, dict) and bool(_OLD_DRAFT.search(str(original.get("$schema"))))
+    leads_into = any(isinstance(part, dict) and "/oneOf/" in str(part.get("$ref")) for (_, part), _ in pairs)
+    for (place, part), (_, copy) in pairs:
+        if isinstance(copy, dict):
+            _rewrite(part, copy)
+            _rename(copy, of_old_draft=is_old)
+            if not leads_into:  # else the compiler's own proofs must do
+                _open(place, part, copy, overlap)
+    return compact(made)
+
+
+def _rewrite(part: Mapping[str, Any], copy: dict[str, Any]) -> None:
+    for key in part:
+        if key in _NOT_TAKEN or says_nothing(key, part):
+            del copy[key]
+    if says_no_format(part):
+        del copy["format"]
+    for key in COUNTS:
+        if isinstance(copy.get(key), float) and copy[key].is_integer():
+            copy[key] = int(copy[key])
+
+
+def _rename(copy: dict[str, Any], *, of_old_draft: bool) -> None:
+    """Gives a name of an older draft as one of 2020-12, which is what all is compiled as."""
+    if of_old_draft and isinstance(copy.get("id"), str):
+        copy["$id"] = copy.pop("id")
+    name = copy.get("$id")
+    if not isinstance(name, str):
+        return
+    copy.pop("$id", None)
+    if name.startswith("#"):
+        copy.setdefault("$anchor", name[1:])
+    elif name:
+        copy["$id"] = name
+
+
+def _open(place: str, part: Mapping[str, Any], copy: dict[str, Any], overlap: Overlap) -> None:
+    """Writes a oneOf as the anyOf of its branches, each so narrow that no other matches."""
+    if not isinstance(part.get("oneOf"), list) or not part["oneOf"]:
+        return
+    beside = {key: value for key, value in part.items() if key != "oneOf"}
+    try:
+        union = narrowed(beside, part["oneOf"], overlap)
+    except CannotTellApartError as error:
+        raise ValueError(f"the JSON schema cannot be enforced: at {place}/oneOf: {error}") from error
+    written = [_written(each, part["oneOf"], copy["oneOf"]) for each in union]
+    del copy["oneOf"]
+    if "anyOf" in copy:
+        copy["allOf"] = [*copy.get("allOf", ()), {"anyOf": written}]
+    else:
+        copy["anyOf"] = written
+
+
+def _written(branch: Any, branches: list[Any], copies: list[Any]) -> Any:
+    """A branch with its parts as they are in the copy."""
+    for each, copy in zip(branches, copies, strict=True):
+        if branch is each:
+            return copy
+        if isinstance(branch, dict) and list(branch) == ["allOf"] and branch["allOf"][0] is each:
+            return {"allOf": [copy, *branch["allOf"][1:]]}
+    return branch

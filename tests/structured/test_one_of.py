@@ -1,0 +1,142 @@
+"""A oneOf whose branches may overlap is written as a union of narrower ones: what is written matches exactly one."""
+
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+
+from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.structured.compiled_schema import compiled_schema
+from ferrum_jax.structured.grammars import Grammars
+from ferrum_jax.structured.one_of import all_but
+from ferrum_jax.structured.overlap import Overlap
+from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary
+
+AB = {"a": {"type": "integer", "maximum": 9}, "b": {"type": "boolean"}, "c": {"type": "null"}}
+THING = {"type": "object", "properties": AB, "additionalProperties": False}
+
+
+def kind_of(kind: str, **more) -> dict:
+    return {
+        "type": "object",
+        "properties": {"kind": {"enum": [kind]}, "n": {"type": "integer"}},
+        "additionalProperties": False,
+        **more,
+    }
+
+
+# schema, what is written, and what matches none or several branches
+CASES = [
+    ({"oneOf": [{"const": 1}, {"const": 2}, {"const": True}]}, [1, 2, True], [3]),
+    ({"oneOf": [{"type": "integer", "maximum": 2}, {"type": "integer", "minimum": 3}]}, [2, 3], [2.5]),
+    ({"oneOf": [{"type": "integer", "maximum": 2}, {"type": "integer", "exclusiveMinimum": 2}]}, [2, 3], ["2"]),
+    ({"oneOf": [{"type": "number", "title": "x"}, {"type": "number"}, {"type": "null"}]}, [None], [1]),
+    ({"oneOf": [{"type": "null"}, {"title": "x", "type": "null"}, {"type": "boolean"}]}, [True], [None]),
+    ({**THING, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     [{"a": 1}, {"b": True}], [{"a": 1, "b": True}, {}]),
+    ({**THING, "oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["c"]}]},
+     [{"a": 1}, {"c": None}], [{"b": True, "c": None}]),
+    ({"properties": AB, "additionalProperties": False, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     [{"a": 1}], ["x", {}]),
+    ({"oneOf": [{**THING, "required": ["a", "b"]}, {**THING, "required": ["c"]}]},
+     [{"a": 1, "b": True}], [{"a": 1, "b": True, "c": None}]),
+    ({"oneOf": [{"type": "object", "properties": {"x": {"type": "null"}}, "additionalProperties": False},
+                {"type": "object", "properties": {"y": {"type": "null"}}, "additionalProperties": False}]},
+     [{"x": None}, {"y": None}], [{}]),
+    ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}],
+      "$defs": {"a": kind_of("a", required=["kind"]), "b": kind_of("b", required=["kind", "n"])}},
+     [{"kind": "a"}, {"kind": "b", "n": 1}, None], [{"kind": "b"}]),
+    ({"oneOf": [kind_of("a"), kind_of("b")]}, [{"kind": "a"}, {"kind": "b", "n": 1}], [{}, {"n": 1}]),
+    ({"oneOf": [{"type": "array", "items": {"type": "null"}, "maxItems": 2},
+                {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]}, [[None], [True, False]], [[]]),
+    ({"oneOf": [{"enum": [1, "a", "b"]}, {"enum": ["b", 2]}]}, [1, "a", 2], ["b"]),
+    ({"oneOf": [{"type": "array", "maxItems": 1}, {"type": "array", "minItems": 2, "maxItems": 3}]}, [[1, 2]], [1]),
+    ({"oneOf": [{"enum": ["auto", "au", ""]}, {"type": "string", "maxLength": 6}]}, ["aut", "b"], ["auto", "", "au"]),
+    ({"type": "string", "maxLength": 6, "oneOf": [{"pattern": "^[0-9]+[.][0-9]+$"}, {"enum": ["beta", "dev"]}]},
+     ["1.2", "dev"], ["stable"]),
+    ({"type": "object", "properties": {"v": {"oneOf": [{"type": "string", "minLength": 3, "maxLength": 4},
+                                                       {"type": "string", "maxLength": 2}]}},
+      "required": ["v"], "additionalProperties": False, "anyOf": [{"required": ["v"]}, {"type": "null"}]},
+     [{"v": "ab"}, {"v": "abc"}], [{"v": "abcde"}]),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}], "oneOf": [{"type": "null"}, {"type": "string"}]},
+     [None], ["a"]),
+    ({"oneOf": [{"allOf": [{"type": "object"}, {"required": ["a"]}], "properties": AB, "additionalProperties": False},
+                {"type": "object", "properties": AB, "required": ["b"], "additionalProperties": False}]},
+     [{"a": 1}, {"b": True}], [{"a": 1, "b": True}]),
+]  # fmt: skip
+
+
+def accepts(grammar, value) -> bool:
+    matcher = grammar.matcher()
+    return matcher.replay(demo_tokenizer().encode(json.dumps(value))) and matcher.may_end
+
+
+@pytest.mark.parametrize(("schema", "written", "not_written"), CASES, ids=lambda value: None)
+def test_what_matches_exactly_one_branch_comes_and_nothing_else(schema, written, not_written):
+    grammar, check = (
+        Grammars(demo_vocabulary()).get(StructuredOutputsParams(json=schema)),
+        jsonschema.Draft202012Validator,
+    )
+    for value in written:
+        assert check(schema).is_valid(value) and accepts(grammar, value), value
+    for value in not_written:
+        assert not accepts(grammar, value), value
+    drawing = random.Random(7)
+    texts = [text for _ in range(12) if (text := drawn_text(grammar.matcher(), drawing)) is not None]
+    assert texts
+    for text in texts:
+        check(schema).validate(json.loads(text))
+
+
+def drawn_text(matcher, drawing: random.Random) -> str | None:
+    """A text that ends at random moments; None where it grows too long."""
+    tokens: list[int] = []
+    while len(tokens) < 60:
+        choices = allowed(matcher)
+        if END in choices and (len(choices) == 1 or drawing.random() < 0.6):
+            return demo_tokenizer().decode(tokens)
+        token = drawing.choice([each for each in choices if each != END])
+        assert matcher.advance(token)
+        tokens.append(token)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("schema", "match"),
+    [
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "at #/oneOf: branches 0 and 1 may both match"),
+        ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "b$"}]},
+         "the JSON schema cannot be enforced: at #/oneOf: branches 0 and 1 may both match: give them a required"),
+        ({"properties": {"x": {"oneOf": [{"type": "null"}, {"type": "array"}, {"type": "array", "maxItems": 3}]}}},
+         "at #/properties/x/oneOf"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "null"}}},
+         "whatever matches one branch matches another too: use anyOf"),
+    ],
+)  # fmt: skip
+def test_branches_that_cannot_be_told_apart_are_refused_with_their_place(schema, match):
+    asked = StructuredOutputsParams(json=schema)
+    with pytest.raises(ValueError, match=match):
+        Grammars(demo_vocabulary()).get(asked)
+
+
+def test_the_text_of_all_but_some_texts():
+    for texts in (["a"], ["", "ab", "abc"], ["x]y", "x-", "^", "\\"], ["é", "éa"]):
+        pattern = re.compile(f"^({all_but(texts)})$")
+        others = ["", "a", "b", "ab", "abc", "abcd", "x", "x-", "x]", "x]y", "x]yz", "^", "^^", "\\", "é", "éb"]
+        assert all(pattern.fullmatch(text) is None for text in texts), texts
+        assert all(pattern.fullmatch(text) for text in others if text not in texts), texts
+
+
+def test_a_proof_gives_up_by_count_and_recursion_ends():
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    overlap = Overlap(node)
+    assert not overlap.is_impossible([node], [node])
+    wide = {"anyOf": [{"anyOf": [{"type": "object"}] * 40}] * 40}
+    assert not Overlap(wide).is_impossible([wide], [wide, wide])
+
+
+def test_references_into_a_one_of_are_left_to_the_compiler():
+    schema = {"oneOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/oneOf/0"}}]}
+    assert json.loads(compiled_schema(json.dumps(schema))) == schema
