@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,11 @@ from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
 from ferrum_jax.request import EmbeddingOutput, SamplingParams, ScoreOutput, unit_length
 from ferrum_jax.text.tokenizer import Tokenizer
 
+UNTRAINED = (
+    "the model was made to generate: its vectors are final states of the last token, which no training made alike for "
+    "texts that mean the same; take a model for embeddings where vectors are compared"
+)
+_log = logging.getLogger("ferrum_jax.embeddings")
 Key = TypeVar("Key")
 Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
 
@@ -83,11 +89,20 @@ class Embedder:
         self._poolings = tuple(poolings)
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
+        self._has_warned = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether the model was made for vectors that are compared: it says how they are made, or does nothing else."""
+        return self.layout.pooling is not None or len(self._poolings) > 1
 
     def params(
         self, *, prompt_name: str | None, pooling: str | None, normalize: bool | None, truncate: bool
     ) -> EmbeddingParams:
-        """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be."""
+        """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be.
+
+        The first call of a model that was made for no vectors is told so in the log.
+        """
         layout = self.layout
         if not self._poolings:
             raise ValueError("the model scores pairs of texts and makes no vectors; ask LLM.score or /v1/score")
@@ -97,6 +112,9 @@ class Embedder:
                 f"pooling is {pooling!r}; this model's is one of {self._poolings}"
                 + (": of a model that generates the last token's state alone is kept" * (len(self._poolings) == 1))
             )
+        if not (self.compares or self._has_warned):
+            self._has_warned = True
+            _log.warning(UNTRAINED)
         name = prompt_name or layout.default_prompt
         if name is not None and name not in layout.prompts:
             raise ValueError(f"prompt_name is {name!r}; the checkpoint's prompts are {sorted(layout.prompts)}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.embeddings.embedder import EmbeddingParams, Text, finish
+from ferrum_jax.embeddings.embedder import UNTRAINED, EmbeddingParams, Text, finish
 from ferrum_jax.llm import LLM
 from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
 from ferrum_jax.serve.adapter_folders import folder_below
@@ -311,7 +311,8 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "startup_s": llm.startup_s,
         "adapters": llm.adapters.names,
         "scores": llm.scorer is not None,
-        "compares": llm.scorer is None and (llm.is_encoder or llm.embedder.layout.pooling is not None),
+        "compares": llm.scorer is None and llm.embedder.compares,
+        "of_vectors": [] if llm.embedder.compares else [UNTRAINED],  # what an answer with vectors warns of
         "prompts": sorted(llm.embedder.layout.prompts),
         "texts": None if llm.texts is None else str(llm.texts),
         "forms": llm.form_names,

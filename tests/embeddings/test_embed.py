@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints import open_checkpoint
+from checkpoints.sentence import SentenceLayout
 from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.__main__ import main
 from ferrum_jax.commands import embed as command
+from ferrum_jax.embeddings.embedder import UNTRAINED, Embedder
 from ferrum_jax.models import registry
 from tests.support import COMPILED, GOLDENS, small_llm
 
@@ -32,6 +34,19 @@ WORDS = "a block holds the keys and values of its tokens"
 def encoder() -> LLM:
     """The golden folder that sentence-transformers would read: mean, normalised, prompts."""
     return LLM(str(GOLDENS / "encoders" / "bert"), ENCODER)
+
+
+def test_vectors_of_a_model_that_was_made_for_none_are_said_to_mean_little_once(caplog):
+    made_to_generate = Embedder(SentenceLayout(), None, poolings=("last",), vocab_size=9, max_tokens=9)
+    asked = {"prompt_name": None, "pooling": None, "normalize": None, "truncate": False}
+    for _ in range(2):
+        made_to_generate.params(**asked)
+    assert [record.message for record in caplog.records] == [UNTRAINED]
+    for layout, poolings in ((SentenceLayout(pooling="last"), ("last",)), (SentenceLayout(), ("mean", "cls", "last"))):
+        made_to_compare = Embedder(layout, None, poolings=poolings, vocab_size=9, max_tokens=9)
+        made_to_compare.params(**asked)
+        assert made_to_compare.compares
+    assert len(caplog.records) == 1
 
 
 def golden(name: str) -> dict[str, np.ndarray]:

@@ -101,7 +101,7 @@ class Clocked:
     def __init__(self):
         self.told: list = []
 
-    def encoded(self, prompt, now=None):
+    def encoded(self, prompt, now=None, **how):
         self.told.append(now)
         return EncodedPrompt(token_ids=PROMPT)
 

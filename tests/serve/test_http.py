@@ -137,6 +137,12 @@ def test_vectors_are_those_of_embed(client, offline):
             assert np.asarray(values) == pytest.approx(other.embedding, abs=1e-4)
 
 
+def test_a_model_that_generates_says_that_its_vectors_mean_little(server):
+    status, headers, _ = server.ask("/v1/embeddings", {"model": "small", "input": "one text"})
+    assert status == 200 and "the model was made to generate" in headers["warning"]
+    assert server.ask("/v1/models/small")[2]["made_for"] == ["generate"]
+
+
 def test_models_tokens_and_health(client, server):
     assert [model.id for model in client.models.list()] == ["small", "other"]
     assert client.models.retrieve("small").id == "small"

@@ -97,6 +97,11 @@ def test_a_cross_encoder_scores_and_ranks_pairs():
         assert status == 400 and "makes no vectors" in found["error"]["message"]
 
 
+def test_an_embedder_says_what_it_was_made_for(server):
+    assert server.ask("/v1/models/small")[2]["made_for"] == ["embed"]
+    assert "warning" not in server.ask("/v1/embeddings", {"input": "x"})[1]
+
+
 def test_what_generates_is_not_there(server):
     status, _, found = server.ask("/v1/completions", {"prompt": "x"})
     assert status == 400 and "/v1/embeddings" in found["error"]["message"]

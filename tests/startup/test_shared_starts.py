@@ -16,7 +16,7 @@ from ferrum_jax.runtime.programs import others_of, programs_of
 from ferrum_jax.sharding import make_mesh
 from tests.support import ROOT
 
-INTERACTIVE = EngineConfig(kv_memory_bytes=1 << 28)  # of generate, serve and Python, with the pool that they choose
+INTERACTIVE = EngineConfig(mesh="tp=1", kv_memory_bytes=1 << 28)  # of generate, serve and Python, as they settle it
 BATCH = dataclasses.replace(INTERACTIVE.with_rows(MANY_ROWS), invariant=True)
 DEMO = Reach(num_rows=48, num_tokens=16_000, request_tokens=600)
 TWO_SHORT_ROWS = Reach(num_rows=2, num_tokens=80, request_tokens=40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -45,7 +46,14 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "root": service.settings.names[0],
         "parent": service.settings.names[0] if name in service.adapters else None,
         "max_model_len": service.client.facts.get("max_model_len"),
+        "made_for": _made_for(service.client.facts),
     }
+
+
+def _made_for(facts: Mapping[str, Any]) -> list[str]:
+    """What the model was trained for; a model that generates answers embeddings too, whose vectors mean little."""
+    kinds = {"generate": facts["generates"], "embed": facts["compares"], "score": facts["scores"]}
+    return [kind for kind, is_so in kinds.items() if is_so]
 
 
 async def livez(request: Request) -> Response:

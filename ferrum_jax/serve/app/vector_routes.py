@@ -31,7 +31,7 @@ async def embeddings(request: Request) -> Response:
     num_tokens = sum(vector.num_tokens for vector in vectors)
     service.metrics.prompt_tokens(num_tokens)
     answer = vectors_answer(vectors, num_tokens, model=model, as_base64=asked.as_base64)
-    return exchange.json(answer, warning_headers(asked.warnings))
+    return exchange.json(answer, warning_headers((*service.client.facts["of_vectors"], *asked.warnings)))
 
 
 async def score(request: Request) -> Response:
