@@ -83,7 +83,8 @@ def lay_out_encoder(
 
     Raises ValueError with every reason why it cannot run so.
     """
-    platform, shape = mesh.devices.flat[0].platform, MeshShape(**mesh.shape)
+    platform = mesh.devices.flat[0].platform
+    shape = MeshShape(**mesh.shape) if config.mesh is None else config.mesh_shape
     dtype = resolve_dtype(config, platform, spec.dtype)
     most = spec.max_position_embeddings
     max_model_len = config.max_model_len or min(max_seq_length or most, most)

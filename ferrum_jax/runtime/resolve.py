@@ -114,8 +114,8 @@ def shared_refusals(
     reasons = []
     if max_model_len > most_positions:
         reasons.append(
-            f"max_model_len is {max_model_len}, more than the {most_positions} positions of the model "
-            "(max_position_embeddings of its config.json, times the factor of a dynamic rope)"
+            f"max_model_len is {max_model_len}, more than the model's {most_positions} positions "
+            "(max_position_embeddings in its config.json, times the factor where its rope is dynamic)"
         )
     on_cpu = platform == "cpu"
     if config.invariant and not (on_cpu and dtype == jnp.float32):

@@ -101,7 +101,10 @@ HELD = {
         ("made where it is not there", "commands/check.py", "make_folder(args.output"),
         ("others are refused with 429", "serve/http/http_errors.py", '429, str(error), code="queue_full"'),
     ],
-    "guides/adapters.md": [("lead outside are refused", "serve/adapter_folders.py", "outside --adapter-root")],
+    "guides/adapters.md": [
+        ("lead outside are refused", "serve/adapter_folders.py", "outside --adapter-root"),
+        ("to groups are refused", "../checkpoints/names/patterns.py", "is not supported"),
+    ],
     "guides/training-loops.md": [
         (
             "prefix caches that were saved before are refused",

@@ -28,6 +28,7 @@ from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.tpu.decode.columns import number_columns
 from pallas_kernels.paged_attention.tpu.decode.config import Specialisation
 from pallas_kernels.paged_attention.tpu.decode.movement import Movement
+from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule
 from pallas_kernels.paged_attention.tpu.decode.scratch import (
     ScaleScratch,
@@ -37,7 +38,6 @@ from pallas_kernels.paged_attention.tpu.decode.scratch import (
     scratch_shapes,
 )
 from pallas_kernels.paged_attention.tpu.decode.stages import Stages
-from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 
 
 def decode(

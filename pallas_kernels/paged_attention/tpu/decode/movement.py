@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig, DecodeShape
+from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.scratch import ScaleScratch, Scratch
-from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 
 _CLEARED = 16  # tokens zeroed by one store
 

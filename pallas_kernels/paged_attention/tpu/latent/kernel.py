@@ -25,8 +25,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KVPool, encode
 from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
-from pallas_kernels.paged_attention.tpu.decode.stream import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, latent_scratch_shapes
