@@ -117,11 +117,12 @@ HELD = {
         ("other sampling flags are refused", "batch/journal/job_identity.py", "was begun with other settings")
     ],
     "guides/quantised.md": [
+        ("more than one look ahead or back are refused", "../checkpoints/names/patterns.py", "more than one of (?="),
         (
             "a whole batch are refused",
             "../checkpoints/formats/compressed_tensors.py",
             'settings.nothing_in("kv_cache_scheme"',
-        )
+        ),
     ],
     "guides/serving.md": [
         ("tools that a host runs are refused", "serve/bodies/response_body.py", "previous_response_id")

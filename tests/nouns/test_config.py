@@ -13,7 +13,7 @@ REFUSED = [
     ("block_size", True, "a whole number or None"),
     ("max_model_len", 4096.0, "a whole number or None"),
     ("enable_prefix_caching", 1, "true or false"),
-    ("mesh", None, "a text"),
+    ("mesh", 4, "a text"),
     ("mesh", "tp=0", "must name numbers of devices"),
     ("dtype", "int4", "must be one of"),
     ("seed", 2**64, "64 bits"),
