@@ -124,6 +124,9 @@ HELD = {
             'settings.nothing_in("kv_cache_scheme"',
         ),
     ],
+    "guides/structured-output.md": [
+        ("patterns, are refused with their numbers", "structured/one_of.py", "may both match: give them a required"),
+    ],
     "guides/serving.md": [
         ("tools that a host runs are refused", "serve/bodies/response_body.py", "previous_response_id")
     ],
