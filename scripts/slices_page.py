@@ -77,8 +77,9 @@ def main() -> None:
     """Writes the page, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page differs")
+    args = parser.parse_args()  # before minutes of work
     made = page()
-    if not parser.parse_args().check:
+    if not args.check:
         PAGE.write_text(made)
     elif PAGE.read_text() != made:
         raise SystemExit(f"{PAGE.relative_to(ROOT)} differs; run python -m scripts.slices_page")
