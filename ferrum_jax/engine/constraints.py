@@ -15,7 +15,7 @@ import numpy as np
 
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.request import Request, SamplingParams
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
 from ferrum_jax.structured.reading.message_parser import PROMPT_END_TOKENS, MessageForms
@@ -83,20 +83,23 @@ class Constraints:
             return []
         if self._begins_after(choice.submission.prompt_token_ids):
             return []
-        return self._fitting(choice, grammar.beginning)
+        request = choice.request
+        fitting = itertools.takewhile(lambda token: token not in request.stop_ids, grammar.beginning)
+        found = list(itertools.islice(fitting, self._room(request)))
+        self._num_forced += len(found)
+        return found
 
     def forced(self, choice: Choice) -> list[int]:
         """The tokens that must come after those of a choice, below its limit.
 
         A function of its tokens alone: neither preemption nor a restart nor the order of steps changes which they are.
         """
-        if choice.submission.grammar is None:
+        if choice.submission.grammar is None or not self._may_force(choice):
             return []
-        matcher = self._matcher(choice, next_token=True)
-        if not self._may_force(choice):
-            matcher.forced()  # as `replay` does
-            return []
-        return self._fitting(choice, all_forced(matcher))
+        matcher, request = self._matcher(choice, next_token=True), choice.request
+        found = all_forced(matcher, self._room(request), request.stop_ids)
+        self._num_forced += len(found)
+        return found
 
     def _may_force(self, choice: Choice) -> bool:
         """Whether tokens that are not drawn may come: nothing is asked of each token, or forbidden."""
@@ -104,13 +107,9 @@ class Constraints:
         asks = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         return not asks and rules is not None and rules.say_nothing
 
-    def _fitting(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
-        """Those before an end token and before the request's last token, which is drawn."""
-        request = choice.request
-        room = request.max_total_tokens - 1 - len(request.token_ids)
-        found = list(itertools.takewhile(lambda token: token not in request.stop_ids, tokens))[:room]
-        self._num_forced += len(found)
-        return found
+    def _room(self, request: Request) -> int:
+        """How many tokens may be forced: the request's last one is drawn."""
+        return max(0, request.max_total_tokens - 1 - len(request.token_ids))
 
     def masks(self, choices: Sequence[Choice]) -> np.ndarray:
         """[len(choices), words] int32: the tokens that may come next in each.
@@ -162,7 +161,7 @@ class Constraints:
             before = request.token_ids[request.num_prompt_tokens :]
             before = before if next_token else before[:-1]
             after = self._begins_after(choice.submission.prompt_token_ids)
-            matcher = choice.submission.grammar.matcher(before, begins_after=after)
+            matcher = choice.submission.grammar.matcher(before, begins_after=after, forces=self._may_force(choice))
             self._matchers[request.id] = matcher
         return matcher
 

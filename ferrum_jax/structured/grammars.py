@@ -42,10 +42,13 @@ class Grammar:
             raise error
         return error
 
-    def matcher(self, tokens: Sequence[int] = (), *, begins_after: Sequence[int] = ()) -> Matcher:
-        """A row's own matcher after the tokens that it has. Waits for the compile; raises its ValueError."""
+    def matcher(self, tokens: Sequence[int] = (), *, begins_after: Sequence[int] = (), forces: bool = True) -> Matcher:
+        """A row's own matcher after the tokens that it has. Waits for the compile; raises its ValueError.
+
+        forces: as of `Matcher.replay`.
+        """
         matcher = Matcher(self._vocabulary, self._compiled.result().deep_copy(), begins_after=begins_after)
-        matcher.replay(tokens)
+        matcher.replay(tokens, forces=forces)
         return matcher
 
     @functools.cached_property

@@ -7,8 +7,10 @@ committed. Where the model thinks first, the grammar begins after the tokens tha
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,18 +86,35 @@ class Matcher:
             return True
         return self._state.try_consume_tokens([token]) == 1
 
-    def replay(self, tokens: Sequence[int]) -> bool:
-        """Takes tokens that were drawn before; False, with `error` set, at the first that is not allowed.
+    def replay(self, tokens: Sequence[int], *, forces: bool = True) -> bool:
+        """Takes tokens that came before; False, with `error` set, at the first that is not allowed.
 
-        The mask before each token is made, and what is forced after it, as it was when it came: so each step has the
-        work that it had then, and the limits of a step, which count work, end a row where they would have ended it.
+        forces: whether the row has what is forced without drawing it. Such tokens are taken in one piece; the mask
+        before each of the others is made, as it was when it was drawn. So each step has the work that it had then,
+        and the limits of a step, which count work, end a row where they would have ended it.
         """
         scratch = self.vocabulary.blank_masks(1)[0]
-        for token in tokens:
-            if (self.has_begun and not self.fill(scratch)) or not self.advance(token):
+        place = 0
+        while place < len(tokens):
+            forced = self.forced() if forces else []
+            if len(forced) >= FEWEST_FORCED:
+                pairs = zip(forced, itertools.islice(tokens, place, None), strict=False)
+                came = [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+                if not self.take_forced(came):
+                    return False
+                place += len(came)
+                if len(came) == len(forced) or place == len(tokens):
+                    continue
+            if (self.has_begun and not self.fill(scratch)) or not self.advance(tokens[place]):
                 return False
-            self.forced()
+            place += 1
         return True
+
+    def take_forced(self, tokens: Sequence[int]) -> bool:
+        """Takes a beginning of what is forced now, with no mask between; False, with `error` set, where it cannot."""
+        count = self._state.try_consume_tokens(list(tokens)) if tokens else 0
+        self._tokens += tokens[:count]
+        return count == len(tokens) or self.advance(tokens[count])
 
     def rollback(self, count: int) -> None:
         """Gives back the last `count` tokens, as if they had not come; a token that was refused was never taken."""
@@ -186,9 +205,17 @@ def _any_of(mask: np.ndarray, drawing: random.Random, ends: Collection[int]) -> 
     return None
 
 
-def all_forced(matcher: Matcher) -> list[int]:
-    """The tokens that must come now, which the matcher has taken then; none where they are too few."""
+def all_forced(matcher: Matcher, most: int = sys.maxsize, ends: Collection[int] = ()) -> list[int]:
+    """The tokens that must come now, which the matcher has taken then; none where they are too few.
+
+    They are `most` at most, and those before the first of `ends`.
+    """
     found: list[int] = []
-    while len(tokens := matcher.forced()) >= FEWEST_FORCED and matcher.replay(tokens):
-        found += tokens
+    while len(tokens := matcher.forced()) >= FEWEST_FORCED:
+        kept = list(itertools.takewhile(lambda token: token not in ends, tokens))[: most - len(found)]
+        if not matcher.take_forced(kept):
+            break
+        found += kept
+        if len(kept) < len(tokens):
+            break
     return found

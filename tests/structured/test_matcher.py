@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.grammar_text import _LIMITS
 from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.matcher import STUCK, fill_all
+from ferrum_jax.structured.matcher import STUCK, Matcher, all_forced, fill_all
 from ferrum_jax.structured.vocabulary import Vocabulary
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
 
@@ -223,3 +223,27 @@ def test_structural_tags_hold_where_their_trigger_comes():
 def test_a_model_without_end_tokens_is_refused():
     with pytest.raises(ValueError, match="has no end token"):
         Vocabulary(demo_tokenizer(), vocab_size=5000, end_ids=frozenset())
+
+
+@pytest.mark.parametrize("forces", [True, False])
+def test_forced_tokens_in_a_row_need_no_mask_between_them(monkeypatch, forces):
+    grammar = GRAMMARS.get(StructuredOutputsParams(regex="ab " * 300 + "[xy]"))
+    tokens = all_forced(grammar.matcher())
+    filled, asked = [], []
+    fill, forced = Matcher.fill, Matcher.forced
+    monkeypatch.setattr(Matcher, "fill", lambda self, mask: filled.append(mask) or fill(self, mask))
+    monkeypatch.setattr(Matcher, "forced", lambda self: asked.append(self) or forced(self))
+    assert all_forced(grammar.matcher()) == tokens and len(tokens) > 100 and not filled and len(asked) <= 3
+    again = grammar.matcher(tokens, forces=forces)
+    assert len(filled) == (0 if forces else len(tokens)) and len(asked) <= 6
+    assert again.forced() == [] and len(allowed(again)) > 1
+
+
+@pytest.mark.parametrize(("most", "ends"), [(3, False), (100, True), (0, False)])
+def test_a_matcher_takes_no_forced_token_that_does_not_fit(most, ends):
+    grammar = GRAMMARS.get(StructuredOutputsParams(regex="ab " * 30))
+    every = all_forced(grammar.matcher())
+    matcher = grammar.matcher()
+    found = all_forced(matcher, most, every[3:4] if ends else ())
+    assert found == every[: len(found)] and len(found) <= most and not (ends and every[3] in found)
+    assert matcher.forced() == every[len(found) :]
