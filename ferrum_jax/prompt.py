@@ -229,8 +229,8 @@ def take_apart(prompt: Prompt) -> PromptParts:
         raise ValueError(f"add_special_tokens is {quoted(adds)}; it must be true or false, beside a text or messages")
     return PromptParts(
         content=content,
-        adapter=_text("adapter", prompt.get("adapter")),
-        cache_salt=_text("cache_salt", prompt.get("cache_salt")),
+        adapter=named_text("adapter", prompt.get("adapter")),
+        cache_salt=named_text("cache_salt", prompt.get("cache_salt")),
         media=_media(prompt.get("media") or ()),
         images=_images(prompt.get("images"), _images_in(content)),
         add_special_tokens=adds,
@@ -274,11 +274,14 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     return list(prompts)
 
 
-def _text(field: str, value: object) -> str:
+def named_text(field: str, value: object) -> str:
+    """The text of a field, "" for None. Raises ValueError for what is none, or cannot be encoded."""
     if value is None:
         return ""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{field} is {quoted(value)}; it must be a string that is not empty")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{field} is {quoted(value)}, which holds half of a surrogate pair; write both halves")
     return value
 
 

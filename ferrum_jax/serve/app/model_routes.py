@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,13 +10,11 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.parameters import FieldError, flag, messages_of, token_ids_of
 from ferrum_jax.quoting import named, quoted
-from ferrum_jax.serve.bodies.http_body import naming_fields
+from ferrum_jax.serve.bodies.http_body import BodyLimits, naming_fields
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.text.prompts import MOST_TIMES
-from ferrum_jax.text.tokenizer import Tokenizer
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"})
@@ -105,7 +103,7 @@ async def tokenize(request: Request) -> Response:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": exchange.service.client.facts["max_model_len"]}
     answer["tokens"] = list(ids)
     if shows_texts:
-        answer["token_strs"] = [_tokenizer(exchange.service).token(token_id) for token_id in ids]
+        answer["token_strs"] = [exchange.service.tokenizer.token(token_id) for token_id in ids]
     return exchange.json(answer)
 
 
@@ -119,24 +117,21 @@ def _messages(given: object) -> list[dict[str, str]]:
 async def detokenize(request: Request) -> Response:
     """vLLM's /detokenize: the text of token ids."""
     exchange = Exchange(request)
-    body = await exchange.body()
+    model, ids = await exchange.asked(_asked_ids)
+    exchange.model(model, generates=True)
+    vocab_size = exchange.service.client.facts["vocab_size"]
+    if ids and (largest := max(ids)) >= vocab_size:
+        raise FieldError(f"tokens holds {largest}; the model's ids are 0 to {vocab_size - 1}", "tokens")
+    text = await exchange.unless_left(exchange.service.decode(ids, exchange.key), None)
+    return exchange.json({"prompt": text})
+
+
+def _asked_ids(body: Mapping[str, Any], limits: BodyLimits) -> tuple[str | None, Sequence[int]]:
+    """The model and the token ids of a body."""
     unknown = sorted(set(body) - {"model", "tokens"})
     if unknown:
         raise FieldError(f"{named(unknown[:1])} is not known; known are model, tokens", unknown[0])
-    exchange.model(body.get("model"), generates=True)
     try:
-        ids = token_ids_of("tokens", body.get("tokens"))
+        return body.get("model"), token_ids_of("tokens", body.get("tokens"))
     except ValueError as error:
         raise FieldError(str(error), "tokens") from error
-    vocab_size = exchange.service.client.facts["vocab_size"]
-    if unknown_ids := [token_id for token_id in ids if token_id >= vocab_size]:
-        message = f"tokens holds {unknown_ids[0]}; the model's ids are 0 to {vocab_size - 1}"
-        raise FieldError(message, "tokens")
-    return exchange.json({"prompt": _tokenizer(exchange.service).decode(ids, skip_special_tokens=False)})
-
-
-def _tokenizer(service: Service) -> Tokenizer:
-    tokenizer = service.prompts.tokenizer
-    if tokenizer is None:
-        raise RequestRefused("the model has no tokenizer; give and take token ids")
-    return tokenizer

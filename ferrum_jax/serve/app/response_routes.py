@@ -20,7 +20,7 @@ from ferrum_jax.serve.link.engine_client import EngineLost, RequestRefused
 async def responses(request: Request) -> Response:
     exchange = Exchange(request)
     service = exchange.service
-    asked = asked_response(await exchange.body(), service.settings.limits)
+    asked = await exchange.asked(asked_response)
     chat = asked.chat
     form = ResponseForm(asked, request_id=exchange.id, model=exchange.model(chat.model))
     (entered,) = await exchange.unless_left(service.enter(chat, exchange.key, exchange.id), chat.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     service = exchange.service
-    asked = asked_text(await exchange.body(), service.settings.limits, is_chat=is_chat)
+    asked = await exchange.asked(functools.partial(asked_text, is_chat=is_chat))
     model = exchange.model(asked.model, generates=True)
     exchange.take_id(asked.request_id)
     fingerprint = service.client.facts["fingerprint"]

@@ -25,7 +25,7 @@ Each = TypeVar("Each")
 async def embeddings(request: Request) -> Response:
     exchange = Exchange(request)
     service = exchange.service
-    asked = asked_vectors(await exchange.body(), service.settings.limits)
+    asked = await exchange.asked(asked_vectors)
     model = exchange.model(asked.model)
     vectors = await exchange.unless_left(service.vectors(asked, exchange.key), asked.timeout_s)
     num_tokens = sum(vector.num_tokens for vector in vectors)
@@ -37,7 +37,7 @@ async def embeddings(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """vLLM's score: of each text of text_2 beside that of text_1."""
     exchange = Exchange(request)
-    asked = asked_score(await exchange.body(), exchange.service.settings.limits)
+    asked = await exchange.asked(asked_score)
     scores, answer = await _compared(exchange, asked)
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     answer |= {"id": f"score-{exchange.id}", "object": "list", "created": exchange.service.now(), "data": data}
@@ -47,7 +47,7 @@ async def score(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """Documents in the order of how well they fit a query."""
     exchange = Exchange(request)
-    asked = asked_ranking(await exchange.body(), exchange.service.settings.limits)
+    asked = await exchange.asked(asked_ranking)
     asked = with_prompts(asked, exchange.service.client.facts["prompts"])
     scores, answer = await _compared(exchange, asked)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]

@@ -13,6 +13,8 @@ from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ferrum_jax.openai.answer_options import AnswerOptions, answer_options
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.openai.parameters import (
@@ -30,10 +32,11 @@ from ferrum_jax.openai.parameters import (
     with_options,
 )
 from ferrum_jax.openai.reading_fields import count_of, is_base64
-from ferrum_jax.prompt import Prompt
+from ferrum_jax.prompt import Prompt, named_text
 from ferrum_jax.quoting import quoted
 from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
+MOST_VALUES = 1_000_000  # of one body
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 WITHOUT_EFFECT = frozenset({"service_tier", "safety_identifier"})
 _HERE = frozenset({"stream", "stream_options", "priority", "timeout", "request_id"}) | WITHOUT_EFFECT
@@ -101,6 +104,8 @@ class AskedVectors:
 
 def read_body(content: bytes) -> dict[str, Any]:
     """The object of a body. Raises FieldError, without a field, for what is none."""
+    if (count := num_commas(content)) >= MOST_VALUES:
+        raise FieldError(f"the body has {count + 1:,} values; at most {MOST_VALUES:,} are read", None)
     try:
         found = decoded(content.decode())
     except UnicodeDecodeError as error:
@@ -110,6 +115,20 @@ def read_body(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FieldError(f"the body is a JSON {type(found).__name__}; it must be an object", None)
     return found
+
+
+def num_commas(content: bytes) -> int:
+    """How many commas of a JSON text part its values, looked for only where the text has too many of any kind.
+
+    The decoder makes millions of small values without once letting another thread run, so they are counted before.
+    """
+    count = content.count(b",")
+    if count < MOST_VALUES:
+        return count
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found = np.frombuffer(plain, np.uint8)
+    is_inside = np.bitwise_xor.accumulate(found == ord('"'))
+    return int(np.count_nonzero((found == ord(",")) & ~is_inside))
 
 
 def asked_text(given: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
@@ -249,10 +268,9 @@ def _continued(messages: Any) -> str:
 
 def salt_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The salt of a body's texts, where it gives one. Raises FieldError for what is none."""
-    salt = body.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise FieldError(f"cache_salt is {quoted(salt)}; it must be a string that is not empty", "cache_salt")
-    return {} if salt is None else {"cache_salt": salt}
+    with naming_fields(body):
+        salt = named_text("cache_salt", body.get("cache_salt"))
+    return {"cache_salt": salt} if salt else {}
 
 
 @contextlib.contextmanager

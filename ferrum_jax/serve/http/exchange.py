@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,12 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ferrum_jax.quoting import quoted
-from ferrum_jax.serve.bodies.http_body import REQUEST_ID, read_body
+from ferrum_jax.serve.bodies.http_body import REQUEST_ID, BodyLimits, read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
+from ferrum_jax.vision.decoding import Look, do_not_look
 
 Result = TypeVar("Result")
+_LONG_BODY = 64 << 10  # bytes; less is read in a few milliseconds
 _SILENCE_S = 1.0  # after which no more of a body is expected
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})
@@ -75,19 +77,34 @@ class Exchange:
             self.id = self.request.scope["state"]["request_id"] = request_id
 
     async def body(self) -> dict[str, Any]:
-        """The object of the body. Raises HttpError for one that is too large or too slow, and FieldError."""
+        """The object of the body. Raises as `asked` does."""
+        return await self.asked(lambda found, limits: found)
+
+    async def asked(self, ask: Callable[[dict[str, Any], BodyLimits], Result]) -> Result:
+        """What `ask` makes of the body's object. Raises HttpError for one that is too large or too slow, FieldError.
+
+        A long body is read in a thread: others' tokens do not wait until millions of values are decoded and checked.
+        """
         self.service.require_ready()
         settings = self.service.settings
         try:
             async with asyncio.timeout(settings.body_s):
-                found = read_body(await self._content(settings.max_body_bytes))
+                content = await self._content(settings.max_body_bytes)
         except TimeoutError as error:
             message = f"the body did not come within {settings.body_s:g} s"
             raise HttpError(408, message, code="body_timeout", headers=CLOSE) from error
         except ClientDisconnect as error:
             raise ClientLeft from error
-        self.request.scope["state"]["fields"] = frozenset(found)  # which errors may name
-        return found
+
+        def read(look: Look) -> Result:
+            found = read_body(content)
+            look()
+            self.request.scope["state"]["fields"] = frozenset(found)  # which errors may name
+            return ask(found, settings.limits)
+
+        if len(content) < _LONG_BODY:
+            return read(do_not_look)
+        return await self.unless_left(self.service.bodies.call(read, key=self.key.name, cost=len(content)), None)
 
     async def _content(self, most: int) -> bytes:
         announced = self.request.headers.get("content-length", "")

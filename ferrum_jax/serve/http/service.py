@@ -27,6 +27,7 @@ from ferrum_jax.structured.asked.tools import tools_of
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
+from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
@@ -63,6 +64,7 @@ class Service:
         queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
         self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
         self._texts = TokenTexts(None)
+        self.bodies = FairWorkers("bodies", _BODY_THREADS)
         self._long_texts = FairWorkers("texts", _TEXT_THREADS)
         self._images = FairWorkers("images", _IMAGE_THREADS, may_begin=lambda: self._held_bytes < MOST_HELD_BYTES)
         self._held_bytes = 0  # pixels of images that wait for the engine
@@ -148,6 +150,25 @@ class Service:
             return await self._long_texts.call(encoded, key=key.name, cost=length // _BYTES_OF_TOKEN)
         except ValueError as error:
             raise RequestRefused(str(error)) from error
+
+    async def decode(self, token_ids: Sequence[int], key: ApiKey) -> str:
+        """The text of token ids, special ones included, made in a thread where they are many. Raises RequestRefused."""
+        tokenizer = self.tokenizer
+
+        def decoded(look: Look) -> str:
+            look()
+            return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        if len(token_ids) * _BYTES_OF_TOKEN < _LONG_TEXT:
+            return decoded(do_not_look)
+        return await self._long_texts.call(decoded, key=key.name, cost=len(token_ids))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's. Raises RequestRefused where it has none."""
+        if self.prompts.tokenizer is None:
+            raise RequestRefused("the model has no tokenizer; give and take token ids")
+        return self.prompts.tokenizer
 
     # -- texts -----------------------------------------------------------------------------------------
 
@@ -350,6 +371,7 @@ class Service:
 
 _LONG_TEXT = 20_000  # characters
 _BYTES_OF_TOKEN = 4
+_BODY_THREADS = 1  # one at a time: what is decoded takes many times its bytes of memory
 _TEXT_THREADS = _IMAGE_THREADS = 2
 MOST_HELD_BYTES = 1 << 30
 _SOON = {"Retry-After": "1"}

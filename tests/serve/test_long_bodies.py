@@ -1,0 +1,75 @@
+"""A long body is decoded and checked in a thread, and one of too many values is refused before it is decoded."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.serve.bodies import http_body
+from ferrum_jax.serve.bodies.http_body import num_commas, read_body
+from ferrum_jax.serve.http import exchange
+from tests.serve.running import running
+
+MESSAGES = [{"role": "user", "content": "x"}]
+PATHS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": "x"},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/score": {"text_1": "x", "text_2": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["x"]},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+def test_long_bodies_are_read_in_a_thread_by_every_door(monkeypatch):
+    seen = []
+
+    def noted(content):
+        seen.append(threading.current_thread().name.startswith("ferrum-bodies"))
+        return read_body(content)
+
+    monkeypatch.setattr(exchange, "read_body", noted)
+    with running() as server:
+        for path, body in PATHS.items():
+            for unknown in ("y", "y" * exchange._LONG_BODY):
+                status, _, answer = server.ask(path, body | {"unknown": unknown})
+                assert status == 400 and answer["error"]["param"] == "unknown", (path, answer)
+        status, _, answer = server.ask("/detokenize", {"tokens": [5] * 60_000})
+        assert status == 200 and len(answer["prompt"]) >= 60_000
+        status, _, answer = server.ask("/v1/completions", {"prompt": "x", "cache_salt": "\ud800"})
+        assert status == 400 and "half of a surrogate pair" in answer["error"]["message"]
+        assert answer["error"]["param"] == "cache_salt"
+    assert seen == [False, True] * len(PATHS) + [True, False]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        list(range(9)),
+        ["a,b", 'c",",d', "\\", '\\",', ","],
+        {"a,": [1, {"b": "\\\\,"}]},
+        ",,,",
+        "\\\\\\",
+        ["é,", "，"],
+    ],
+)
+def test_commas_inside_texts_are_no_values(monkeypatch, value):
+    def of(value) -> int:
+        parts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+        return max(0, len(parts) - 1) + sum(map(of, parts))
+
+    monkeypatch.setattr(http_body, "MOST_VALUES", 1)
+    assert num_commas(json.dumps(value, ensure_ascii=False).encode()) == of(value)
+
+
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(http_body, "MOST_VALUES", 4)
+    assert read_body(b'{"prompt": "a,b,c,d,e,f,g", "stop": [1, 2, 3]}')["stop"] == [1, 2, 3]
+    with pytest.raises(FieldError, match=r"the body has 5 values; at most 4 are read"):
+        read_body(b'{"prompt": [[], [], [], [], ')
