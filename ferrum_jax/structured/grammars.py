@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import warnings
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +18,8 @@ from ferrum_jax.structured.vocabulary import Vocabulary, require_llguidance
 
 if TYPE_CHECKING:
     import llguidance
+
+_log = logging.getLogger("ferrum_jax.structured")  # a warning could be an error, on the engine's thread
 
 MOST_GRAMMARS = 512
 _THREADS = 2
@@ -78,7 +80,7 @@ class Grammars:
         if grammar is None:
             self.num_compiled += 1
             for each in asked.warnings:
-                warnings.warn(f"structured_outputs: {each}", UserWarning, stacklevel=2)
+                _log.warning("structured_outputs: %s", each)
             grammar = Grammar(self.vocabulary, self._threads.submit(_compile, self.vocabulary, asked, text))
             self._kept[key] = grammar
         else:

@@ -29,9 +29,9 @@ def characters(monkeypatch) -> list[int]:
     for owner in (LongTexts, Tokenizer):
         encoded = owner._encoded
 
-        def noted(self, text, *arguments, encoded=encoded):
+        def noted(self, text, *arguments, encoded=encoded, **how):
             found.append(len(text))
-            return encoded(self, text, *arguments)
+            return encoded(self, text, *arguments, **how)
 
         monkeypatch.setattr(owner, "_encoded", noted)
     return found
