@@ -18,6 +18,7 @@ from typing import Any
 _ALIASES = {"gcs": "gs", "s3a": "s3", "local": "file"}  # of schemes that name one store
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".model")  # files that make up a model's folder
 _REPORT = ".report.json"  # of a batch job; one that an earlier start wrote is no model's
+_PICTURES = (".png", ".svg", ".pdf")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -129,14 +130,21 @@ def install_command(extra: str, root: Path = _ROOT) -> str:
     return f"pip install -e '.[{extra}]' in a checkout of ferrum_jax"
 
 
-def require_matplotlib(flag: str) -> None:
-    """Raises ValueError naming the extra where matplotlib is missing, which a flag needs."""
+def require_plot(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError unless --plot can draw into `path`: matplotlib and its folder are there, its ending is known.
+
+    Asked before minutes of work.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in _PICTURES:
+        raise ValueError(f"--plot is {os.fspath(path)!r}; its ending must be one of {', '.join(_PICTURES)}")
     try:
         found = importlib.util.find_spec("matplotlib") is not None
     except ValueError:  # of a module that was set aside
         found = False
     if not found:
-        raise ValueError(f"{flag} needs matplotlib; {install_command('plot')}")
+        raise ValueError(f"--plot needs matplotlib; {install_command('plot')}")
+    require_folder_of(path, "plot")
 
 
 def is_url(path: str) -> bool:

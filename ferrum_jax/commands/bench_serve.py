@@ -13,7 +13,7 @@ from typing import Any
 from ferrum_jax.bench.serving import http_client, loads
 from ferrum_jax.bench.serving import run as serving
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.paths import require_folder_of, require_matplotlib
+from ferrum_jax.paths import require_folder_of, require_plot
 
 
 def add(commands: Any) -> None:
@@ -86,10 +86,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ValueError(f"--max-concurrency is {args.max_concurrency}; it must be 1 or more")
     if args.plot is not None:
-        require_matplotlib("--plot")
-    for path, what in ((args.output, "result"), (args.plot, "plot")):
-        if path is not None:
-            require_folder_of(path, what)
+        require_plot(args.plot)
+    if args.output is not None:
+        require_folder_of(args.output, "result")
     place = http_client.Address.of(args.url, verify=not args.insecure)
     headers = {} if args.api_key_file is None else {"Authorization": f"Bearer {_key(args.api_key_file)}"}
     try:

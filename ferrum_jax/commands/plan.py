@@ -49,10 +49,10 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     without_device(args.target)
     from ferrum_jax.meshes.choices import Lengths
-    from ferrum_jax.paths import require_matplotlib
+    from ferrum_jax.paths import require_plot
 
     if args.plot is not None:
-        require_matplotlib("--plot")
+        require_plot(args.plot)
     order, lengths = order_of(args), Lengths(tokens_in=args.tokens_in, tokens_out=args.tokens_out)
     if order.is_encoder:
         return _plan_encoder(args, order, lengths)

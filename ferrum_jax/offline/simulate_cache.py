@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import Outcome, replay, reuse_distances
-from ferrum_jax.paths import require_matplotlib
+from ferrum_jax.paths import require_plot
 from ferrum_jax.scheduling.request_log import Segment, read_request_log
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -28,7 +28,7 @@ def simulate(request_log: Path, sizes: Sequence[int] | None, plot: Path | None, 
     Raises ValueError or OSError for a request log that cannot be read, and ValueError where matplotlib is missing.
     """
     if plot is not None:
-        require_matplotlib("--plot")
+        require_plot(plot)
     segments = read_request_log(request_log)
     recorded = segments[-1].sizes.num_blocks
     chosen = sorted(set(sizes or (max(int(recorded * scale), 1) for scale in _SCALES)))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ferrum_jax.paths import NamedPath, install_command, is_url, open_url, require_apart
+from ferrum_jax.paths import NamedPath, install_command, is_url, open_url, require_apart, require_plot
 
 
 def refused(read: str, written: str, **more: bool) -> bool:
@@ -69,3 +69,13 @@ def test_a_url_is_opened_in_one_place_which_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ValueError, match=re.escape(f"gs://x needs fsspec; {install_command('store')}")):
         open_url("gs://x")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("a.xyz", "its ending must be one of .png, .svg, .pdf"), ("no/a.png", "is not a folder"), ("", "")],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, path, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        require_plot(tmp_path / path)
+    require_plot(tmp_path / "a.png")
