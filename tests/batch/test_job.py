@@ -215,6 +215,17 @@ def test_a_row_that_asks_for_another_model_is_not_answered_by_this_one(tmp_path)
     assert {line["response"]["body"]["model"] for line in found.values() if line["response"]} == {"tiny"}
 
 
+def test_a_row_that_asks_for_another_model_may_need_the_jobs_defaults_to_be_read(tmp_path):
+    rows = [{"custom_id": name, "prompt": "x", "min_tokens": 50, "model": name} for name in ("gpt", "tiny")]
+    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    assert job.run(defaults={"max_tokens": 60}) == EXIT_ROWS_FAILED
+    assert job.by_id()["gpt"]["error"]["code"] == "model_not_found" and job.by_id()["tiny"]["error"] is None
+    job.forget()
+    job.input.write_bytes(json.dumps(rows[0]).encode())
+    with pytest.raises(ValueError, match=r"another model: 'gpt' \(1 rows\)"):
+        job.run(defaults={"max_tokens": 60}, new_run=True)
+
+
 def adapted(custom_id: str, **fields) -> bytes:
     return json.dumps({"custom_id": custom_id, "prompt": "x", "max_tokens": 2, **fields}).encode() + b"\n"
 

@@ -139,6 +139,10 @@ class Rows:
             assert isinstance(row, BadRow), f"row {index} was bad and is not"
             yield index, row
 
+    def _parse(self, index: int) -> Row | BadRow:
+        """The line alone, with the job's seed and defaults as at the first pass."""
+        return parse_line(*self._line(index), seed=self._seed, defaults=self._defaults)
+
     def _line(self, index: int) -> tuple[bytes, int]:
         self._file.seek(self._offsets[index])
         return self._file.readline(), self._numbers[index]
@@ -151,7 +155,7 @@ class Rows:
         first: dict[str, int] = {}
         for index in suspects:
             raw, number = self._line(index)
-            custom_id = parse_line(raw, number, seed=self._seed, defaults=self._defaults).custom_id
+            custom_id = self._parse(index).custom_id
             assert custom_id is not None
             if first.setdefault(custom_id, number) != number:
                 self._first_lines[index] = first[custom_id]
@@ -163,14 +167,13 @@ class Rows:
         if len(others) and len(others) == np.count_nonzero(~self.is_bad):
             self._refuse_all(others, asked[others], names)
         for index in others.tolist():
-            raw, number = self._line(index)
-            row = parse_line(raw, number, seed=self._seed)
+            row = self._parse(index)
             assert isinstance(row, Row), f"row {index} was good and is not"
-            self._set_bad(index, foreign_row(raw, number, row, names, self._adapters))
+            self._set_bad(index, foreign_row(*self._line(index), row, names, self._adapters))
 
     def _refuse_all(self, others: np.ndarray, digests: np.ndarray, names: Sequence[str]) -> NoReturn:
         _, first, counts = np.unique(digests, return_index=True, return_counts=True)
-        rows = [parse_line(*self._line(int(others[i]))) for i in first[:_MOST_NAMED].tolist()]
+        rows = [self._parse(int(others[i])) for i in first[:_MOST_NAMED].tolist()]
         asked = [row.adapter or row.model for row in rows if isinstance(row, Row)]
         named = ", ".join(f"{model!r} ({n:,} rows)" for model, n in zip(asked, counts.tolist(), strict=False))
         raise ValueError(
