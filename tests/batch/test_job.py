@@ -4,6 +4,7 @@ import base64
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import html
 import io
 import itertools
@@ -14,6 +15,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -672,6 +674,40 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
         job.forget()
     places = {"job.json", "model.json", "environments", "workers", "leases", "segments", "runs", "merged.json"}
     assert failed == places | {"out.jsonl.report.json"}
+
+
+@pytest.mark.parametrize("call", ["fsync", "link", "replace"])
+def test_whichever_call_finds_the_disk_full_the_error_names_the_file_and_nothing_is_left_beside_it(
+    tmp_path, monkeypatch, call
+):
+    job = Job(tmp_path)
+    expected = job.whole()
+    real, named = getattr(os, call), set[str]()
+
+    def fails(left: list[int], *arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *(arguments[:1] if call != "fsync" else ()))
+        return real(*arguments)
+
+    for calls in range(100):
+        job.forget()
+        monkeypatch.setattr(os, call, functools.partial(fails, [calls]))
+        try:
+            is_done = job.run() == EXIT_OK
+        except OSError as found:
+            is_done = False
+            assert found.errno == errno.ENOSPC
+            named.add(str(Path(found.filename).relative_to(tmp_path)).removeprefix("out.jsonl.").split("/")[-1])
+        monkeypatch.undo()
+        assert not list(tmp_path.rglob(".*"))
+        for file in Path(f"{job.output}.journal/workers").glob("*"):  # as if the process had ended, as it would have
+            file.unlink()
+        job.clock = itertools.count(1_000)
+        assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+        if is_done:
+            break
+    assert is_done and ({"job.json", "model.json"} if call != "replace" else {"out.jsonl", "merged.json"}) <= named
 
 
 def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(tmp_path):

@@ -153,19 +153,35 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _temporary(path: Path, content: bytes = b"", *, lasts: bool = True) -> Iterator[str]:
-    """The path of a file beside `path` that holds the content, on disk if it lasts; it is gone afterwards."""
-    handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """The path of a file beside `path` that holds the content, on disk if it lasts; it is gone afterwards.
+
+    What fails in the block for this file, or for none that is named, is an error of `path`.
+    """
+    with _errors_of(path):
+        handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                if lasts:
+                    os.fsync(file.fileno())
+            os.chmod(written, 0o666 & ~_UMASK)
+            yield written
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # it was renamed to `path`
+                os.unlink(written)
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Names the file in the system's errors: a full disk fails calls that know a handle, or a temporary name, alone."""
     try:
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            if lasts:
-                os.fsync(file.fileno())
-        os.chmod(written, 0o666 & ~_UMASK)
-        yield written
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed to `path`
-            os.unlink(written)
+        yield
+    except OSError as error:
+        is_its = error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
+        if error.errno is None or not is_its:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _umask() -> int:
@@ -180,7 +196,8 @@ _UMASK = _umask()  # read once: reading it changes it for a moment
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with _errors_of(folder):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
