@@ -32,7 +32,7 @@ from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
-from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.store import open_local, open_store, split
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
 from ferrum_jax.batch.report.display import Display, Tally, summary_table
@@ -132,7 +132,8 @@ def run_batch(
     notice: Notice | None = None,
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
-    130 interrupted by the user, 75 by the system. After 3, 130 and 75 the same command goes on.
+    130 interrupted by the user, 75 by the system or because another worker took over its rows. After 3, 130 and 75 the
+    same command goes on.
 
     make_llm: loads the model for the rows; called only if there is one to run. input_path, output_path: local paths
     or URLs. model: the name that answers carry. console: where progress and result are shown. notice: tells the job to
@@ -165,6 +166,9 @@ def run_batch(
         except KeyboardInterrupt:
             _say(console, f"Finished rows are kept; {_same_command(options)} goes on with the rest.")
             return notice.exit_code or EXIT_INTERRUPTED
+        except LeaseLost as error:  # the machine was halted, say: nobody did anything wrong
+            _say(console, f"Stopped: {error}. Finished rows are kept; {_same_command(options)} goes on with the rest.")
+            return EXIT_PREEMPTED
 
 
 def _check_paths(source: str, target: str, page_at: str | None) -> None:

@@ -29,12 +29,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
-from ferrum_jax.batch.journal.leases import LeaseLost
+from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
 from tests.batch.fake_llm import FakeLLM
 
 NUM_ROWS = 40
-_LOST = 9  # exit code of a worker that was taken for dead
+_LOST = EXIT_PREEMPTED  # exit code of a worker that was taken for dead
 
 
 class Arena:
@@ -71,8 +70,6 @@ class Arena:
         try:
             prepare()
             code = self._run(order, 1000.0 if is_first else float(order))  # the time of day may jump
-        except LeaseLost:
-            code = _LOST
         except BaseException:
             traceback.print_exc()
         finally:

@@ -33,7 +33,6 @@ from ferrum_jax.batch.job import (
     JobStart,
     run_batch,
 )
-from ferrum_jax.batch.journal.leases import LeaseLost
 from ferrum_jax.batch.journal.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.page import page
@@ -581,6 +580,28 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     assert job.input.read_bytes() == GOOD_INPUT
 
 
+def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job(tmp_path):
+    job = Job(tmp_path)
+    notice = Notice()
+
+    def on_step(llm: FakeLLM) -> None:
+        if llm.num_steps == 3:
+            shutil.rmtree(f"{job.output}.journal")
+        elif llm.num_steps == 6:
+            notice.give("the test", EXIT_PREEMPTED)
+
+    assert job.run(notice=notice, on_step=on_step) == EXIT_PREEMPTED
+    assert list(Path(f"{job.output}.journal/segments").iterdir())
+    for new_run in (False, True):
+        with pytest.raises(
+            ValueError, match=r"has rows of a job and not that job's record, job\.json.* move the folder"
+        ):
+            job.run(seed=7, new_run=new_run)
+    shutil.rmtree(f"{job.output}.journal")
+    Path(f"{job.output}.report.json").unlink(missing_ok=True)
+    assert job.run(seed=7) == EXIT_OK
+
+
 def test_an_output_without_its_journal_is_refused_and_left_as_it_was(tmp_path):
     job = Job(tmp_path)
     job.output.write_bytes(b"my thesis")
@@ -611,6 +632,10 @@ def test_an_output_that_was_lost_is_merged_again_without_the_model(tmp_path):
     assert job.output.read_bytes() == before and len(job.llms) == 1
 
 
+def shown_words(job: Job) -> str:
+    return " ".join(job.shown.getvalue().split())
+
+
 def test_a_worker_that_was_taken_for_dead_while_it_wrote_the_output_says_so_and_harms_nothing(tmp_path):
     job = Job(tmp_path)
 
@@ -623,8 +648,8 @@ def test_a_worker_that_was_taken_for_dead_while_it_wrote_the_output_says_so_and_
                     beat.with_suffix(".dead").touch()
                 assert job.run() == EXIT_OK
 
-    with pytest.raises(LeaseLost, match="another took over its rows; start it again"):
-        job.run(store=lambda path: Overtaken(Path(path)))
+    assert job.run(store=lambda path: Overtaken(Path(path))) == EXIT_PREEMPTED
+    assert "another took over its rows. Finished rows are kept; the same command" in shown_words(job)
     assert job.run() == EXIT_OK and [line["custom_id"] for line in job.lines()] == ["a", "b", "c", "d", "e"]
 
 

@@ -42,6 +42,11 @@ class JobFolder:
                     f"{self.target} is there without its journal, {self.target}.journal, so it is not known what it "
                     "holds; move it away, name another output, or have it moved aside with --new-run"
                 )
+            if self.journal.names("segments"):  # the folder was deleted under a worker, which then wrote on
+                raise ValueError(
+                    f"{self.target}.journal has rows of a job and not that job's record, {RECORD}, so it is not known "
+                    "what answered them; put the record back, move the folder away, or name another output"
+                )
             self.journal.create(RECORD, new_record(settings, names, now))
             found = self.journal.read(RECORD)  # another worker may have been first
             assert found is not None, "the job's record is gone"

@@ -43,10 +43,12 @@ class Leases:
         self.beat()
 
     def beat(self) -> None:
-        """Says that this worker lives. Raises LeaseLost if another took it for dead."""
+        """Says that this worker lives. Raises LeaseLost if another took it for dead, OSError if the journal is gone."""
         if self._store.size(f"workers/{self._worker}.dead") is not None:
-            raise LeaseLost(
-                f"this worker was silent for {self._expiry_s:.0f} s and another took over its rows; start it again"
+            raise LeaseLost(f"this worker was silent for {self._expiry_s:.0f} s and another took over its rows")
+        if self._num_beats and self._store.size(f"workers/{self._worker}.beat") is None:
+            raise OSError(
+                "the journal was deleted or moved while the job ran; put it back and start again, or begin anew"
             )
         self._num_beats += 1
         content = json.dumps({**_process(), "beats": self._num_beats}).encode()

@@ -49,8 +49,17 @@ def test_a_heartbeat_that_stands_still_for_long_enough_is_death_and_the_dead_lea
     assert other.acquire("0") is None
     clock.now = 19.5
     assert other.acquire("0") == 2
-    with pytest.raises(LeaseLost, match="silent for 10 s and another took over its rows; start it again"):
+    with pytest.raises(LeaseLost, match="silent for 10 s and another took over its rows"):
         silent.beat()
+
+
+def test_a_worker_whose_journal_was_deleted_learns_of_it_and_makes_no_new_one(store):
+    worker_1 = worker(store, "w1")
+    worker_1.beat()
+    store.move("workers", "elsewhere", mark="")
+    with pytest.raises(OSError, match="the journal was deleted or moved while the job ran"):
+        worker_1.beat()
+    assert store.names("workers") == []
 
 
 def test_a_process_that_has_ended_on_this_machine_is_dead_at_once(store, monkeypatch):
