@@ -19,7 +19,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -180,12 +179,17 @@ def _check_paths(source: str, target: str, page_at: str | None) -> None:
         open_store(split(page_at)[0])  # raises now if its driver is not installed
     elif page_at is not None:
         require_folder_of(page_at, "report's page")
+        if os.path.isdir(page_at):
+            raise ValueError(f"{page_at} is not a file; name a file for the report's page")
     if is_url(target):
         return
-    path = Path(target)
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{target} is not a file; name a file for the output")
-    require_folder_of(path, "output")
+    require_folder_of(target, "output")
+    for written in (output, *kept_beside(target, "output")):
+        what, fits = ("folder", os.path.isdir) if written.is_owned else ("file", os.path.isfile)
+        if os.path.exists(written.path) and not fits(written.path):
+            raise ValueError(
+                f"{written.path}, which is to be {written.what}, is not a {what}; move it away, or name another output"
+            )
 
 
 def _set_aside(place: JobFolder, options: JobOptions, console: Console) -> None:

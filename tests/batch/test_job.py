@@ -580,6 +580,16 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     assert job.input.read_bytes() == GOOD_INPUT
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.report.json", "page.html", "out.jsonl.journal"])
+def test_what_stands_where_the_job_is_to_write_is_refused_before_the_model_loads(tmp_path, name):
+    job = Job(tmp_path)
+    place = tmp_path / name
+    place.write_bytes(b"x") if name.endswith(".journal") else place.mkdir()
+    with pytest.raises(ValueError, match=f"{re.escape(str(place))}.* is not a f"):
+        job.run(page_path=str(tmp_path / "page.html"))
+    assert not job.llms and {path.name for path in tmp_path.iterdir()} == {"in.jsonl", name}
+
+
 def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job(tmp_path):
     job = Job(tmp_path)
     notice = Notice()
