@@ -3,7 +3,8 @@
 A segment holds records, one a line, each with a checksum, an epoch and the digest of its row, so a torn or damaged
 tail is seen and dropped. A record is a row's output line, the tokens of a row in progress, or that the engine crashed
 while the row ran. The epoch is that of the lease under which the row was run; of two lines of one row, which there are
-only if a worker was taken for dead and was not, the later epoch's counts, for all readers alike.
+only if a worker was taken for dead and was not, or while rows are added to the input of one that runs, the later
+epoch's counts, for all readers alike.
 """
 
 from __future__ import annotations
@@ -224,10 +225,16 @@ class Journal:
             self._book_lines(segment, list(lines.values()))
 
     def _book_lines(self, segment: int, lines: list[_Record]) -> None:
-        """Books lines of different rows; of a row that has one already the later epoch's counts."""
+        """Books lines of different rows; of a row that has one already the later epoch's counts.
+
+        Two layouts have epochs of their own, so two lines may have one: the segment of the lesser name then counts.
+        """
         indices = np.array([line.index for line in lines])
         epochs = np.array([line.epoch for line in lines], self._epoch.dtype)
-        counts = (self._state[indices] == _TODO) | (epochs > self._epoch[indices])
+        is_todo = self._state[indices] == _TODO
+        counts = is_todo | (epochs > self._epoch[indices])
+        for place in np.flatnonzero(~is_todo & (epochs == self._epoch[indices])).tolist():
+            counts[place] = self._segments[segment] < self._segments[self._segment[indices[place]]]
         indices, lines = indices[counts], [line for line, count in zip(lines, counts.tolist(), strict=True) if count]
         before = np.bincount(self._state[indices], minlength=len(self._counts))
         self._segment[indices], self._epoch[indices] = segment, epochs[counts]

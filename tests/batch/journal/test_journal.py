@@ -89,6 +89,17 @@ def test_a_changed_byte_is_seen(store, rows):
     assert other.num_ok == 0 and other.num_torn == 1
 
 
+def test_of_two_lines_of_one_epoch_which_two_layouts_have_all_readers_count_the_same(store, rows):
+    first, second = Journal(store, rows, "w1"), Journal(store, rows, "w2")
+    for journal, text in ((second, "of w2"), (first, "of w1")):
+        journal.append(OK, 0, line("a", text), 1)
+        journal.flush()
+    reader = Journal(store, rows, "w3")
+    for journal in (first, second, reader):
+        journal.refresh()
+    assert [content(each, store) for each in (first, second, reader)] == [{0: line("a", "of w1") + b"\n"}] * 3
+
+
 def test_of_two_lines_of_one_row_the_later_epoch_counts_in_whatever_order_they_are_read(store, rows):
     late, early = Journal(store, rows, "w0"), Journal(store, rows, "w1")
     late.append(OK, 0, line("a", "of the owner"), 2)
