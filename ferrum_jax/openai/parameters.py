@@ -67,6 +67,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "store": ((False,), "nothing is stored but the output file; leave it out"),
     "priority": ((0,), "put urgent rows into a job of their own"),
     "chat_template": ((), "change the template in the checkpoint's folder"),
+    "documents": (([],), "put them into a message, as the model's template would"),
+    "logprob_token_ids": (([],), "read them out of logprobs, whose count may be 20"),
     "continue_final_message": ((False,), "it goes with messages; give those in place of a prompt"),
     "chat_template_kwargs": (({},), "it goes with messages; give those in place of a prompt"),
     "adapter": ((), "vectors are made without one; leave it out"),
