@@ -35,7 +35,9 @@ def test_a_context_may_be_as_long_as_the_factor_of_a_dynamic_rope_says():
     assert resolve(spec_of(DYNAMIC), EngineConfig(), mesh).max_model_len == 8192
     for config, longest in ((DYNAMIC, 32768), (LLAMA3_8B, 8192)):
         resolve(spec_of(config), EngineConfig(max_model_len=longest), mesh)
-        with pytest.raises(ValueError, match=f"max_model_len is {longest + 1}, more than the model's {longest} positions"):
+        with pytest.raises(
+            ValueError, match=f"max_model_len is {longest + 1}, more than the model's {longest} positions"
+        ):
             resolve(spec_of(config), EngineConfig(max_model_len=longest + 1), mesh)
 
 

@@ -87,6 +87,7 @@ def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
 
 def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
     begun, stopped, prepare = [], [], llm.llm.prepare
+    all_cancelled = threading.Event()  # a thread that is free before could begin one whose turn to be cancelled comes
 
     def held(prompt, options, *, sampling, look):
         if not isinstance(prompt, dict):
@@ -97,6 +98,7 @@ def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(ll
                 look()
                 time.sleep(0.001)
         except Stopped:
+            all_cancelled.wait(60)
             stopped.append(prompt)
             raise
 
@@ -110,6 +112,7 @@ def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(ll
         for task in images:
             task.cancel()
         await asyncio.gather(*images, return_exceptions=True)
+        all_cancelled.set()
         return output
 
     assert asyncio.run(run()).finished

@@ -45,7 +45,7 @@ async def answer(app: Starlette, path: str) -> tuple[int, str]:
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
 
 
-FACTS = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": []}
+FACTS = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": [None, None]}
 
 
 def ready(service: Service, link: OwnLink) -> None:

@@ -73,7 +73,8 @@ def decoding(monkeypatch):
 def opened(prompts: PromptEncoder) -> tuple[Service, OwnLink]:
     link = OwnLink()
     service = Service(EngineClient(link), ServerSettings())
-    link.receive([["ready", {"num_rows": 1, "generates": True, "max_model_len": 1000, "adapters": []}]])
+    facts = {"num_rows": 1, "generates": True, "max_model_len": 1000, "adapters": [], "forms": [None, None]}
+    link.receive([["ready", facts]])
     service.open(prompts)
     return service, link
 
