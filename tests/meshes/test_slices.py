@@ -39,6 +39,7 @@ def test_every_family_plans_with_defaults_or_is_too_large_as_the_page_says(model
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_published_model_plans_on_every_slice_or_says_that_memory_is_too_small():
     assert slices.PAGE.read_text() == slices.page(), "run python -m scripts.slices_page"
     models = [*slices.models(), *slices.PUBLISHED_ENCODERS]
