@@ -195,7 +195,7 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
 
 def _job_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
     """With many rows on the CPU too, where they are left open; elsewhere they are many anyway, if there is room."""
-    return invariant_config(args, config.with_rows(MANY_ROWS) if runs_on_cpu(config) else config)
+    return invariant_config(args, config.with_rows(MANY_ROWS) if runs_on_cpu() else config)
 
 
 def _save_prefixes(folder: Path | None, llm: Any) -> None:

@@ -114,22 +114,23 @@ def invariant_config(args: argparse.Namespace, config: EngineConfig) -> EngineCo
 
     Flags and bundle may say otherwise.
     """
-    if "invariant" in args or args.bundle is not None or not runs_on_cpu(config) or config.dtype == "bfloat16":
+    if "invariant" in args or args.bundle is not None or not runs_on_cpu() or config.dtype == "bfloat16":
         return config
     return dataclasses.replace(config, invariant=True)
 
 
-def runs_on_cpu(config: EngineConfig) -> bool:
+def runs_on_cpu() -> bool:
     """Whether jax takes the CPU.
 
-    It opens a chip to say so, which a child must do first where a kernel is to be checked on it: then it is not asked.
+    Said without opening a device: where a kernel is to be checked on a chip a child must open it first, and with
+    several processes the first look at devices waits until all of them look.
     """
     import jax
 
+    if platforms := jax.config.values["jax_platforms"]:
+        return platforms.split(",")[0] == "cpu"
     chips = Chips.here()
-    if chips.platform and chips.has_package() and config.check != "off" and not jax.config.values["jax_platforms"]:
-        return False
-    return jax.default_backend() == "cpu"
+    return not (chips.platform and chips.has_package())
 
 
 def open_llm(

@@ -104,7 +104,9 @@ def llms(monkeypatch):
         yield
 
     jax = types.SimpleNamespace(
-        default_backend=lambda: "cpu", profiler=types.SimpleNamespace(trace=trace), traces=traces
+        config=types.SimpleNamespace(values={"jax_platforms": "cpu"}),
+        profiler=types.SimpleNamespace(trace=trace),
+        traces=traces,
     )
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setitem(sys.modules, "ferrum_jax.llm", types.SimpleNamespace(LLM=CommandLLM))
@@ -348,10 +350,10 @@ def test_a_model_in_a_hubs_cache_has_the_hubs_name():
 
 
 @pytest.mark.parametrize(
-    ("flag", "backend"), [("--no-invariant", "cpu"), ("--dtype=bfloat16", "cpu"), ("--seed=1", "gpu")]
+    ("flag", "platforms"), [("--no-invariant", "cpu"), ("--dtype=bfloat16", "cpu"), ("--seed=1", "cuda,cpu")]
 )
-def test_batch_is_not_invariant_where_that_is_not_wanted_or_not_possible(llms, tmp_path, flag, backend):
-    sys.modules["jax"].default_backend = lambda: backend
+def test_batch_is_not_invariant_where_that_is_not_wanted_or_not_possible(llms, tmp_path, flag, platforms):
+    sys.modules["jax"].config.values["jax_platforms"] = platforms
     rows = write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"})
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", str(tmp_path / "o"), flag]) == 0
     assert not llms[0].config.invariant
@@ -494,7 +496,7 @@ def test_a_job_has_many_rows_on_the_cpu_and_elsewhere_as_many_as_there_is_room_f
     """Named rows are never fewer than asked for, so that they stay open where a kernel may have no room for all."""
     from ferrum_jax.commands import batch
 
-    monkeypatch.setattr(batch, "runs_on_cpu", lambda config: where == "cpu")
+    monkeypatch.setattr(batch, "runs_on_cpu", lambda: where == "cpu")
     args = argparse.Namespace(bundle=None)
     assert batch._job_config(args, EngineConfig()).max_num_seqs == (256 if where == "cpu" else None)
     assert batch._job_config(args, EngineConfig(max_num_seqs=7)).max_num_seqs == 7
