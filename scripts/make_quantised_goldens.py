@@ -61,7 +61,7 @@ LATENT = Golden(
     gain=2.0,
     config={
         **{key: value for key, value in _SIZES.items() if key not in ("head_dim", "rope_parameters")},
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_key_value_heads": 4,
         "q_lora_rank": 32,
         "kv_lora_rank": 64,
@@ -81,11 +81,11 @@ LATENT = Golden(
     },
 )
 MODELS = {"dense": DENSE, "experts": EXPERTS, "latent": LATENT}
-# Of models in which no input lies so near a tie that float32 and float64 round it to different codes.
-SEEDS = {"float8": 73, "float8_blocks": 72, "fp8_blocks_latent": 57}
+# Of models in which no input lies so near a tie that float32 and float64 round it to different codes. The latent
+# one's also holds on other CPUs: weights changed by 1e-7 of themselves, twelve times, moved logits by 0.08 of what the
+# test allows at most; of 112 seeds three kept below it.
+SEEDS = {"float8": 73, "float8_blocks": 72, "fp8_blocks_latent": 134}
 _PROMPTS = (1, 2)  # of those that the other goldens have
-_NEAR = 2e-6  # relative: further than float32 is from float64 after a few layers
-_near_ties: list[int] = []  # a count of inputs for each product whose inputs were rounded to fp8
 
 
 def make(name: str, folder: Path) -> None:
@@ -105,9 +105,6 @@ def make(name: str, folder: Path) -> None:
             model.set_experts_implementation("eager")
         with _rounding(model.eval(), chosen, decoded):
             arrays = _answers(model, draw_prompts(golden.config["vocab_size"], golden.seed))
-    if _near_ties:
-        print(f"  {sum(_near_ties)} inputs lie within {_NEAR:.0e} of a tie between two codes; take a seed with none")
-        _near_ties.clear()
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
@@ -174,13 +171,8 @@ def _round(x: torch.Tensor, chosen: Quantised) -> torch.Tensor:
     if chosen.rounding == "int8":
         codes = torch.round(share).clamp(-128, 127)
     else:
-        codes = _fp8(share, limit)
-        _near_ties.append(int((_fp8(share * (1 + _NEAR), limit) != _fp8(share * (1 - _NEAR), limit)).sum()))
+        codes = share.clamp(-limit, limit).float().to(torch.float8_e4m3fn).double()
     return (codes * scale).flatten(-2)
-
-
-def _fp8(share: torch.Tensor, limit: int) -> torch.Tensor:
-    return share.clamp(-limit, limit).float().to(torch.float8_e4m3fn).double()
 
 
 def _answers(model: Any, prompts: list[np.ndarray]) -> dict[str, np.ndarray]:
