@@ -133,6 +133,8 @@ def _run(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     row_defaults(args)  # before anything is read
     adapters_of(args, config)
+    if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
+        raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
         return show_plan(args, _job_config(args, config))
     if args.save_prefixes_at_notice is not None:

@@ -305,8 +305,9 @@ def require_all_processes(mesh: Mesh) -> None:
     taking = {device.process_index for device in mesh.devices.flat}
     if len(taking) < jax.process_count():
         raise ValueError(
-            f"a mesh of {mesh.size} devices takes none of {jax.process_count() - len(taking)} of the "
-            f"{jax.process_count()} processes; name one of all {jax.device_count()} devices"
+            f"a mesh of {mesh.size} devices leaves out {jax.process_count() - len(taking)} of the "
+            f"{jax.process_count()} processes; give a mesh of all {jax.device_count()} devices, such as "
+            f"tp={jax.device_count()}"
         )
 
 

@@ -220,4 +220,10 @@ def test_blocks_come_back_from_the_host_memory_of_both_processes(folder):
 def test_a_model_that_one_process_cannot_open_ends_both_with_its_words(folder, other):
     (code, said), (other_code, other_said) = run_two(folder, "none.jsonl", "tp=4", (ORDINARY, other))
     assert (code, other_code) == (2, 2), said + other_said
-    assert "a mesh of 4 devices takes none of 1 of the 2 processes" in said
+    assert "a mesh of 4 devices leaves out 1 of the 2 processes; give a mesh of all 8 devices" in said
+
+
+def test_a_plan_of_several_processes_is_refused_by_all_at_once(folder):
+    both = run_two(folder, "planned.jsonl", "tp=8", flags=("--plan",))
+    assert [code for code, _ in both] == [2, 2]
+    assert "--plan plans for the devices of one process; leave --coordinator out" in both[0][1]
