@@ -16,10 +16,12 @@ import pytest
 
 from ferrum_jax import __main__ as cli
 from ferrum_jax.commands import flags
+from ferrum_jax.commands.model import runs_on_cpu
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.pools.budget import GroupBlocks, Ledger
 from ferrum_jax.request import SamplingParams, StructuredOutputsParams
+from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
 from tests.batch.fake_llm import FakeLLM, answer
@@ -489,6 +491,26 @@ def test_what_was_chosen_where_the_flags_leave_it_open_is_said_in_a_line_each(ll
     monkeypatch.setattr(CommandLLM, "choices", ("mesh tp=8 is taken of 8 devices", "64 rows run at once"))
     assert cli.main(["generate", "--model", "m", "p"]) == 0
     assert capsys.readouterr().err.splitlines()[1:] == list(CommandLLM.choices)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "chips", "package", "is_cpu"),
+    [
+        ("cpu", "tpu", True, True),
+        ("cpu,cuda", "gpu", True, True),
+        ("cuda,cpu", "gpu", True, False),
+        ("", "gpu", True, False),
+        (None, "tpu", True, False),
+        (None, "tpu", False, True),
+        (None, "", True, True),
+    ],
+)
+def test_the_platform_is_told_without_opening_a_device(llms, monkeypatch, platforms, chips, package, is_cpu):
+    """The stand-in for jax has no devices to ask for: on several hosts the first look at them waits for all."""
+    sys.modules["jax"].config.values["jax_platforms"] = platforms
+    monkeypatch.setattr(Chips, "here", lambda: Chips(platform=chips, ids=()))
+    monkeypatch.setattr(Chips, "has_package", lambda self: package)
+    assert runs_on_cpu() is is_cpu
 
 
 @pytest.mark.parametrize("where", ["cpu", "gpu"])
