@@ -23,8 +23,8 @@ from checkpoints.placement import leaves_of, place
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import Rule, as_stored, expand
 from checkpoints.writer import describe, open_writer
-from ferrum_jax.forms import WeightForm, weight_of
 from ferrum_jax.paths import is_url
+from ferrum_jax.spec.stored_weight import WeightForm, weight_of
 
 _CHUNK = 1 << 20  # elements compared at a time
 _OWN_DTYPES = ("float32", "bfloat16", "float16")  # weights of these stay as they are unless a dtype is asked for

@@ -22,7 +22,7 @@ from checkpoints.formats import KEYS, Leaf, PackedWeight, join, scheme_of
 from checkpoints.formats.packed import slices
 from checkpoints.formats.written import block_rows, quantization_config, shapes_of, tensors_of
 from checkpoints.rules import BASE, Rule, Shape, StoredTensor, as_stored, expand
-from ferrum_jax.forms import LEAVES, WeightForm, weight_of
+from ferrum_jax.spec.stored_weight import LEAVES, WeightForm, weight_of
 
 Plan = Mapping[str, tuple[StoredTensor, ...]]
 Tensors = dict[str, tuple[Shape, np.dtype]]

@@ -30,7 +30,7 @@ from checkpoints.names.problems import listed, shown
 from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
-from ferrum_jax.forms import weight_of
+from ferrum_jax.spec.stored_weight import weight_of
 
 INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say

@@ -31,7 +31,7 @@ from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
 from checkpoints.placement import aligned_empty, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.rules import Expansion
-from ferrum_jax.forms import WeightForm, weight_of
+from ferrum_jax.spec.stored_weight import WeightForm, weight_of
 
 FORMAT = 2
 DESCRIPTION = "ferrum_jax.json"

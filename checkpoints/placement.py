@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from checkpoints.rules import Expansion
-from ferrum_jax.forms import WeightForm, is_packed, weight_of_leaf
+from ferrum_jax.spec.stored_weight import WeightForm, is_packed, weight_of_leaf
 
 ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
 

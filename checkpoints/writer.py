@@ -33,7 +33,7 @@ from checkpoints.orbax_folder import (
     group_folder,
     save_arrays,
 )
-from ferrum_jax.forms import weight_of_leaf
+from ferrum_jax.spec.stored_weight import weight_of_leaf
 
 GROUP_BYTES = 1 << 29  # what is in memory at once, unless a single parameter is larger
 Params = Mapping[str, jax.Array | np.ndarray]

@@ -9,9 +9,10 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.request import RequestOutput, SamplingParams
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from ferrum_jax.device_check.run_check import check_device

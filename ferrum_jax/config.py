@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.forms import made_form
 from ferrum_jax.ints import pool_blocks
 from ferrum_jax.setting import check_settings, described, setting
+from ferrum_jax.spec.stored_weight import made_form
 
 _IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")

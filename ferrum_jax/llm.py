@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flax import nnx
 
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, by_steps, embed_all, in_order, run_all
 from ferrum_jax.embeddings.encoder import Encoder
@@ -40,19 +42,11 @@ from ferrum_jax.engine.calls.score_requests import Completion, ScoreRequest, sco
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Inbox, SharedEngine
 from ferrum_jax.engine.stats import snapshot
-from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
 from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, is_messages, listed, single, take_apart
-from ferrum_jax.request import (
-    CompletionOutput,
-    EmbeddingOutput,
-    RequestOptions,
-    RequestOutput,
-    SamplingParams,
-    ScoreOutput,
-    SequenceLogprobs,
-)
+from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.model_source import ModelSource

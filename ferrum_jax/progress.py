@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ferrum_jax.request import RequestOutput
+from ferrum_jax.outputs import RequestOutput
 
 PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
 

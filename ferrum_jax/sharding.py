@@ -26,10 +26,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from checkpoints.rules import Expansion
 from ferrum_jax.config import MeshShape
-from ferrum_jax.forms import weight_of_leaf
 from ferrum_jax.ints import round_up
 from ferrum_jax.spec import AttentionSpec, ModelSpec
 from ferrum_jax.spec.checks import no_multiples
+from ferrum_jax.spec.stored_weight import weight_of_leaf
 
 DATA, TENSOR = "dp", "tp"
 _TPUS_OF_A_HOST = 8  # no machine has more

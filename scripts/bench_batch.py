@@ -27,12 +27,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.job import JobOptions, run_batch
 from ferrum_jax.config import EngineSizes
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Request, RequestOutput, SamplingParams, ScoreOutput
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from scripts.git_state import git_state

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from ferrum_jax.forms import WeightForm, made_form
+from ferrum_jax.spec.stored_weight import WeightForm, made_form
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.quantized_matmul.mosaic_tpu import form_of
 from pallas_kernels.quantized_matmul.tpu.config import FewRows, ManyRows, are_few

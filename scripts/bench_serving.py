@@ -34,11 +34,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from ferrum_jax import LLM, EngineConfig
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.bench.serving import run as serving
 from ferrum_jax.bench.serving.http_client import Address
 from ferrum_jax.bench.serving.loads import Load, requests_of
 from ferrum_jax.bench.workloads import run_workload
-from ferrum_jax.request import CompletionOutput, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.outputs import CompletionOutput, RequestOutput
 from ferrum_jax.serve.app.http_process import HttpOrder
 from ferrum_jax.serve.engine_process import HttpChild, listening
 from ferrum_jax.serve.http.settings import ServerSettings

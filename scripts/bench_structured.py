@@ -27,6 +27,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig, EngineSizes
 from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
@@ -36,10 +38,8 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.llm import LLM
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.request import SamplingParams
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.startup.build_engine import no_adapter
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from ferrum_jax.structured.reading.message_parser import NO_FORMS
 from ferrum_jax.text.tokenizer import Tokenizer
 from scripts.git_state import git_state

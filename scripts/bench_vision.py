@@ -26,8 +26,8 @@ import jax
 import numpy as np
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import RequestOptions
 from scripts.git_state import git_state
 from tests.models.published_images import QWEN3_VL_2B
 

@@ -25,9 +25,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints.placement import place
 from ferrum_jax import sampling
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.plan import ShardPlan
-from ferrum_jax.request import SamplingParams
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words
 from ferrum_jax.runtime.layout import Layout, lay_out

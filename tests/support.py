@@ -7,8 +7,8 @@ import functools
 import os
 import pathlib
 
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.request import RequestOptions
 
 ROOT = pathlib.Path(__file__).parent.parent
 GOLDENS = pathlib.Path(__file__).parent / "goldens"

@@ -1,4 +1,4 @@
-"""Published formats of quantised weights: each is a reader that gives a form (`ferrum_jax/forms.py`).
+"""Published formats of quantised weights: each is a reader that gives a form (`ferrum_jax/spec/stored_weight.py`).
 
 `scheme_of` says what a config.json means, before a weight is read; `join` puts a `PackedWeight` in the place of the
 tensors of each quantised module. Everything else is refused by name.
@@ -16,7 +16,7 @@ from checkpoints.formats import awq, compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.formats.packed import Leaf, PackedWeight
 from checkpoints.formats.scheme import KEYS, Module, Scheme, Settings, refusal, scale_dtype_of
 from checkpoints.names.problems import listed
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 __all__ = [
     "KEYS",

@@ -32,7 +32,7 @@ from checkpoints.formats.leaves import (
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
 from checkpoints.names.patterns import Pattern
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _KINDS = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8_e4m3"}

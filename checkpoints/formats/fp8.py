@@ -18,7 +18,7 @@ from typing import Any
 from checkpoints.formats.leaves import finite_leaf, float8, input_scale_leaf, scale_leaf
 from checkpoints.formats.packed import PackedWeight, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size, is_within
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 _BLOCK_SCALE, _SCALE, _INPUT = ".weight_scale_inv", ".weight_scale", ".input_scale"
 

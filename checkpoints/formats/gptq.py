@@ -26,7 +26,7 @@ from checkpoints.formats.leaves import (
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
 from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 _QWEIGHT, _QZEROS, _SCALES, _G_IDX = ".qweight", ".qzeros", ".scales", ".g_idx"
 _HOW = (

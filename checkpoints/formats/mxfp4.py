@@ -17,7 +17,7 @@ import numpy as np
 from checkpoints.formats.leaves import checked_exponents
 from checkpoints.formats.packed import Leaf, PackedWeight, slices, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, is_within
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK = 32  # elements with one scale

@@ -9,7 +9,7 @@ from typing import Any
 
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.names.patterns import Pattern
-from ferrum_jax.forms import WeightForm
+from ferrum_jax.spec.stored_weight import WeightForm
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
 _LONGEST = 200  # characters of a value that a message shows

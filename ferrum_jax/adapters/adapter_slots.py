@@ -19,9 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from checkpoints.adapters.lora import HEAD_PART, Adapter, LowRank
 from checkpoints.placement import place, whole_targets
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.forms import weight_of
 from ferrum_jax.ints import round_up
 from ferrum_jax.sharding import ShardedModel, formats, local_bytes, partitions, whole
+from ferrum_jax.spec.stored_weight import weight_of
 from pallas_kernels.low_rank import RANK_TILE, ExpertSlots, LowRankSlots
 
 # What `EngineConfig.adapter_targets` names: patterns of weights, the first group that fits.

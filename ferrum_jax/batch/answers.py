@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrum_jax.batch.input.formats import Row
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
 Answer = RequestOutput | EmbeddingOutput | ScoreOutput | ValueError
 

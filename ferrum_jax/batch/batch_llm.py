@@ -6,9 +6,10 @@ import datetime
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, SamplingParams, ScoreOutput
+from ferrum_jax.spec.identity import ModelIdentity
 
 
 class RowCrash(ValueError):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.answers import Answer, Answers
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row
@@ -26,7 +27,7 @@ from ferrum_jax.batch.journal.responses import answered_line, failed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
-from ferrum_jax.request import NOT_FINITE_REASON, CompletionOutput, RequestOutput, SamplingParams
+from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
 
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05

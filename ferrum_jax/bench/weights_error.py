@@ -16,11 +16,11 @@ import numpy as np
 
 from checkpoints.memory import take
 from ferrum_jax.bench.kv_error import TEXT
-from ferrum_jax.forms import weight_of
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.llm import LLM
 from ferrum_jax.models.registry import abstract_model, bind, quantised_spec, unbind
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec.stored_weight import weight_of
 
 MADE = ("int8", "int8-a16", "fp8", "fp8-a16", "int4-g32", "int4-g128", "mxfp4")
 

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.bench.kv_error import measure_kv_error
 from ferrum_jax.bench.weights_error import measure_weights_error
 from ferrum_jax.llm import LLM
-from ferrum_jax.request import SamplingParams
 
 Request = tuple[list[int], int]  # token ids, tokens to generate
 WORKLOADS = ("decode", "single", "shared_prefix", "ragged", "streams")

@@ -7,12 +7,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.commands.model import add_model, chosen_config, invariant_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompt_flags import add_prompts, reach_of, read_prompts
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.paths import require_folder_of, require_free
-from ferrum_jax.request import SamplingParams
 
 
 def add(commands: Any) -> None:

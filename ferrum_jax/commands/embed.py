@@ -24,7 +24,7 @@ from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.paths import require_folder_of
 
 if TYPE_CHECKING:
-    from ferrum_jax.request import EmbeddingOutput
+    from ferrum_jax.outputs import EmbeddingOutput
 
 EXIT_OK, EXIT_LINES_FAILED = 0, 1
 _MAX_NAMED = 5  # failed lines named on the terminal

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.request import SamplingParams
 from ferrum_jax.setting import Setting, settings_of
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
 
 
 def _ids(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ferrum_jax.commands.flags import add_sampling_flags, sampling_params
 from ferrum_jax.commands.model import add_load, add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompt_flags import add_prompts, reach_of, read_prompts
-from ferrum_jax.request import RequestOutput
+from ferrum_jax.outputs import RequestOutput
 
 
 def add(commands: Any) -> None:

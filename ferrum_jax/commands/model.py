@@ -15,8 +15,8 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.startup.accelerators import Chips
 
 if TYPE_CHECKING:
-    from ferrum_jax.identity import ModelIdentity
     from ferrum_jax.llm import LLM, Measure
+    from ferrum_jax.spec.identity import ModelIdentity
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrum_jax.embeddings.encoder_runtime import EncoderLayout
-from ferrum_jax.forms import weight_of
 from ferrum_jax.meshes.choices import MeshFit
 from ferrum_jax.meshes.encoder_forecast import EncoderForecast
 from ferrum_jax.meshes.forecast import Forecast, StepTime
@@ -21,6 +20,7 @@ from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.programs import others_of
 from ferrum_jax.runtime.resolve import sees_images_whole
 from ferrum_jax.sharding import local_bytes
+from ferrum_jax.spec.stored_weight import weight_of
 
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout

@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.problem import kernel_of
 from ferrum_jax.device_check.rates import target_of
 from ferrum_jax.llm import LLM
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.child import Send, first_line
-from ferrum_jax.request import RequestOutput, SamplingParams
 from ferrum_jax.startup.faults import open_devices
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way

@@ -17,8 +17,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from checkpoints.sentence import SentenceLayout
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.outputs import EmbeddingOutput, ScoreOutput, unit_length
 from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
-from ferrum_jax.request import EmbeddingOutput, SamplingParams, ScoreOutput, unit_length
 from ferrum_jax.text.tokenizer import Tokenizer
 
 UNTRAINED = (

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ferrum_jax.embeddings.embedder import Text
-from ferrum_jax.request import ScoreOutput
+from ferrum_jax.outputs import ScoreOutput
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Key = TypeVar("Key")

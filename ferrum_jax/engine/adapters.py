@@ -19,8 +19,8 @@ import jax
 
 from checkpoints import Adapter
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
+from ferrum_jax.outputs import ADAPTER_FAILED
 from ferrum_jax.prefix_cache.id_pool import IdPool
-from ferrum_jax.request import ADAPTER_FAILED
 
 Staged = tuple[jax.Array, ...]
 _STAGED_AHEAD = 2  # adapters that lie on the devices beside their slots, waiting for one

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.request import Request, SamplingParams
+from ferrum_jax.request import Request
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
 from ferrum_jax.structured.reading.message_parser import PROMPT_END_TOKENS, MessageForms

@@ -18,14 +18,17 @@ import jax
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
 from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
-from ferrum_jax.engine.outputs import choice_delta, logged, request_output
+from ferrum_jax.engine.making_outputs import choice_delta, logged, request_output
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import NO_OPTIONS, Request, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.request import Request
 from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit

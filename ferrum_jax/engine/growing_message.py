@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum_jax.request import RequestOptions, SamplingParams
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream

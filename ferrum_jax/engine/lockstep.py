@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.processes.messages import Call, encode
 from ferrum_jax.processes.processes import CHECK_STEPS, Processes
-from ferrum_jax.request import NO_OPTIONS, RequestOptions, RequestOutput, SamplingParams
 
 
 class StepFailed(RuntimeError):

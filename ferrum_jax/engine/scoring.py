@@ -11,8 +11,8 @@ import numpy as np
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
+from ferrum_jax.outputs import NOT_FINITE
 from ferrum_jax.plan import ShardPlan, StepPlan
-from ferrum_jax.request import NOT_FINITE
 from ferrum_jax.runtime.runner import InFlight, Runner, Scores
 
 _ChoiceAt = Callable[[int, int], Choice]  # who has the slot of a shard

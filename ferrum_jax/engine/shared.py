@@ -16,8 +16,10 @@ from typing import TypeVar
 
 import jax
 
+from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.request import NO_OPTIONS, RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.runtime.compile import CompileCounter
 
 T = TypeVar("T")

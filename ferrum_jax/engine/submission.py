@@ -13,13 +13,16 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
+from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
-from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOptions, SamplingParams
+from ferrum_jax.request import Request
 from ferrum_jax.structured.grammars import Grammar
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.structured.token_rules import TokenRules

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.forms import LEAVES, WeightForm
+from ferrum_jax.spec.stored_weight import LEAVES, WeightForm
 from pallas_kernels.quantized_matmul import QuantizedWeight, refusals
 from pallas_kernels.target import Target
 

@@ -13,7 +13,6 @@ from flax import nnx
 
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
-from ferrum_jax.forms import WeightForm
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.models import (
     arcee,
@@ -64,6 +63,7 @@ from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.vision_tower import PREFIX, VisionTower
 from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
 from ferrum_jax.spec import ModelSpec, VisionSpec
+from ferrum_jax.spec.stored_weight import WeightForm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from checkpoints.formats import KEYS, Scheme, StoredForms, refusal, scheme_of
 from checkpoints.rules import Rule
-from ferrum_jax.forms import WeightForm, made_form
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec.stored_weight import WeightForm, made_form
 
 # The parameters that a form may be of: matrices of products, not embeddings or convolutions.
 _MATRICES = (

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ferrum_jax.outputs import NOT_FINITE, NOT_FINITE_REASON
 from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.keys import extend_keys, root_key
-from ferrum_jax.request import NOT_FINITE, NOT_FINITE_REASON, Request
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.scheduling.scheduler import Scheduler

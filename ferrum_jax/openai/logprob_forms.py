@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.openai.answer_options import AnswerOptions
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
 NO_PROBABILITY = -9999.0
 Entry = Mapping[int, Logprob]  # of one place in a text: the token that stands there, and alternatives

@@ -17,12 +17,12 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, SAMPLING_ELSEWHERE, SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams, compact
+from ferrum_jax.asked.tools import format_of, tools_asked
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import Content, Prompt, check_detail, take_apart
 from ferrum_jax.quoting import MOST_NAMED, named, quoted
-from ferrum_jax.request import MAX_LOGIT_BIAS, SAMPLING_ELSEWHERE, SamplingParams
-from ferrum_jax.structured.asked.params import StructuredOutputsParams, compact
-from ferrum_jax.structured.asked.tools import format_of, tools_asked
 
 SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 LABELS = frozenset(

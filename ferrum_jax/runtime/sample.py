@@ -22,7 +22,6 @@ from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
-from ferrum_jax.forms import weight_of
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
@@ -30,6 +29,7 @@ from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
 from ferrum_jax.runtime.step import StepOptions, compiler_options, results_on
 from ferrum_jax.sharding import on_mesh, partitions
+from ferrum_jax.spec.stored_weight import weight_of
 from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.request import MAX_LOGIT_BIAS
+from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS
 from ferrum_jax.sampling.record_words import (
     ASKS_BIAS,
     ASKS_COUNTS,

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ferrum_jax.request import MAX_LOGPROBS, NOT_FINITE, Logprob
+from ferrum_jax.asked.sampling import MAX_LOGPROBS
+from ferrum_jax.outputs import NOT_FINITE, Logprob
 
 RESULT_WORDS = 3 + 2 * MAX_LOGPROBS
 

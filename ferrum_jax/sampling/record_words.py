@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ferrum_jax.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 # words
 FLAGS, CHOICE, SEED_HIGH, SEED_LOW, NUM_PROMPT_TOKENS, MIN_TOTAL_TOKENS, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(10)

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ferrum_jax.outputs import NOT_FINITE, NOT_FINITE_REASON
 from ferrum_jax.plan import NO_IMAGE_TOKENS, ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import rope_shift
-from ferrum_jax.request import NOT_FINITE, NOT_FINITE_REASON, Request
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.image_book import shifts_of, tokens_of_images
 
 _Place = tuple[int, int, int]  # priority, request id, slot: the order in which rows are served

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ferrum_jax.metrics import ReuseMetrics, total
+from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.pins import Pinnable
-from ferrum_jax.request import NOT_FINITE_REASON, Request
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
 from ferrum_jax.scheduling.shard import PlannedRows, Shard

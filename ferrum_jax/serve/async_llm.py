@@ -16,12 +16,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import finish
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
 from ferrum_jax.llm import LLM, NewWeights
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
 from ferrum_jax.prompt import Prompt, listed, take_apart
-from ferrum_jax.request import EmbeddingOutput, RequestOptions, RequestOutput, SamplingParams, SequenceLogprobs
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.vision.decoding import Stopped
 

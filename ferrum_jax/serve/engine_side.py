@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import Tool, ToolsAsked
 from ferrum_jax.embeddings.embedder import UNTRAINED, EmbeddingParams, Text, finish
 from ferrum_jax.llm import LLM
-from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Delta, Message, delta_of
 from ferrum_jax.serve.link.wire_images import with_images
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
 from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25

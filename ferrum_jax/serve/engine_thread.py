@@ -19,9 +19,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.shared import Inbox
 from ferrum_jax.llm import LLM
-from ferrum_jax.request import RequestOptions, RequestOutput, SamplingParams
+from ferrum_jax.outputs import RequestOutput
 
 MOST_FAILURES = 3
 Answer = RequestOutput | Exception

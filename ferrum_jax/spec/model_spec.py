@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ferrum_jax.forms import WeightForm
 from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec
 from ferrum_jax.spec.recurrence import RecurrenceSpec
+from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.spec.vision import VisionSpec
 
 NORM_KINDS = ("rms", "layer")

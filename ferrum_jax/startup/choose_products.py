@@ -11,8 +11,8 @@ from typing import Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.verdicts import VerdictKey, VerdictStore, entry_of
-from ferrum_jax.forms import WeightForm
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.startup.accelerators import Chips
 from pallas_kernels.quantized_matmul import form_class
 

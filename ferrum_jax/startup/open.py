@@ -32,7 +32,6 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.bundle import Bundle, BundledExecutables, config_for, spec_digest
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore
-from ferrum_jax.identity import ModelIdentity
 from ferrum_jax.meshes.choices import Subject
 from ferrum_jax.meshes.settle import MeshChoice, choose_mesh
 from ferrum_jax.models import registry
@@ -45,6 +44,7 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.scheduling.request_log import require_request_log
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.behind import compile_behind, starts_first
 from ferrum_jax.startup.check_attention import Rehearsal
 from ferrum_jax.startup.choose_attention import (

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.structured.asked.params import compact
-from ferrum_jax.structured.asked.schema import COUNTS, says_no_format, subschemas
-from ferrum_jax.structured.asked.schema_words import says_nothing
+from ferrum_jax.asked.schema import COUNTS, says_no_format, subschemas
+from ferrum_jax.asked.schema_words import says_nothing
+from ferrum_jax.asked.structured_outputs import compact
 from ferrum_jax.structured.one_of import CannotTellApartError, narrowed
 from ferrum_jax.structured.overlap import Overlap
 

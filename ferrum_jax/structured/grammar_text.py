@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams, with_schemas
-from ferrum_jax.structured.asked.schema import subschemas
+from ferrum_jax.asked.schema import subschemas
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams, with_schemas
 from ferrum_jax.structured.compiled_schema import compiled_schema
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.tool_grammar import tool_calls_grammar

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.grammar_text import grammar_text, json_options, limits, place_of_fault
 from ferrum_jax.structured.matcher import Matcher, all_forced, tried, without_state

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.structured.asked.schema import NAMES, pointed
+from ferrum_jax.asked.schema import NAMES, pointed
 from ferrum_jax.structured.schema_facts import (
     Side,
     beyond,

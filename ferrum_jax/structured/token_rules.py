@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.asked.sampling import SamplingParams
 
 
 class Encodes(Protocol):

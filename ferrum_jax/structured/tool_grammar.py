@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
+from ferrum_jax.asked.tools import Tool, ToolsAsked
 from ferrum_jax.structured.forms.tool_forms import ToolForm, written
 from ferrum_jax.structured.grammar_terms import Terms, described, is_plain_text, refuse_bounds, with_commas
 from ferrum_jax.structured.quoted_grammar import QuotedRules

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
+from ferrum_jax.outputs import NO_STRUCTURE
 from ferrum_jax.paths import install_command
-from ferrum_jax.request import NO_STRUCTURE
 from ferrum_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

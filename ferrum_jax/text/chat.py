@@ -19,8 +19,8 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
-from ferrum_jax.identity import digest_of
 from ferrum_jax.prompt import is_image_part
+from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
 from ferrum_jax.text.tokenizer import read_json, read_tokenizer_config, special_tokens
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from ferrum_jax.identity import digest_of
+from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
 

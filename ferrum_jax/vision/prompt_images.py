@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.identity import digest_of
+from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.vision.decoding import Look, do_not_look
 from ferrum_jax.vision.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
 from ferrum_jax.vision.processor_files import read_processor

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.identity import ModelIdentity
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, SamplingParams, ScoreOutput
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+from ferrum_jax.spec.identity import ModelIdentity
 
 IDENTITY = ModelIdentity(
     weights="00",

@@ -18,7 +18,7 @@ from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobSettings, run_batch
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.request import CompletionOutput
+from ferrum_jax.outputs import CompletionOutput
 from ferrum_jax.runtime.runner import Runner
 from tests.engine.image_folder import picture, write_folder
 from tests.engine.test_images import INVARIANT

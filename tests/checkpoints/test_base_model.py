@@ -16,8 +16,8 @@ from checkpoints.huggingface import map_tensors, sources_of
 from checkpoints.rules import BASE, HEAD
 from ferrum_jax import LLM
 from ferrum_jax.__main__ import main
-from ferrum_jax.forms import weight_of
 from ferrum_jax.models import registry
+from ferrum_jax.spec.stored_weight import weight_of
 from tests.checkpoints.conversion.test_back import assert_same
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_single
 from tests.support import GOLDENS, INVARIANT, small_llm

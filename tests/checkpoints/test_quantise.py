@@ -14,8 +14,8 @@ from checkpoints import Rule, convert, open_checkpoint
 from checkpoints.formats.quantise import quantised
 from checkpoints.memory import copies_of, take
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.forms import made_form
 from ferrum_jax.models.registry import quantised_spec, spec_of
+from ferrum_jax.spec.stored_weight import made_form
 from tests.support import GOLDENS
 
 DENSE = np.random.default_rng(0).standard_normal((3, 6, 32)).astype(np.float32)

@@ -15,12 +15,13 @@ from typing import ClassVar
 import pytest
 
 from ferrum_jax import __main__ as cli
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.commands import flags
 from ferrum_jax.commands.model import runs_on_cpu
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.config import EngineConfig, Reach
 from ferrum_jax.pools.budget import GroupBlocks, Ledger
-from ferrum_jax.request import SamplingParams, StructuredOutputsParams
 from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice

@@ -25,7 +25,7 @@ from ferrum_jax.device_check.report import Report, scrubbed
 from ferrum_jax.device_check.run_check import CheckOptions, check_device, verdicts
 from ferrum_jax.device_check.tune import tuned
 from ferrum_jax.executables.verdicts import entry_of
-from ferrum_jax.request import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
 from ferrum_jax.startup.accelerators import Chips
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference

@@ -16,9 +16,9 @@ from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.models import registry
 from ferrum_jax.processes import processes
-from ferrum_jax.request import RequestOptions
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
 from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, small_llm

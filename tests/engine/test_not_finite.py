@@ -15,7 +15,7 @@ from rich.console import Console
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.models import registry
-from ferrum_jax.request import NOT_FINITE_REASON
+from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.startup.build_engine import build_engine

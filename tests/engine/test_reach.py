@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.asked.options import NO_OPTIONS
 from ferrum_jax.config import Reach
 from ferrum_jax.engine.submission import Intake
-from ferrum_jax.request import NO_OPTIONS
 from tests.support import GOLDENS, SMALL, small_llm
 
 PROMPTS = [[5, 6, 7] * 9, list(range(40, 60))]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.offline.replay import replay
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import RequestOptions
 from ferrum_jax.scheduling.request_log import read_request_log
 from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, small_llm

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.request import RequestOptions
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.runtime.step import expert_dtype
 from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, INVARIANT, ROOT, run, small_llm

@@ -9,13 +9,14 @@ import jsonschema
 import pytest
 
 from ferrum_jax import LLM
+from ferrum_jax.asked.message import ToolCall
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import tools_asked
 from ferrum_jax.openai.message_forms import assistant_message
-from ferrum_jax.request import RequestOptions, SamplingParams
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.structured.asked.message import ToolCall
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import tools_asked
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from tests.support import GOLDENS, INVARIANT, finish, run, small_llm
 

@@ -8,8 +8,8 @@ import re
 import jsonschema
 import pytest
 
-from ferrum_jax.request import SamplingParams
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.vocabulary import Vocabulary
 from tests.structured.random_schemas import random_regex, random_schema

@@ -20,7 +20,7 @@ from ferrum_jax.executables.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("config", "setting", "spec", "identity", "prompt", "request", "plan", "ints", "metrics", "paths", "forms")
+NOUNS = ("asked", "config", "ints", "metrics", "outputs", "paths", "plan", "prompt", "request", "setting", "spec")
 FILES = ("checkpoints.rules",)  # a room below its folder: what models say of their weights, and checkpoints read
 HEAVY = (
     "ray",
@@ -45,11 +45,7 @@ SHOWS = ("ferrum_jax.batch.job", "ferrum_jax.offline.simulate_cache")  # what th
 MAY_IMPORT = {
     "checkpoints.names": (),
     "checkpoints.rules": ("checkpoints.names",),
-    "ferrum_jax.structured.asked": ("ferrum_jax.quoting",),
-    "nouns": (
-        "ferrum_jax.quoting",
-        "ferrum_jax.structured.asked",
-    ),
+    "nouns": ("ferrum_jax.quoting",),
     "pallas_kernels": (),
     "checkpoints.formats": (
         "checkpoints.names",
@@ -68,7 +64,6 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.openai": (
         "ferrum_jax.quoting",
-        "ferrum_jax.structured.asked",
         "nouns",
     ),
     "ferrum_jax.batch.input": (
@@ -78,15 +73,15 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.quoting": (),
     "ferrum_jax.prefix_cache": ("nouns",),
-    "ferrum_jax.processes": ("ferrum_jax.structured.asked", "ferrum_jax.vision", "nouns"),
+    "ferrum_jax.processes": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.progress": ("nouns",),
     "ferrum_jax.sampling": ("nouns",),
     "ferrum_jax.sharding": ("checkpoints.rules", "nouns"),
     "ferrum_jax.text": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.vision": ("nouns",),
     "ferrum_jax.structured.forms": (),
-    "ferrum_jax.structured.reading": ("ferrum_jax.structured.asked", "ferrum_jax.structured.forms"),
-    "ferrum_jax.structured": ("ferrum_jax.structured.asked", "ferrum_jax.structured.forms", "ferrum_jax.text", "nouns"),
+    "ferrum_jax.structured.reading": ("ferrum_jax.structured.forms", "nouns"),
+    "ferrum_jax.structured": ("ferrum_jax.structured.forms", "ferrum_jax.text", "nouns"),
     "pallas_kernels.causal_conv": ("pallas_kernels",),
     "pallas_kernels.low_rank": ("pallas_kernels",),
     "pallas_kernels.quantized_matmul.tpu": ("pallas_kernels",),
@@ -189,7 +184,7 @@ MAY_IMPORT = {
         "ferrum_jax.text",
         "nouns",
     ),
-    "ferrum_jax.engine.calls": ("ferrum_jax.quoting", "ferrum_jax.structured.asked", "ferrum_jax.text", "nouns"),
+    "ferrum_jax.engine.calls": ("ferrum_jax.quoting", "ferrum_jax.text", "nouns"),
     "ferrum_jax.engine": (
         "ferrum_jax.engine.of_tokens",
         "checkpoints",
@@ -201,7 +196,6 @@ MAY_IMPORT = {
         "ferrum_jax.sampling",
         "ferrum_jax.scheduling",
         "ferrum_jax.structured",
-        "ferrum_jax.structured.asked",
         "ferrum_jax.structured.reading",
         "ferrum_jax.text",
         "nouns",
@@ -289,7 +283,6 @@ MAY_IMPORT = {
         "ferrum_jax.quoting",
         "ferrum_jax.serve.bodies",
         "ferrum_jax.serve.link",
-        "ferrum_jax.structured.asked",
         "ferrum_jax.structured.reading",
         "ferrum_jax.text",
         "ferrum_jax.vision",
@@ -312,7 +305,6 @@ MAY_IMPORT = {
         "ferrum_jax.serve.app",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
-        "ferrum_jax.structured.asked",
         "ferrum_jax.vision",
         "nouns",
     ),
@@ -320,7 +312,6 @@ MAY_IMPORT = {
         "ferrum_jax.device_check",
         "ferrum_jax.llm",
         "ferrum_jax.serve",
-        "ferrum_jax.structured.asked",
         "nouns",
     ),
     "ferrum_jax.bench.serving": (),
@@ -357,7 +348,6 @@ MAY_IMPORT = {
         "ferrum_jax.serve.http",
         "ferrum_jax.sharding",
         "ferrum_jax.startup",
-        "ferrum_jax.structured.asked",
         "ferrum_jax.text",
         "nouns",
     ),
@@ -380,7 +370,6 @@ MAY_USE = {
     "ferrum_jax.openai": (),
     "ferrum_jax.vision": ("numpy", "PIL"),
     "ferrum_jax.structured": ("llguidance", "numpy"),
-    "ferrum_jax.structured.asked": (),
     "ferrum_jax.structured.forms": (),
     "ferrum_jax.structured.reading": (),
     "ferrum_jax.serve.link": ("numpy",),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.request import RequestOptions
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 

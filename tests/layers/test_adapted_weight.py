@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.forms import made_form
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.layers.linear import Linear
+from ferrum_jax.spec.stored_weight import made_form
 from pallas_kernels.low_rank import LowRankSlots, oracle, pairs_of
 
 T, I, O, S, R = 6, 32, 48, 4, 2

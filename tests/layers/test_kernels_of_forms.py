@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.forms import WeightForm
 from ferrum_jax.layers.formed_weight import give_kernels, put_forms
+from ferrum_jax.spec.stored_weight import WeightForm
 from pallas_kernels.target import Target
 
 V6E = Target.named("tpu:v6e")

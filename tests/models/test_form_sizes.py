@@ -9,9 +9,9 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.forms import weight_of
 from ferrum_jax.models.registry import abstract_model, quantised_spec, spec_of, unbind
 from ferrum_jax.offline.bundle_order import BundleOrder
+from ferrum_jax.spec.stored_weight import weight_of
 from tests.models.published import LLAMA3_8B
 from tests.support import GOLDENS
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ferrum_jax.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 REFUSED = [
     ("n", 0),

@@ -12,9 +12,9 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import replay, reuse_distances
 from ferrum_jax.offline.simulate_cache import outcome_table
+from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.paths import install_command
 from ferrum_jax.prompt import MediaSpan, PlacedImage
-from ferrum_jax.request import NOT_FINITE_REASON
 from ferrum_jax.scheduling.request_log import (
     LoggedChoice,
     LoggedRequest,

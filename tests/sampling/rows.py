@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.sampling import ALL, RECORD_WORDS, Sampled, TokenLogprobs, sample, slot_record, unpack
 
 MAX_LEN = 300

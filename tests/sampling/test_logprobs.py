@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.request import MAX_LOGPROBS, SamplingParams
+from ferrum_jax.asked.sampling import MAX_LOGPROBS, SamplingParams
 from ferrum_jax.sampling import row_results, unpack
 from pallas_kernels.tolerance import TOLERANCE
 from tests.oracles import sampling as oracle

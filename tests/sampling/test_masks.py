@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.sampling import ALL, unpack, write_masks
 from tests.sampling.rows import ROWS, Row, V, pool_of, random_logits, step
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.request import NOT_FINITE, SamplingParams
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.outputs import NOT_FINITE
 from ferrum_jax.sampling import draw, edits
 from ferrum_jax.sampling.noise import gumbel, row_bits
 from ferrum_jax.sampling.record_words import FLAGS, SEED_LOW

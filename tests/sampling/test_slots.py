@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.request import MAX_LOGIT_BIAS, SamplingParams
+from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, SamplingParams
 from ferrum_jax.sampling import RECORD_WORDS, append_tokens, read_tokens, sample, slot_record, write_slot
 from ferrum_jax.sampling.record_words import BIAS_VALUES, FLAGS, STOP_IDS
 from tests.sampling.rows import MAX_LEN, Row, V, null_slots

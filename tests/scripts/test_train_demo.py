@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from ferrum_jax.request import Logprob
+from ferrum_jax.outputs import Logprob
 from scripts import demo_corpus, demo_model, train_demo
 
 TINY = demo_model.Shape(V=300, D=16, L=2, N=4, K=2, H=8, E=4, X=2, F=12, max_length=64)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.request import RequestOptions
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.serve.async_llm import AsyncLLM, Refused
 from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
 from ferrum_jax.vision.decoding import Stopped

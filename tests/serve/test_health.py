@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from starlette.applications import Starlette
 
-from ferrum_jax.request import RequestOptions, SamplingParams
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.serve import engine_process
 from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.engine_side import EngineSide

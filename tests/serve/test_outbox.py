@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ferrum_jax.request import SamplingParams
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.serve.bodies.http_body import AskedText
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread

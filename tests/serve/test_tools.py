@@ -12,14 +12,14 @@ import pydantic
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.request import NO_STRUCTURE
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import tools_asked
+from ferrum_jax.outputs import NO_STRUCTURE
 from ferrum_jax.serve.engine_side import from_json
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import RequestRefused
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import tools_asked
 from ferrum_jax.structured.vocabulary import require_llguidance
 from tests.serve.running import running
 

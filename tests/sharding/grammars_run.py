@@ -9,10 +9,11 @@ import dataclasses
 import json
 import sys
 
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
-from ferrum_jax.request import RequestOptions, SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
 from tests.support import INVARIANT, finish, run
 
 HOT = SamplingParams(temperature=1.5, max_tokens=40)

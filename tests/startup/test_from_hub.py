@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.llm import LLM
-from ferrum_jax.request import SamplingParams
 from ferrum_jax.startup import open as opening
 from ferrum_jax.startup.open import config_of, tell_processes
 from tests.checkpoints.hub_server import local_hub

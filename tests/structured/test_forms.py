@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import tools_asked, tools_of
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import tools_asked, tools_of
 from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form_named, written
 from ferrum_jax.structured.grammars import Grammars

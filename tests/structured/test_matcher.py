@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.grammar_text import _LIMITS
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.matcher import STUCK, Matcher, all_forced, fill_all

@@ -7,7 +7,7 @@ import re
 import jsonschema
 import pytest
 
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.compiled_schema import compiled_schema
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.one_of import all_but

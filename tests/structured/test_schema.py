@@ -7,9 +7,9 @@ import types
 import jsonschema
 import pytest
 
-from ferrum_jax.structured.asked.params import MOST_BYTES, StructuredOutputsParams
-from ferrum_jax.structured.asked.schema_words import ENFORCED
-from ferrum_jax.structured.asked.tools import Tool, ToolsAsked
+from ferrum_jax.asked.schema_words import ENFORCED
+from ferrum_jax.asked.structured_outputs import MOST_BYTES, StructuredOutputsParams
+from ferrum_jax.asked.tools import Tool, ToolsAsked
 from ferrum_jax.structured.grammars import Grammars
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import format_of, tools_asked, tools_of
+from ferrum_jax.asked.message import AssistantMessage, ToolCall
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import format_of, tools_asked, tools_of
 from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
 from ferrum_jax.structured.grammars import Grammars

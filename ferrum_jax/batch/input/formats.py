@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.batch.input.reading_rows import (
     EMBEDDINGS_URL,
@@ -44,7 +45,6 @@ from ferrum_jax.openai.parameters import (
 )
 from ferrum_jax.prompt import Content, Prompt, with_adapter
 from ferrum_jax.quoting import bounded, quoted
-from ferrum_jax.request import SamplingParams
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"

@@ -22,7 +22,7 @@ from typing import Any
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
 from ferrum_jax.batch.journal.store import Store
-from ferrum_jax.identity import KNOWN_LATER, ModelIdentity, digest_of
+from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity, digest_of
 
 FORMAT = 1  # of all files of a journal
 RECORD = "job.json"

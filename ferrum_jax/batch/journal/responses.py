@@ -28,8 +28,8 @@ from ferrum_jax.openai.logprob_forms import (
     number,
 )
 from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.prompt import take_apart
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
 _json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
 _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'

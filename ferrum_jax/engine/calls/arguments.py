@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
 from ferrum_jax.prompt import Prompt, with_adapter
-from ferrum_jax.request import SamplingParams
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
-from ferrum_jax.structured.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")

@@ -8,15 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ferrum_jax.request import (
-    MAX_LOGPROBS,
-    WHOLE_VOCABULARY,
-    RequestOptions,
-    RequestOutput,
-    SamplingParams,
-    ScoresAsked,
-    SequenceLogprobs,
-)
+from ferrum_jax.asked.options import RequestOptions, ScoresAsked
+from ferrum_jax.asked.sampling import MAX_LOGPROBS, WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.outputs import RequestOutput, SequenceLogprobs
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 MODES = ("raw", "processed")

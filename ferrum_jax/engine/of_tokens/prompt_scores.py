@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ferrum_jax import sampling
-from ferrum_jax.request import NOT_FINITE, WHOLE_VOCABULARY, Logprob, SequenceLogprobs
+from ferrum_jax.asked.sampling import WHOLE_VOCABULARY
+from ferrum_jax.outputs import NOT_FINITE, Logprob, SequenceLogprobs
 
 
 class PromptScores:

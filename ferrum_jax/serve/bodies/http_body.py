@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.openai.answer_options import AnswerOptions, answer_options
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.openai.parameters import (
@@ -34,7 +35,6 @@ from ferrum_jax.openai.parameters import (
 from ferrum_jax.openai.reading_fields import count_of, is_base64
 from ferrum_jax.prompt import Prompt, named_text
 from ferrum_jax.quoting import quoted
-from ferrum_jax.request import WHOLE_VOCABULARY, SamplingParams
 
 MOST_VALUES = 1_000_000  # of one body
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ferrum_jax.asked.message import ToolCall
 from ferrum_jax.openai.logprob_forms import (
     by_token_id,
     chat_logprobs,
@@ -21,11 +22,10 @@ from ferrum_jax.openai.logprob_forms import (
     number,
 )
 from ferrum_jax.openai.message_forms import assistant_message, call_id, finish_reason_of, tool_call
-from ferrum_jax.request import CompletionOutput, RequestOutput
+from ferrum_jax.outputs import CompletionOutput, RequestOutput
 from ferrum_jax.serve.bodies.http_body import AskedText
 from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.link.engine_client import EngineVector
-from ferrum_jax.structured.asked.message import ToolCall
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"

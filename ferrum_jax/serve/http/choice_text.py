@@ -9,10 +9,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from ferrum_jax.request import CompletionOutput, Logprob, SamplingParams
+from ferrum_jax.asked.message import AssistantMessage
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.tools import Tool
+from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.serve.link.wire import Delta, Entry
-from ferrum_jax.structured.asked.message import AssistantMessage
-from ferrum_jax.structured.asked.tools import Tool
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.stream import TextStream
@@ -58,7 +59,7 @@ class TokenTexts:
 
 
 class ChoiceText:
-    """Takes deltas and gives what is new. The text ends where the engine's own would (`engine/outputs.py`)."""
+    """Takes deltas and gives what is new. The text ends where the engine's own would (`engine/making_outputs.py`)."""
 
     def __init__(
         self,

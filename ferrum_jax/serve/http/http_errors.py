@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.quoting import bounded
-from ferrum_jax.request import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.serve.http.gate import QueueFull
 from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
 

@@ -9,12 +9,12 @@ import json
 import time
 from typing import Any
 
+from ferrum_jax.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.openai.logprob_forms import chat_logprobs
 from ferrum_jax.openai.message_forms import call_id
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.bodies.response_body import AskedResponse
 from ferrum_jax.serve.http.choice_text import ChoiceOutput
-from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}

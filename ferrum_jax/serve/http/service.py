@@ -9,8 +9,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.tools import tools_of
+from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt, PromptParts, is_messages, take_apart
-from ferrum_jax.request import RequestOutput, SamplingParams
 from ferrum_jax.serve.bodies.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.choice_text import ChoiceOutput, ChoiceText, TokenTexts
@@ -23,7 +25,6 @@ from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire import Delta
 from ferrum_jax.serve.link.wire_images import wire_images
-from ferrum_jax.structured.asked.tools import tools_of
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder

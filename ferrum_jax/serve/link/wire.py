@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ferrum_jax.request import Logprob, RequestOutput
+from ferrum_jax.outputs import Logprob, RequestOutput
 
 MAX_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ferrum_jax.structured.asked.message import ToolCall
+from ferrum_jax.asked.message import ToolCall
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.reading.quoted_values import quoted_value
 from ferrum_jax.structured.reading.spelled_values import spelled_value

@@ -16,8 +16,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from ferrum_jax.structured.asked.message import ToolCall
-from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.asked.message import ToolCall
+from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.reading.text_reader import overlap
 
 _START, _CHANNEL, _MESSAGE, _TO = "<|start|>", "<|channel|>", "<|message|>", "to="

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.structured.asked.message import AssistantMessage
-from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.asked.message import AssistantMessage
+from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm, reasoning_form, reasoning_form_named
 from ferrum_jax.structured.forms.tool_forms import ToolForm, tool_form, tool_form_named, written
 from ferrum_jax.structured.reading.message_stream import MessageStream

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
-from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.asked.message import AssistantMessage, ToolCall
+from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.reading.framed_answer import FramedAnswer

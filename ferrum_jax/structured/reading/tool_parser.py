@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.structured.asked.message import ToolCall
-from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.asked.message import ToolCall
+from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.tool_forms import ToolForm, spelled, tool_form_named
 from ferrum_jax.structured.reading.call_syntax import Found, call_at
 from ferrum_jax.structured.reading.text_reader import More, NoCall, TextReader, overlap

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum_jax.structured.asked.message import ToolCall
-from ferrum_jax.structured.asked.tools import Tool
+from ferrum_jax.asked.message import ToolCall
+from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.reading.text_reader import overlap
 from ferrum_jax.structured.reading.tool_parser import ToolParser

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row, duplicate_row, own_name, parse_line
 from ferrum_jax.prompt import take_apart
-from ferrum_jax.request import SamplingParams
-from ferrum_jax.structured.asked.params import StructuredOutputsParams
 
 
 def parse(line: object, **kwargs) -> Row | BadRow:

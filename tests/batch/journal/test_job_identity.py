@@ -16,7 +16,7 @@ from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.store import LocalStore, open_store
 from ferrum_jax.batch.ray import RayLLM
-from ferrum_jax.identity import ModelIdentity
+from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM
 from tests.batch.test_job import GOOD_INPUT, Job

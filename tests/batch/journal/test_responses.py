@@ -7,10 +7,10 @@ from unittest.mock import ANY
 
 import numpy as np
 
+from ferrum_jax.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.batch.input.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.journal.responses import JobLabel, completed_line, embedding_line, failed_line
-from ferrum_jax.request import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
-from ferrum_jax.structured.asked.message import AssistantMessage, ToolCall
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from tests.batch.fake_llm import answer
 
 JOB = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.asked.schema import MOST_TEXT, check_schema, subschemas
+from ferrum_jax.asked.tools import ToolsAsked
 from ferrum_jax.quoting import quoted
-from ferrum_jax.structured.asked.schema import MOST_TEXT, check_schema, subschemas
-from ferrum_jax.structured.asked.tools import ToolsAsked
 
 MOST_BYTES = 1 << 18  # of a schema, a grammar, a regular expression or all choices together
 _WHITE_SPACE = re.compile(r"(?:[ \n\r\t()|?*+\[\]]|\\[nrt]|\{[0-9]{0,4}(?:,[0-9]{0,4})?\})*")  # of JSON

@@ -12,14 +12,14 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ferrum_jax.quoting import quoted
-from ferrum_jax.structured.asked.schema_words import (
+from ferrum_jax.asked.schema_words import (
     ENFORCED,
     ENFORCED_FORMATS,
     is_unknown,
     why_format_refused,
     why_refused,
 )
+from ferrum_jax.quoting import quoted
 
 _OF_ONE = ("additionalProperties", "additionalItems", "items")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

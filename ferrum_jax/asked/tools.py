@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.asked.schema import check_schema
 from ferrum_jax.quoting import quoted
-from ferrum_jax.structured.asked.schema import check_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 MOST_TOOLS, MOST_TOOL_CHARACTERS = 128, 1 << 20  # the latter of all parameters together

@@ -7,11 +7,12 @@ import math
 
 import numpy as np
 
+from ferrum_jax.asked.message import AssistantMessage
 from ferrum_jax.engine.growing_message import message_stream
 from ferrum_jax.engine.submission import Choice, Submission
-from ferrum_jax.request import CompletionOutput, Logprob, Request, RequestOutput
+from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
-from ferrum_jax.structured.asked.message import AssistantMessage
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 

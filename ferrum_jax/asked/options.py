@@ -1,0 +1,58 @@
+"""RequestOptions: what is asked of a request besides its tokens and how they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ferrum_jax.asked.tools import Tool
+from ferrum_jax.outputs import CompletionOutput
+from ferrum_jax.prompt import EncodableImage, MediaSpan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoresAsked:
+    """Log-probabilities of a sequence's tokens from position `start` on.
+
+    processed: of what a token would be drawn from, after bias, penalties, temperature and filters, with the tokens
+    before `start` as the prompt; else of the model's own distribution.
+    """
+
+    start: int
+    processed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What a user may ask of a request besides its tokens and how they are drawn.
+
+    adapter: the name of a loaded adapter, "" for none. prompt: the text that its token ids were made of. key: tells
+    equal prompts apart where no seed is given.
+    priority: lower runs first. streams: outputs are given as they grow. deltas: each output given has one choice, and
+    of it only what is new; an echo is not in it, and nothing is resumed. cache_salt, media: see `ferrum_jax.prompt`;
+    spans count tokens of the prompt as it is given. images: those of the media spans of kind "image", in their order.
+    embeds: the output has the prompt's embedding.
+    resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
+    if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
+    scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
+    is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
+    tools: that the template was given; None leaves calls in the text.
+    """
+
+    prompt: str | None = None
+    adapter: str = ""
+    key: str = ""
+    priority: int = 0
+    streams: bool = False
+    deltas: bool = False
+    cache_salt: str = ""
+    media: Sequence[MediaSpan] = ()
+    images: Sequence[EncodableImage] = ()
+    resume: Sequence[CompletionOutput] = ()
+    embeds: bool = False
+    scores: ScoresAsked | None = None
+    is_chat: bool = False
+    tools: Sequence[Tool] | None = None
+
+
+NO_OPTIONS = RequestOptions()

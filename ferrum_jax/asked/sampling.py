@@ -1,0 +1,276 @@
+"""SamplingParams: how the tokens of a request are drawn and when it ends, checked when it is made.
+
+Names and defaults are vLLM's, so that programs need few changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any, TypeVar
+
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
+
+MAX_LOGPROBS = 20
+
+WHOLE_VOCABULARY = -1  # in place of a number of log-probabilities
+
+MAX_LOGIT_BIAS = 300
+
+MAX_STOP_IDS = 16
+
+MAX_STOPS, MOST_STOP_CHARACTERS = 64, 256  # 16,384 states of their automaton, which takes 20 ms to make
+
+MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
+
+MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
+
+Made = TypeVar("Made")
+
+SAMPLING_ELSEWHERE: Mapping[str, Elsewhere] = {
+    "best_of": Elsewhere((None, 1), "ask for n choices with logprobs and keep the best"),
+    "use_beam_search": Elsewhere((None, False), "ask for n choices with logprobs and keep the best"),
+    "logits_processors": Elsewhere(
+        (None, [], ()), "logit_bias, allowed_token_ids, bad_words and structured_outputs change what may be drawn"
+    ),
+    "guided_decoding": Elsewhere((None,), "structured_outputs=StructuredOutputsParams(...) has its fields"),
+    "spaces_between_special_tokens": Elsewhere((None, True), "texts are as the tokenizer writes them: leave it out"),
+    "output_kind": Elsewhere((None,), "LLM.generate gives whole outputs, AsyncLLM.stream what is new: leave it out"),
+    "extra_args": Elsewhere((None, {}), "each parameter has a field of its own: leave it out"),
+}
+
+
+def _with_other_names(cls: type[Made]) -> type[Made]:
+    """The class, which takes names of SAMPLING_ELSEWHERE with harmless values, and says which names it has."""
+    make = cls.__init__
+
+    @functools.wraps(make)
+    def init(self: Made, *args: Any, **given: Any) -> None:
+        for name in given.keys() & SAMPLING_ELSEWHERE.keys():
+            require_harmless(name, given.pop(name), SAMPLING_ELSEWHERE)
+        unknown = [name for name in given if name not in _FIELDS]
+        if unknown:
+            raise TypeError(f"SamplingParams has no {named(unknown)}; it has {', '.join(sorted(_FIELDS))}")
+        make(self, *args, **given)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_with_other_names
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    max_tokens: most tokens to generate; None means up to `max_model_len`. min_tokens: how many are generated before an
+    end token, one of stop_token_ids or a stop string may end the text.
+    temperature: 0 is greedy. min_p is applied first, then top_k, then top_p, as in vLLM. top_k: 0 or -1 is off.
+    repetition_penalty counts prompt and output; presence and frequency penalties count output only.
+    seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
+    logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token, and of the prompt -1
+    reports every token of the vocabulary. They are taken from the model's own distribution, before bias, penalties and
+    temperature.
+    truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
+    max_tokens (or for one token if that is None) in max_model_len.
+    stop: at most 64 strings, each of at most 256 characters.
+    logit_bias: of at most 300 tokens, from -100 to 100, or minus infinity, which forbids the token.
+    allowed_token_ids: only these may be drawn, end tokens among them; None allows all. bad_words: texts that may not be
+    written; the last token of one is forbidden where those before it have come.
+    detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
+    structured_outputs: the structure that the text must have. Log-probabilities are those of the tokens that it,
+    allowed_token_ids and bad_words allow.
+
+    Raises ValueError with the field, its value and what is allowed.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
+    echo: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for field in ("stop", "stop_token_ids", "bad_words"):
+            if getattr(self, field) is None:  # vLLM allows None for an empty list
+                object.__setattr__(self, field, ())
+        for field, low, high, what in _RANGES:
+            _check_number(field, getattr(self, field), low, high, what)
+        for field in ("n", "min_tokens", "top_k"):
+            _check_int(field, getattr(self, field))
+        for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(self, field) is not None:
+                _check_int(field, getattr(self, field))
+        for field in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be true or false")
+        self._check_optional()
+        self._check_lists()
+
+    def _check_optional(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
+        for field in ("logprobs", "prompt_logprobs"):
+            value, lowest = getattr(self, field), WHOLE_VOCABULARY if field == "prompt_logprobs" else 0
+            if value is not None and not lowest <= value <= MAX_LOGPROBS:
+                every = ", or -1 for the whole vocabulary" if lowest else ""
+                raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}{every}")
+        kept = self.truncate_prompt_tokens
+        if kept is not None and kept < 1 and kept != -1:
+            raise ValueError(f"truncate_prompt_tokens is {kept}; it must be at least 1, or -1 for as many as fit")
+        if not self.detokenize and (self.stop or self.echo):
+            raise ValueError(f"detokenize is False beside {'stop' if self.stop else 'echo'}, which needs the text")
+        if self.seed is not None:
+            _check_seed(self.seed)
+        if self.structured_outputs is not None:
+            self._check_structure(self.structured_outputs)
+
+    def _check_structure(self, asked: object) -> None:
+        if isinstance(asked, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.from_dict(asked))
+        elif not isinstance(asked, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs is {quoted(asked)}; it must be a StructuredOutputsParams")
+        if self.ignore_eos:
+            raise ValueError("ignore_eos is True beside structured_outputs, whose text ends with an end token")
+
+    def _check_lists(self) -> None:
+        for field, kinds, what in _COLLECTIONS:
+            if not isinstance(getattr(self, field), kinds):
+                raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
+        _check_texts("stop", self.stop, MAX_STOPS, MOST_STOP_CHARACTERS, "string that is not empty")
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MOST_WORD_CHARACTERS, "text that is not blank")
+        for field in ("stop_token_ids", "allowed_token_ids"):
+            _check_ints(field, getattr(self, field))
+        if len(set(self.stop_token_ids)) > MAX_STOP_IDS:
+            raise ValueError(
+                f"stop_token_ids holds {len(set(self.stop_token_ids))} ids; at most {MAX_STOP_IDS} are allowed"
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids is empty; give at least one token id, or leave it out")
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias holds {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+        for token, value in bias.items():
+            _check_int("logit_bias key", token)
+            if value != -math.inf:
+                _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100, or minus infinity")
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether its tokens are drawn under masks that the host makes."""
+        return self.structured_outputs is not None or self.allowed_token_ids is not None or bool(self.bad_words)
+
+    def most_prompt_tokens(self, max_model_len: int) -> int | None:
+        """How many tokens are kept at the end of a longer prompt; None keeps all."""
+        if self.truncate_prompt_tokens == -1:
+            return max(1, max_model_len - (self.max_tokens or 1))
+        return self.truncate_prompt_tokens
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same parameters with this seed. Only the seed is checked again."""
+        _check_int("seed", seed)
+        _check_seed(seed)
+        found = object.__new__(SamplingParams)
+        found.__dict__.update(self.__dict__, seed=seed)
+        return found
+
+    def without_min_tokens(self) -> SamplingParams:
+        """The same parameters but for min_tokens, which masks see to where there are some."""
+        found = object.__new__(SamplingParams)
+        found.__dict__.update(self.__dict__, min_tokens=0)
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a JSON object. Raises ValueError naming every key that is not known."""
+        unknown = sorted(set(values) - _FIELDS - set(SAMPLING_ELSEWHERE))
+        if unknown:
+            raise ValueError(f"unknown sampling parameters {quoted(unknown)}; known are {sorted(_FIELDS)}")
+        return cls(**values)
+
+
+_MOST = sys.float_info.max  # the bound of parameters that have no other: they must be finite
+
+_RANGES = (
+    ("n", 1, 4096, "between 1 and 4096"),
+    ("min_tokens", 0, _MOST, "0 or more"),
+    ("temperature", 0.0, _MOST, "0 (greedy) or more"),
+    ("top_k", -1, _MOST, "-1 or 0 (off) or more"),
+    ("top_p", 5e-324, 1.0, "more than 0 and at most 1"),
+    ("min_p", 0.0, 1.0, "between 0 and 1"),
+    ("repetition_penalty", 5e-324, _MOST, "more than 0"),
+    ("presence_penalty", -2.0, 2.0, "between -2 and 2"),
+    ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
+)
+
+_COLLECTIONS = (
+    ("stop", Sequence | Set, "a string or a list of strings"),
+    ("stop_token_ids", Sequence | Set, "a list of token ids"),
+    ("logit_bias", Mapping | None, "a mapping of token id to bias"),
+    ("allowed_token_ids", Sequence | Set | None, "a list of token ids"),
+    ("bad_words", list | tuple | Set, "a list of texts"),
+)
+
+_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+
+
+def _check_number(field: str, value: object, low: float, high: float, what: str) -> None:
+    if isinstance(value, int) and abs(value) > _MOST:
+        raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
+        raise ValueError(f"{field} is {quoted(value)}; it must be {what}")
+
+
+def _check_ints(field: str, values: Collection[object] | None) -> None:
+    if values is not None and len(values) > MAX_TOKEN_IDS:
+        raise ValueError(f"{field} holds {len(values):,} ids; at most {MAX_TOKEN_IDS:,} are allowed")
+    if values and set(map(type, values)) != {int}:
+        for value in values:
+            _check_int(field, value)
+
+
+def _check_texts(field: str, texts: Collection[object], most: int, longest: int, what: str) -> None:
+    if len(texts) > most:
+        raise ValueError(f"{field} holds {len(texts):,} texts; at most {most} are allowed")
+    for text in texts:
+        if not isinstance(text, str) or not (text if field == "stop" else text.strip()):
+            raise ValueError(f"{field} holds {quoted(text)}; each must be a {what}")
+        if len(text) > longest:
+            raise ValueError(f"{field} holds a text of {len(text):,} characters; at most {longest} are allowed")
+
+
+def _check_seed(seed: int) -> None:
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; it must fit in 64 bits")
+
+
+def _check_int(field: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{field} is {quoted(value)}; it must be a whole number")
