@@ -1,0 +1,233 @@
+"""Bodies of /v1/chat/completions and /v1/responses, each of one wish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.openai.text_bodies import HARMLESS, PLACES, TOOLS, wrong
+
+CALL = '<tool_call>{"name":"go","arguments":{"to":"Rom"}}</tool_call>'
+CALLS = f'{CALL}\n<tool_call>{{"name":"stop","arguments":{{}}}}</tool_call>'
+SAID = f"<think>\nhm\n</think>\n\nSure.\n{CALLS}"
+ASKS = [{"role": "user", "content": "Go?"}]
+GOES_ON = [*ASKS, {"role": "assistant", "content": "Sure, "}]
+WENT = [
+    *ASKS,
+    {"role": "assistant", "reasoning": "hm", "content": None, "tool_calls": [{"id": "c", "type": "function"}]},
+    {"role": "tool", "tool_call_id": "c", "content": "gone"},
+]
+WENT[1]["tool_calls"][0]["function"] = {"name": "go", "arguments": '{"to": "Rom"}'}
+_SHORT = {"max_tokens": 4, "temperature": 0}
+_PARTS = [{"type": "text", "text": "Go"}, {"type": "text", "text": "?"}]
+_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+_NAMED = {"type": "function", "function": {"name": "go"}}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": ASKS, **_SHORT, **fields}
+
+
+def says(text: str, **fields: Any) -> dict[str, Any]:
+    """A body under which the model says just this."""
+    return chat(max_tokens=220, structured_outputs={"choice": [text]}, **fields)
+
+
+CHATS = {
+    "a message": chat(),
+    "several messages": chat(messages=[{"role": "system", "content": "Be brief."}, *ASKS]),
+    "parts of a text": chat(messages=[{"role": "user", "content": _PARTS, "name": "me"}]),
+    "what was thought and called": chat(messages=WENT),
+    "OpenAI's name for the tokens": chat(max_tokens=None, max_completion_tokens=3),
+    "both names for the tokens": chat(max_tokens=3, max_completion_tokens=3),
+    "up to a stop token": {"messages": ASKS, "temperature": 0, "stop_token_ids": [*range(0, 310, 3)]},
+    "several choices": chat(n=2, temperature=0.9, seed=5),
+    "log-probabilities": chat(logprobs=True, max_tokens=2),
+    "likely tokens": chat(logprobs=True, top_logprobs=2, max_tokens=2),
+    "a count of likely tokens": chat(logprobs=2, max_tokens=1),
+    "no log-probabilities": chat(logprobs=False),
+    "log-probabilities by ids": chat(logprobs=True, top_logprobs=1, max_tokens=1, return_tokens_as_token_ids=True),
+    "log-probabilities of the prompt": chat(messages=[{"role": "u", "content": ""}], prompt_logprobs=0, max_tokens=1),
+    "token ids": chat(return_token_ids=True),
+    "no text": chat(detokenize=False),
+    "a stop string": chat(max_tokens=12, stop=["e", "a"]),
+    "a message that goes on": chat(messages=GOES_ON, continue_final_message=True, add_generation_prompt=False),
+    "an echo of what goes on": chat(
+        messages=GOES_ON, continue_final_message=True, add_generation_prompt=False, echo=True
+    ),
+    "an echo of nothing": chat(echo=True),
+    "no beginning of an answer": chat(add_generation_prompt=False),
+    "special tokens": chat(add_special_tokens=True),
+    "variables of the template": chat(chat_template_kwargs={"enable_thinking": False}),
+    "an effort": chat(reasoning_effort="low"),
+    "a salt": chat(cache_salt="mine"),
+    "labels": chat(model="small", user="u", metadata={}, prompt_cache_key="k"),
+    "a thought, an answer and calls": says(SAID, tools=TOOLS),
+    "a thought that is left out": says(SAID, tools=TOOLS, include_reasoning=False),
+    "calls without an answer": says(CALLS, tools=TOOLS, tool_choice="auto"),
+    "calls with log-probabilities": says(CALL, tools=TOOLS, logprobs=True),
+    "calls that must not come": says(CALL, tools=TOOLS, tool_choice="none"),
+    "calls without tools": says(CALL),
+    "a thought alone": says("<think>\nhm\n</think>\n\n"),
+    "a call that is demanded": chat(tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, max_tokens=80),
+    "a call that is named": chat(tools=TOOLS, tool_choice=_NAMED, max_tokens=80),
+    "an object": chat(response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": PLACES}})
+    | {"max_tokens": 60},
+    "plain text": chat(response_format={"type": "text"}),
+    "drawn": chat(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=7, min_tokens=1),
+    "penalties": chat(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5, bad_words=["zz"]),
+    "only some tokens": chat(allowed_token_ids=[50, 51], logit_bias={"50": -5}, ignore_eos=True),
+    "as tokens are written": chat(skip_special_tokens=False, include_stop_str_in_output=True, truncate_prompt_tokens=9),
+    "all that is harmless": chat(**HARMLESS, documents=[], priority=0, service_tier="default"),
+    "what streams say of their use": chat(stream=True, stream_options={"include_usage": True}),
+    "use in every chunk": chat(stream=True, stream_options={"continuous_usage_stats": True}),
+    "when it is to run": chat(priority=1, timeout=60.0, request_id="its-own", safety_identifier="s"),
+}
+_WRONG: dict[str, list[Any]] = {
+    "adapter": ["poet"],
+    "audio": [{}],
+    "add_generation_prompt": ["yes"],
+    "add_special_tokens": [1],
+    "chat_template": ["{}"],
+    "chat_template_kwargs": [5, {"messages": []}],
+    "continue_final_message": [1, True],
+    "dimensions": [3],
+    "encoding_format": ["float"],
+    "include_reasoning": ["no"],
+    "input": ["x"],
+    "logprobs": [True and 21],
+    "max_completion_tokens": [5, 0],
+    "max_tokens": [0],
+    "messages": [
+        *("Go?", [], ["Go?"], [{"content": "x"}], [{"role": "user"}], [{"role": "user", "content": 5}]),
+        [{"role": "user", "content": "x", "more": 1}],
+        [{"role": "user", "content": ["x"]}],
+        [{"role": "user", "content": [_IMAGE]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{}]}],
+        [{"role": "assistant", "content": "", "reasoning": 5}],
+        [{"role": "user", "content": "x " * 300}],
+        None,
+    ],
+    "parallel_tool_calls": ["no"],
+    "prediction": [{}],
+    "prompt": ["x"],
+    "reasoning_effort": [5],
+    "request_id": [""],
+    "response_format": [{"type": "yaml"}, {"type": "json_schema"}],
+    "service_tier": ["flex"],
+    "stop": [5],
+    "store": [True],
+    "stream_options": [{"include_usage": "yes"}],
+    "tool_choice": ["required", "any", _NAMED],
+    "tools": ["go", [{}], [{"type": "x"}], [*TOOLS, *TOOLS]],
+    "top_logprobs": [2],
+    "unknown": [1],
+}
+WRONG_CHATS = wrong(_WRONG, chat()) | {
+    "efforts that differ": chat(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"}),
+    "a count beside likely tokens": chat(logprobs=2, top_logprobs=2),
+    "too many likely tokens": chat(logprobs=True, top_logprobs=21),
+    "a call of no tool": chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "fly"}}),
+    "a demanded call beside a structure": says("x", tools=TOOLS, tool_choice="required"),
+}
+
+_RESPONDS = {"input": "Go?", "max_output_tokens": 4, "temperature": 0}
+_CALLED = [{**TOOLS[0]["function"], "type": "function"}]
+
+
+def response(**fields: Any) -> dict[str, Any]:
+    return {**_RESPONDS, **fields}
+
+
+RESPONSES = {
+    "a text": response(),
+    "instructions": response(instructions="Be brief.", metadata={"a": "b"}, user="u", store=False, model="small"),
+    "a thought, an answer and a call": response(
+        tools=_CALLED, structured_outputs={"choice": [f"<think>\nhm\n</think>\n\nSure.\n{CALL}"]}, max_output_tokens=220
+    ),
+    "items": response(
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "Go?"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "gone"},
+        ]
+    ),
+    "a call that is named": response(
+        tools=_CALLED, tool_choice={"type": "function", "name": "go"}, parallel_tool_calls=True, max_output_tokens=60
+    ),
+    "log-probabilities": response(include=["message.output_text.logprobs"], max_output_tokens=2),
+    "likely tokens": response(top_logprobs=2, max_output_tokens=1),
+    "an object": response(text={"format": {"type": "json_schema", "name": "p", "schema": PLACES}})
+    | {"max_output_tokens": 60},
+    "an effort": response(reasoning={"effort": "low"}, text={"format": {"type": "text"}, "verbosity": "medium"}),
+    "all of a chat's": response(
+        seed=5,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.01,
+        stop=["zz"],
+        cache_salt="mine",
+        min_tokens=1,
+        priority=1,
+        timeout=60.0,
+        chat_template_kwargs={"a": 1},
+        add_special_tokens=False,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logit_bias={"5": 1},
+        stop_token_ids=[5],
+        include_stop_str_in_output=True,
+        skip_special_tokens=True,
+        ignore_eos=True,
+        truncate_prompt_tokens=9,
+        allowed_token_ids=[50, 51, 52],
+        bad_words=["zz"],
+        prompt_cache_key="k",
+        safety_identifier="s",
+        service_tier="auto",
+    ),
+    "all that is harmless": response(
+        background=False, truncation="disabled", n=1, logprobs=False, return_token_ids=False
+    ),
+    "a stream without padding": response(stream=True, stream_options={"include_obfuscation": False}),
+}
+_WRONG_RESPONSES: dict[str, list[Any]] = {
+    "background": [True],
+    "conversation": ["c"],
+    "include": ["x", ["file_search_call.results"]],
+    "input": [
+        5,
+        [],
+        [5],
+        [{"role": 5}],
+        [{"type": "file"}],
+        [{"role": "user", "content": [{"type": "input_image"}]}],
+        None,
+        "x " * 300,
+        [{"type": "function_call", "call_id": "c", "name": "go", "arguments": "{"}],
+    ],
+    "instructions": [5],
+    "logprobs": [True],
+    "max_output_tokens": [0],
+    "max_tokens": [5],
+    "max_tool_calls": [5],
+    "messages": [ASKS],
+    "n": [2],
+    "previous_response_id": ["r"],
+    "prompt": [{"id": "p"}],
+    "prompt_logprobs": [1],
+    "reasoning": ["low", {"effort": 5}, {"summary": "auto"}],
+    "reasoning_effort": ["low"],
+    "response_format": [{"type": "text"}],
+    "return_token_ids": [True],
+    "store": [True],
+    "stream_options": [{"include_obfuscation": True}],
+    "text": ["x", {"format": {"type": "yaml"}}, {"verbosity": "high"}, {"format": {"type": "json_schema"}}],
+    "tool_choice": ["any", {"type": "web_search"}],
+    "tools": ["go", [5], [{"type": "web_search"}], [{"type": "function"}]],
+    "top_logprobs": [21],
+    "truncation": ["auto"],
+    "unknown": [1],
+}
+WRONG_RESPONSES = wrong(_WRONG_RESPONSES, response())
