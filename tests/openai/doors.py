@@ -20,10 +20,10 @@ from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import JobSettings, run_batch
+from tests.openai.sections import Bodies
 from tests.openai.streams import events_of, joined
 from tests.serve.running import Running
 
-Bodies = Mapping[str, Mapping[str, Any]]
 _whole = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _event = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _line = json.JSONEncoder(allow_nan=False).encode
@@ -103,12 +103,10 @@ def _texts(llm: LLM, body: dict[str, Any]) -> Any:
     salt = body.pop("cache_salt", None)
     if prompt is None or not body.keys() <= _SAMPLING:
         return None
-    if isinstance(bias := body.get("logit_bias"), dict):
-        body["logit_bias"] = {int(token) if token.isdecimal() else token: value for token, value in bias.items()}
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
     names = ["prompt" if isinstance(each, str) else "prompt_token_ids" for each in prompts]
     salted = [{name: each, "cache_salt": salt} for name, each in zip(names, prompts, strict=True)]
-    return _choices(llm.generate(salted if salt is not None else prompts, SamplingParams(**body), progress=False))
+    return _choices(llm.generate(salted if salt is not None else prompts, _params(body), progress=False))
 
 
 def _chats(llm: LLM, body: dict[str, Any]) -> Any:
@@ -117,7 +115,14 @@ def _chats(llm: LLM, body: dict[str, Any]) -> Any:
     body = {"max_tokens": None, **body}
     if messages is None or not body.keys() <= _SAMPLING or "logprobs" in body:
         return None
-    return _choices(llm.chat(messages, SamplingParams(**body), progress=False, **given))
+    return _choices(llm.chat(messages, _params(body), progress=False, **given))
+
+
+def _params(fields: dict[str, Any]) -> SamplingParams:
+    bias = fields.get("logit_bias")
+    if isinstance(bias, dict) and all(map(str.isdecimal, bias)):
+        fields["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return SamplingParams(**fields)
 
 
 def _choices(outputs: Any) -> Any:
@@ -149,9 +154,11 @@ def _vectors(llm: LLM, body: dict[str, Any]) -> Any:
 
 def _scores(llm: LLM, body: dict[str, Any]) -> Any:
     left, right = ([t] if isinstance(t := body.pop(name, None), str) else t for name in ("text_1", "text_2"))
-    if not left or not right or not body.keys() <= {"truncate", "instruction"}:
+    if not isinstance(left, list) or not isinstance(right, list) or len(left) not in (1, len(right)):
         return None
-    pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=False))
+    if not body.keys() <= {"truncate", "instruction"}:
+        return None
+    pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
     return fixed([output.score for output in llm.score(pairs, progress=False, **body)])
 
 

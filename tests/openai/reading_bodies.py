@@ -61,7 +61,8 @@ EMBEDDINGS = {
     "a salt": vectors(cache_salt="mine"),
     "labels": vectors(**_LABELS),
     "nulls": vectors(dimensions=None, pooling=None, unknown=None),
-    "all that is harmless": vectors(**HARMLESS, documents=[]),
+    "all that is harmless": vectors(**{**HARMLESS, "stream": None}, documents=[]),
+    "no stream": vectors(stream=False),
     "when it is to run": vectors(priority=0),
     "urgent": vectors(**_URGENT),
     "not truncated": {"input": TEXTS[0], "truncate": False},
@@ -96,9 +97,8 @@ SCORES = {
     "a pair": score(),
     "one beside several": score(text_2=DOCUMENTS),
     "pairs": score(text_1=[QUERY, "a row"], text_2=DOCUMENTS[:2]),
-    "texts in objects": score(text_1={"text": QUERY}, text_2=[{"text": DOCUMENTS[0]}]),
+    "texts in objects": score(text_2=[{"text": DOCUMENTS[0]}]),
     "truncated": score(text_2="keys " * 60, truncate=True),
-    "an instruction": score(instruction="which fox"),
     "a salt": score(cache_salt="mine"),
     "labels": score(**_LABELS),
     "urgent": score(**_URGENT),
@@ -107,7 +107,7 @@ SCORES = {
 }
 _WRONG_TEXTS: dict[str, list[Any]] = {
     "truncate": ["yes"],
-    "instruction": [5],
+    "instruction": [5, "which fox"],
     "encoding_format": ["base64"],
     "truncate_prompt_tokens": [5],
     "dimensions": [3],
@@ -115,7 +115,7 @@ _WRONG_TEXTS: dict[str, list[Any]] = {
     "prompt": ["x"],
 }
 _WRONG_SCORES: dict[str, list[Any]] = {
-    "text_1": ["", [], ["x", "y"], 5, None],
+    "text_1": ["", [], ["x", "y"], {"text": "x"}, None],
     "text_2": ["", [], ["x", 5], "keys " * 60, None],
     "documents": [["d"]],
 }
@@ -127,7 +127,6 @@ RANKINGS = {
     "without the documents": ranking(return_documents=False),
     "documents in objects": ranking(documents=[DOCUMENTS[0], {"text": DOCUMENTS[1]}]),
     "truncated": ranking(documents=["keys " * 60], truncate=True),
-    "an instruction": ranking(instruction="which fox"),
     "a salt": ranking(cache_salt="mine"),
     "labels": ranking(**_LABELS),
     "urgent": ranking(**_URGENT),
@@ -141,7 +140,6 @@ _WRONG_RANKINGS: dict[str, list[Any]] = {
 }
 WRONG_RANKINGS = wrong(_WRONG_RANKINGS | _WRONG_TEXTS | _SALTED | _UNTRUE | _ELSEWHERE, ranking())
 SOME_SCORES = {name: SCORES[name] for name in ("a pair", "one beside several", "pairs", "truncated", "a salt")}
-SOME_SCORES["an instruction"] = SCORES["an instruction"]
 SOME_RANKINGS = {name: RANKINGS[name] for name in ("documents", "the best", "without the documents")}
 
 # A server that is told to ignores unknown and unsupported fields, and says so.

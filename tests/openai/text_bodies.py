@@ -75,6 +75,7 @@ _ANSWERED = {
     "the end of a prompt": text(truncate_prompt_tokens=3),
     "a salt": text(cache_salt="mine"),
     "labels": text(model="small", user="u", metadata={"a": "b"}, prompt_cache_key="k"),
+    "labels of any kind": text(user=5, metadata=5, prompt_cache_key={}),
     "nulls": text(stop=None, logprobs=None, n=None, seed=None, suffix=None, unknown=None),
     "a choice": text(structured_outputs={"choice": ["yes", "no"]}, max_tokens=20),
     "a pattern": text(structured_outputs={"regex": "[a-c]{2}"}, max_tokens=20),
@@ -119,7 +120,6 @@ _WRONG: dict[str, list[Any]] = {
     "logprob_token_ids": [[5]],
     "logprobs": [21, True, -1],
     "max_tokens": [0, -1, 2.5],
-    "metadata": [5],
     "min_p": [2],
     "min_tokens": [9],
     "modalities": [["audio"]],
@@ -157,14 +157,16 @@ _WRONG: dict[str, list[Any]] = {
     "top_p": [0],
     "truncate_prompt_tokens": [0],
     "use_beam_search": [True],
-    "user": [5],
     "temprature": [1],
 }
 
 
 def wrong(known: dict[str, list[Any]], body: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A body for each wrong value, named after it."""
-    return {f"{name} = {str(value)[:30]}": {**body, name: value} for name, values in known.items() for value in values}
+    each = [(name, value) for name, values in known.items() for value in values]
+    found = {f"{name} = {str(value)[:70]}": {**body, name: value} for name, value in each}
+    assert len(found) == len(each), "two values begin alike"
+    return found
 
 
 COMPLETIONS = _ANSWERED

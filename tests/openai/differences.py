@@ -1,0 +1,94 @@
+"""Where the doors differ about one body: why, by section. The answers themselves are in answers/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+BySection = Mapping[str, Sequence[str]]
+
+# These are as they are to be.
+_MEANT: Mapping[str, BySection] = {
+    "only streams have their options": {
+        "completions": ("what streams say of their use", "use in every chunk"),
+        "completions_refused": ("stream = yes", "stream_options = {'include_usage': True}"),
+        "chats": ("what streams say of their use", "use in every chunk"),
+    },
+    "no stream has log-probabilities of the prompt": {
+        "completions": (
+            "log-probabilities of the prompt",
+            "an echo with log-probabilities",
+            "an echo alone with log-probabilities",
+        ),
+        "chats": ("log-probabilities of the prompt",),
+    },
+    "every log-probability of a prompt is too much for HTTP": {"completions": ("every log-probability of the prompt",)},
+    "a row has no urgency, no id and no server of its own": {
+        "completions": ("when it is to run", "a name of its own", "labels of a server"),
+        "completions_refused": ("priority = 2", "service_tier = 5"),
+        "chats": ("when it is to run",),
+        "chats_refused": ("service_tier = flex",),
+        **dict.fromkeys(("embeddings", "scores", "rankings"), ("urgent",)),
+    },
+    "a server has limits": {
+        "completions_refused": ("n = 9", "more choices than are made", "more prompts than are taken"),
+    },
+    "a call draws a token at least": {"completions": ("an echo alone",)},
+    "a call takes what Python can read": {
+        "completions_refused": ("logit_bias = {'05': 1, '5': 1}", "prompt = 5"),
+        "chats_refused": (
+            "messages = []",
+            "messages = [{'role': 'assistant', 'content': '', 'reasoning': 5}]",
+            "messages = [{'role': 'user', 'content': 'x', 'more': 1}]",
+            "tools = [{'type': 'function', 'function': {'name': 'go', 'parameters': {'type'",
+        ),
+        "scores_refused": ("text_1 = ", "text_2 = ", "text_2 = []", "truncate = yes"),
+    },
+}
+# Two readers of one body have come apart here; who mends one of these takes it out.
+_TO_MEND: Mapping[str, BySection] = {
+    "rows of vectors do not say how they are made": {
+        "embeddings": (
+            "not truncated",
+            "truncated",
+            "another pooling",
+            "not normalised",
+            "a prompt of the checkpoint",
+        ),
+    },
+    "rows are not compared by vectors": {
+        "scores_of_vectors": ("a pair", "one beside several", "pairs", "truncated", "a salt"),
+        "rankings_of_vectors": ("documents", "the best", "without the documents"),
+    },
+    "HTTP knows no harmless values of other fields here": {
+        "embeddings": ("no stream",),
+        "scores": ("all that is harmless",),
+        "rankings": ("all that is harmless",),
+    },
+    "rows take no encoding_format that asks for nothing": {"scores": ("numbers",)},
+    "only rows take text_2 in objects": {"scores": ("texts in objects",)},
+    "only rows take one document that is no list": {"rankings_refused": ("documents = x",)},
+    "only rows take an empty salt": {"scores_refused": ("cache_salt = ",), "rankings_refused": ("cache_salt = ",)},
+}
+ANSWERED_ELSEWHERE: Mapping[str, BySection] = {**_MEANT, **_TO_MEND}
+
+# Refused by a row and over HTTP, in other words: a limit, a name or advice that is of one of them.
+OTHER_WORDS: BySection = {
+    "completions_refused": (
+        *("adapter = poet", "adapter = 5", "model = other", "priority = high", "prompt = None", "store = True"),
+        *("prompt = " + "x " * 35, "request_id = no spaces", "stream = yes", "stream_options = {'more': 1}"),
+        *("stream_options = {'include_usage': True}", "timeout = 0", "temprature = 1", "many problems"),
+    ),
+    "chats_refused": (
+        *("adapter = poet", "messages = None", "prompt = x", "request_id = ", "store = True", "unknown = 1"),
+        *("messages = [{'role': 'user', 'content': '" + "x " * 20, "stream_options = {'include_usage': 'yes'}"),
+    ),
+    "embeddings_refused": (
+        *("input = None", "normalize = 1", "pooling = median", "pooling = 5", "prompt = x", "prompt_name = poem"),
+        *("prompt_name = {}", "truncate = yes", "model = other", "priority = high", "timeout = 0", "unknown = 1"),
+        *("adapter = poet", "request_id = r", "store = True", "stream = True", "stream_options = {}"),
+    ),
+}
+
+# A call gives another answer: the template sees messages as they are, not as `parameters.messages_of` reads them, and
+# the echo of a chat is not that of its last message.
+OTHER_ANSWERS: BySection = {"chats": ("parts of a text", "what was thought and called", "an echo of what goes on")}
