@@ -33,6 +33,9 @@ _MEANT: Mapping[str, BySection] = {
         "completions_refused": ("n = 9", "more choices than are made", "more prompts than are taken"),
     },
     "a call draws a token at least": {"completions": ("an echo alone",)},
+    "AsyncLLM says so in its output where a structure does not compile": {
+        "completions_refused": ("structured_outputs = {'regex': '('}",),
+    },
     "a call takes what Python can read": {
         "completions_refused": ("logit_bias = {'05': 1, '5': 1}", "prompt = 5"),
         "chats_refused": (
@@ -40,6 +43,14 @@ _MEANT: Mapping[str, BySection] = {
             "messages = [{'role': 'assistant', 'content': '', 'reasoning': 5}]",
             "messages = [{'role': 'user', 'content': 'x', 'more': 1}]",
             "tools = [{'type': 'function', 'function': {'name': 'go', 'parameters': {'type'",
+        ),
+        "embeddings_refused": (
+            "input = ",
+            "input = []",
+            "input = [['x']]",
+            "normalize = 1",
+            "prompt_name = {}",
+            "truncate = yes",
         ),
         "scores_refused": ("text_1 = ", "text_2 = ", "text_2 = []", "truncate = yes"),
     },
@@ -54,6 +65,7 @@ _TO_MEND: Mapping[str, BySection] = {
             "not normalised",
             "a prompt of the checkpoint",
         ),
+        "embeddings_of_states": ("normalised",),
     },
     "rows are not compared by vectors": {
         "scores_of_vectors": ("a pair", "one beside several", "pairs", "truncated", "a salt"),

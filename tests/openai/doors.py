@@ -6,12 +6,13 @@ cached tokens) has a fixed form in it, and the bytes are proven to be the plain 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import JobSettings, run_batch
+from ferrum_jax.serve.async_llm import AsyncLLM
 from tests.openai.sections import Bodies
 from tests.openai.streams import events_of, joined
 from tests.serve.running import Running
@@ -72,7 +74,10 @@ def by_job(llm: LLM, path: str, bodies: Bodies, folder: Path) -> dict[str, Any]:
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = JobSettings(names=["small"], now=lambda: 1000.0)
     paths, console = (folder / "in.jsonl", folder / "out.jsonl"), Console(file=io.StringIO())
-    run_batch(lambda start: llm, *paths, model="small", settings=settings, console=console)
+    try:
+        run_batch(lambda start: llm, *paths, model="small", settings=settings, console=console)
+    except ValueError as error:
+        return {name: {"error": "the job ends", "message": str(error)} for name in bodies}
     lines = [_read(line, _line) for line in paths[1].read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == list(bodies)
     return {line["custom_id"]: fixed(_of_line(line)) for line in lines}
@@ -89,16 +94,16 @@ def _of_line(line: dict[str, Any]) -> Any:
     return response["body"]
 
 
-def by_call(llm: LLM, path: str, body: Mapping[str, Any]) -> Any:
-    """What a call of LLM gives or says; None where it has no argument for a field of the body."""
+def by_call(llm: LLM | AsyncLLM, path: str, body: Mapping[str, Any]) -> Any:
+    """What a call of LLM or AsyncLLM gives or says; None where it has no argument for a field of the body."""
     call = _CALLS.get(path)
     try:
         return None if call is None else call(llm, dict(body))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, IndexError) as error:
         return {"error": type(error).__name__, "message": str(error)}
 
 
-def _texts(llm: LLM, body: dict[str, Any]) -> Any:
+def _texts(llm: LLM | AsyncLLM, body: dict[str, Any]) -> Any:
     prompt = body.pop("prompt", None)
     salt = body.pop("cache_salt", None)
     if prompt is None or not body.keys() <= _SAMPLING:
@@ -106,14 +111,25 @@ def _texts(llm: LLM, body: dict[str, Any]) -> Any:
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
     names = ["prompt" if isinstance(each, str) else "prompt_token_ids" for each in prompts]
     salted = [{name: each, "cache_salt": salt} for name, each in zip(names, prompts, strict=True)]
-    return _choices(llm.generate(salted if salt is not None else prompts, _params(body), progress=False))
+    given, params = salted if salt is not None else prompts, _params(body)
+    if isinstance(llm, LLM):
+        return _choices(llm.generate(given, params, progress=False))
+    return _choices(asyncio.run(_each(lambda prompt: _last(llm.generate(prompt, params)), given)))
 
 
-def _chats(llm: LLM, body: dict[str, Any]) -> Any:
+async def _each(ask: Callable[[Any], Awaitable[Any]], prompts: Sequence[Any]) -> Sequence[Any]:
+    return await asyncio.gather(*map(ask, prompts))
+
+
+async def _last(outputs: AsyncIterator[Any]) -> Any:
+    return [output async for output in outputs][-1]
+
+
+def _chats(llm: LLM | AsyncLLM, body: dict[str, Any]) -> Any:
     messages = body.pop("messages", None)
     given = {name: body.pop(name) for name in _CHAT_ARGUMENTS & body.keys()}
     body = {"max_tokens": None, **body}
-    if messages is None or not body.keys() <= _SAMPLING or "logprobs" in body:
+    if messages is None or isinstance(llm, AsyncLLM) or not body.keys() <= _SAMPLING or "logprobs" in body:
         return None
     return _choices(llm.chat(messages, _params(body), progress=False, **given))
 
@@ -145,18 +161,27 @@ def _said(message: Any) -> dict[str, Any]:
     return {"content": message.content, "reasoning": message.reasoning, "calls": calls}
 
 
-def _vectors(llm: LLM, body: dict[str, Any]) -> Any:
+def _vectors(llm: LLM | AsyncLLM, body: dict[str, Any]) -> Any:
     given = body.pop("input", None)
+    if body.get("encoding_format") in ("float", "base64"):  # of the answer's JSON alone
+        del body["encoding_format"]
     if given is None or not body.keys() <= {"prompt_name", "pooling", "normalize", "truncate"}:
         return None
-    return fixed([output.embedding.tolist() for output in llm.embed(given, progress=False, **body)])
+    if isinstance(llm, LLM):
+        found: Sequence[Any] = llm.embed(given, progress=False, **body)
+    elif "prompt_name" in body:
+        return None
+    else:
+        several = isinstance(given, list) and given and isinstance(given[0], str | list)
+        found = asyncio.run(_each(lambda text: llm.embed(text, **body), given if several else [given]))
+    return fixed([output.embedding.tolist() for output in found])
 
 
-def _scores(llm: LLM, body: dict[str, Any]) -> Any:
+def _scores(llm: LLM | AsyncLLM, body: dict[str, Any]) -> Any:
     left, right = ([t] if isinstance(t := body.pop(name, None), str) else t for name in ("text_1", "text_2"))
     if not isinstance(left, list) or not isinstance(right, list) or len(left) not in (1, len(right)):
         return None
-    if not body.keys() <= {"truncate", "instruction"}:
+    if isinstance(llm, AsyncLLM) or not body.keys() <= {"truncate", "instruction"}:
         return None
     pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
     return fixed([output.score for output in llm.score(pairs, progress=False, **body)])
@@ -165,7 +190,7 @@ def _scores(llm: LLM, body: dict[str, Any]) -> Any:
 _SAMPLING = frozenset(SamplingParams.__dataclass_fields__)
 _CHAT_ARGUMENTS = {"tools", "tool_choice", "parallel_tool_calls", "continue_final_message", "add_generation_prompt"}
 _CHAT_ARGUMENTS |= {"chat_template_kwargs", "add_special_tokens"}
-_CALLS: dict[str, Callable[[LLM, dict[str, Any]], Any]] = {
+_CALLS: dict[str, Callable[[LLM | AsyncLLM, dict[str, Any]], Any]] = {
     "/v1/completions": _texts,
     "/v1/chat/completions": _chats,
     "/v1/embeddings": _vectors,

@@ -142,6 +142,15 @@ WRONG_RANKINGS = wrong(_WRONG_RANKINGS | _WRONG_TEXTS | _SALTED | _UNTRUE | _ELS
 SOME_SCORES = {name: SCORES[name] for name in ("a pair", "one beside several", "pairs", "truncated", "a salt")}
 SOME_RANKINGS = {name: RANKINGS[name] for name in ("documents", "the best", "without the documents")}
 
+TOLD_SCORES = {"a pair": score(), "an instruction": score(instruction="which fox"), "a salt": score(cache_salt="mine")}
+TOLD_RANKINGS = {"documents": ranking(), "an instruction": ranking(instruction="which fox", top_n=2)}
+STATES = {
+    "token ids": vectors(input=[7, 8, 9]),
+    "a text": vectors(dimensions=3),
+    "another pooling": vectors(pooling="mean"),
+    "normalised": vectors(input=[7, 8, 9], normalize=True),
+}
+
 # A server that is told to ignores unknown and unsupported fields, and says so.
 IGNORED = {
     "unknown": text(unknown=1, more={"a": 1}),

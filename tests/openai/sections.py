@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ferrum_jax import LLM, EngineConfig
 from tests.openai import chat_bodies, reading_bodies, text_bodies
 from tests.serve.running import serving_llm
-from tests.support import COMPILED, GOLDENS
+from tests.support import COMPILED, GOLDENS, SMALL
 
 Bodies = Mapping[str, Mapping[str, Any]]
 Answers = Mapping[str, Mapping[str, Any]]  # of each body, by door
@@ -37,6 +37,11 @@ def embedder() -> LLM:
 def scorer() -> LLM:
     stored = EngineConfig(max_model_len=40, compilation_cache_dir=str(COMPILED))
     return LLM(str(GOLDENS / "scorers" / "bert"), stored)
+
+
+@functools.cache
+def reranker() -> LLM:
+    return LLM(str(GOLDENS / "scorers" / "qwen3"), dataclasses.replace(SMALL, max_model_len=41))
 
 
 class Section(NamedTuple):
@@ -72,6 +77,12 @@ SECTIONS = {
     "rankings": Section(scorer, RANK, reading_bodies.RANKINGS),
     "rankings_refused": Section(scorer, RANK, reading_bodies.WRONG_RANKINGS),
     "rankings_of_vectors": Section(embedder, RANK, reading_bodies.SOME_RANKINGS),
+    "scores_told": Section(reranker, SCORE, reading_bodies.TOLD_SCORES),
+    "rankings_told": Section(reranker, RANK, reading_bodies.TOLD_RANKINGS),
+    "embeddings_of_states": Section(generator, EMBED, reading_bodies.STATES),
+    "completions_of_an_encoder": Section(embedder, COMPLETE, {"a text": text_bodies.text()}),
+    "embeddings_of_a_scorer": Section(scorer, EMBED, {"a text": reading_bodies.vectors()}),
+    "scores_of_a_text_model": Section(generator, SCORE, {"a pair": reading_bodies.score()}),
 }
 
 

@@ -33,9 +33,11 @@ def answers(name: str) -> Answers:
         with tempfile.TemporaryDirectory() as folder:
             for each, said in by_job(llm, path, section.bodies, Path(folder, "job")).items():
                 found[each]["job"] = said
-    inner, encoder = (llm, None) if section.generates else (None, llm)
+    inner, encoder = (None, llm) if llm.is_encoder else (llm, None)
     with running(settings, inner=inner, encoder=encoder) as server:
         for each, body in section.bodies.items():
+            if not section.ignores and (said := by_call(server.llm, path, body)) is not None:
+                found[each]["async"] = said
             if body.get("stream") is not True or not section.generates:
                 found[each]["http"] = over_http(server, path, body)
             if section.generates:

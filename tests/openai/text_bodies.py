@@ -82,6 +82,7 @@ _ANSWERED = {
     "an object": text(
         response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": PLACES}}, max_tokens=60
     ),
+    "an object of a word that is not known": text(structured_outputs={"json": {**PLACES, "hue": 1}}, max_tokens=60),
     "plain text": text(response_format={"type": "text"}),
     "all that is harmless": text(**HARMLESS, documents=[], priority=0, service_tier="auto"),
     "what streams say of their use": text(stream=True, stream_options={"include_usage": True}),
