@@ -11,8 +11,8 @@ import dataclasses
 import datetime
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flax import nnx
 
+from ferrum_jax.answers.choice_text import TokenTexts
+from ferrum_jax.answers.collect import Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
@@ -38,9 +40,9 @@ from ferrum_jax.engine.calls.arguments import (
     with_adapters,
     with_tools,
 )
-from ferrum_jax.engine.calls.score_requests import Completion, ScoreRequest, score_params, score_requests, scores_of
+from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.shared import Inbox, SharedEngine
+from ferrum_jax.engine.shared import Ask, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
 from ferrum_jax.processes.processes import current, refuse_several_processes
@@ -262,7 +264,14 @@ class LLM:
             engine = self._make_engine()  # one that knows the adapters of this LLM
         if engine is not None:
             recompile = self.config.on_recompile
-            self._calls = SharedEngine(engine, self._engine_maker(), counter=opened.counter, on_recompile=recompile)
+            texts = TokenTexts(self.tokenizer, forms_of(opened.prompts, self.config))
+            self._calls = SharedEngine(
+                engine,
+                self._engine_maker(),
+                collector=Collector(texts, self.max_model_len),
+                counter=opened.counter,
+                on_recompile=recompile,
+            )
 
     def _engine_maker(self) -> Callable[[], Engine]:
         """Makes fresh engines, and holds no LLM: `del llm` frees weights and pools at once."""
@@ -376,18 +385,24 @@ class LLM:
         params = params_for(many, sampling_params)
         priorities = priorities_for(many, priority)
         many = with_adapters(many, adapter)
-        inbox: Inbox = deque()
+        now = datetime.datetime.now()
+        asks = [
+            self._ask(index, prompt, sampling, RequestOptions(key=str(index), priority=first), now)
+            for index, (prompt, sampling, first) in enumerate(zip(many, params, priorities, strict=True))
+        ]
+        outputs = self._outputs(asks, len(many), progress)
+        return [outputs[index] for index in range(len(many))]
+
+    def _outputs(self, asks: Iterable[Ask[int]], count: int, progress: bool | None) -> dict[int, RequestOutput]:
+        """The outputs by their keys, which are the numbers of prompts. Raises ValueError for one that is refused."""
         outputs: dict[int, RequestOutput] = {}
-        try:
-            ids = self._add_all(many, params, priorities, inbox, datetime.datetime.now())
-            with progress_bar(len(many), shown=progress) as advance:
-                while len(outputs) < len(ids):
-                    output = self.calls.receive(inbox)
-                    outputs[output.request_id] = output
-                    advance(output)
-        finally:
-            self.calls.end(inbox)
-        return [outputs[i] for i in ids]
+        with closing(self.calls.run(asks)) as found, progress_bar(count, shown=progress) as advance:
+            for number, output in found:
+                if isinstance(output, ValueError):
+                    raise ValueError(f"prompt {number}: {output}") from output
+                outputs[number] = output
+                advance(output)
+        return outputs
 
     @checked
     def chat(
@@ -435,17 +450,13 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
-        inbox: Inbox = deque()
-        try:
-            params = params_for([prompt], sampling_params)[0]
-            self._add(prompt, params, inbox, RequestOptions(streams=True))
-            finished = False
-            while not finished:
-                output = self.calls.receive(inbox)
-                finished = output.finished
+        params = params_for([prompt], sampling_params)[0]
+        ask = self._ask(0, prompt, params, RequestOptions(streams=True))
+        with closing(self.calls.run([ask], room=1)) as found:
+            for _, output in found:
+                if isinstance(output, ValueError):
+                    raise output
                 yield output
-        finally:
-            self.calls.end(inbox)
 
     def as_completed(
         self,
@@ -464,35 +475,17 @@ class LLM:
         embeds: outputs have `embedding`, the final hidden state of the prompt's last token. now: the time of day that
         chat templates see; None takes that of this call.
         """
-        source, now = iter(requests), now or datetime.datetime.now()
-        inbox: Inbox = deque()
-        keys: dict[int, Key] = {}
-        exhausted = False
-        try:
-            while not exhausted or keys:
-                while not exhausted and len(keys) < self._max_waiting:
-                    item = next(source, None)
-                    if item is None:
-                        exhausted = True
-                        break
-                    key, prompt, params = item
-                    try:
-                        options = RequestOptions(key=str(key), resume=resume(key), embeds=embeds)
-                        keys[self._add(prompt, params, inbox, options, now)] = key
-                    except ValueError as error:
-                        yield key, error
-                if wants_partials():
-                    partials = [(key, self.engine.peek(submission)) for submission, key in keys.items()]
-                    yield from ((key, output) for key, output in partials if output is not None)
-                if inbox:
-                    output = inbox.popleft()
-                    failed = next((made for made in output.outputs if made.finish_reason == "error"), None)
-                    yield keys.pop(output.request_id), output if failed is None else ValueError(failed.stop_reason)
-                elif keys:
-                    self.calls.step()
-        finally:
-            if self._calls is not None:  # an encoder has refused each
-                self._calls.end(inbox)
+        now = now or datetime.datetime.now()
+        asks = (
+            self._ask(key, prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
+            for key, prompt, params in requests
+        )
+        if self._calls is None:
+            yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
+            return
+        with closing(self.calls.run(asks, room=self._max_waiting, wants_partials=wants_partials)) as found:
+            for key, output in found:
+                yield key, output if isinstance(output, ValueError) else failure_of(output) or output
 
     @property
     def _max_waiting(self) -> int:
@@ -521,29 +514,13 @@ class LLM:
         params, now = score_params(top, mode, sampling_params), datetime.datetime.now()
         prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
         requests = score_requests(prepared, completions, self.tokenizer, mode, self.max_model_len)
-        inbox: Inbox = deque()
-        outputs: dict[int, RequestOutput] = {}
-        try:
-            ids = [self._add_scored(inbox, number, request, params) for number, request in enumerate(requests)]
-            with progress_bar(len(requests), shown=progress) as advance:
-                while len(outputs) < len(ids) - ids.count(None):
-                    output = self.calls.receive(inbox)
-                    outputs[output.request_id] = output
-                    advance(output)
-        finally:
-            self.calls.end(inbox)
-        return [scores_of(None if i is None else outputs[i], top, self.spec.vocab_size) for i in ids]
-
-    def _add_scored(
-        self, inbox: Inbox, number: int, request: ScoreRequest | None, params: SamplingParams
-    ) -> int | None:
-        """Queues a sequence; None for one of which no token is to be scored."""
-        if request is None:
-            return None
-        try:
-            return self.calls.add(inbox, request.token_ids, params, request.options)
-        except ValueError as error:
-            raise ValueError(f"prompt {number}: {error}") from error
+        asks = [
+            Ask(number, params, lambda request=request: request)
+            for number, request in enumerate(requests)
+            if request is not None
+        ]
+        outputs = self._outputs(asks, len(requests), progress)
+        return [scores_of(outputs.get(number), top, self.spec.vocab_size) for number in range(len(requests))]
 
     # -- embeddings ------------------------------------------------------------------------------------
 
@@ -745,39 +722,16 @@ class LLM:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _add_all(
+    def _ask(
         self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        priorities: Sequence[int],
-        inbox: Inbox,
-        now: datetime.datetime,
-    ) -> list[int]:
-        ids: list[int] = []
-        for index, (prompt, sampling, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
-            try:
-                options = RequestOptions(key=str(index), priority=priority)
-                ids.append(self._add(prompt, sampling, inbox, options, now))
-            except ValueError as error:
-                raise ValueError(f"prompt {index}: {error}") from error
-        for index, submission in enumerate(ids):
-            try:
-                self.engine.require_grammar(submission)
-            except ValueError as error:
-                raise ValueError(f"prompt {index}: {error}") from error
-        return ids
-
-    def _add(
-        self,
+        key: Key,
         prompt: Prompt,
         sampling: SamplingParams,
-        inbox: Inbox,
         options: RequestOptions,
         now: datetime.datetime | None = None,
-    ) -> int:
-        """Queues a prompt whose outputs go to `inbox`; the submission's id. options: but for what the prompt says."""
-        token_ids, options = self.prepare(prompt, options, now, sampling=sampling)
-        return self.calls.add(inbox, token_ids, sampling, options)
+    ) -> Ask[Key]:
+        """A prompt that is to run. options: but for what the prompt says."""
+        return Ask(key, sampling, lambda: self.prepare(prompt, options, now, sampling=sampling))
 
     def prepare(
         self,

@@ -180,20 +180,20 @@ class _Timed:
         cache_s, started = self.cache_s, time.perf_counter()
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self.engine.add(prompt, params, RequestOptions(streams=True))
-        at, outputs = [], []
+        at, deltas = [], []
         while self.engine.has_unfinished:
-            for output in self.engine.step():
+            for delta in self.engine.step():
                 at.append(time.perf_counter())
-                outputs.append(output)
-        output = outputs[-1]
-        assert len(at) == num_tokens == len(output.outputs[0].token_ids), "a token is late, or a request ended early"
+                deltas.append(delta)
+        token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+        assert len(at) == num_tokens == len(token_ids), "a token is late, or a request ended early"
         times.first_s.append(at[0] - started)
         times.token_s += np.diff(at).tolist()
         times.wall_s += at[-1] - started
         times.cache_s += self.cache_s - cache_s
         times.num_tokens += num_tokens
         self.engine.drain()
-        return output.outputs[0].token_ids, output.num_cached_tokens
+        return token_ids, deltas[-1].num_cached_tokens
 
 
 def measure_device(model: str, repeats: int) -> dict[str, Any]:

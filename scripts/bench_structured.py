@@ -250,7 +250,7 @@ def first_token(llm: LLM, repeats: int) -> dict[str, Any]:
         grammar = engine._submissions[submission].grammar
         assert grammar is not None
         grammar._compiled.add_done_callback(lambda _, ended=ended: ended.append(time.perf_counter()))
-        while (now := engine.peek(submission)) is not None and not now.token_ids:
+        while engine.has_unfinished and not any(delta.token_ids for delta in engine.peek(submission)):
             engine.step()
         after.append(1e3 * (time.perf_counter() - ended[0]))
         compiled.append(1e3 * (ended[0] - start))

@@ -130,15 +130,15 @@ class Here:
         engine = self.llm.engine
         before = engine.image_counts()["encoder_calls"]
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=1)
-        outputs = []
+        deltas = []
         started, cpu = time.perf_counter(), time.process_time()
         engine.add(self._prompt.ids, params, self._prompt.options(digest))
         while engine.has_unfinished:
-            outputs.extend(engine.step())
+            deltas.extend(engine.step())
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        logprobs = outputs[0].outputs[0].logprobs
+        logprobs = deltas[0].logprobs
         assert logprobs is not None, "they were asked for"
-        self.first = {token: found.logprob for token, found in logprobs[0].items()}
+        self.first = {token: logprob for token, logprob, _ in logprobs[0]}
         calls = engine.image_counts()["encoder_calls"] - before
         return {"prompt_s": wall_s, "prompt_cpu_s": cpu_s, "encoder_calls": calls}
 

@@ -6,7 +6,10 @@ import dataclasses
 import functools
 import os
 import pathlib
+import weakref
 
+from ferrum_jax.answers.choice_text import TokenTexts
+from ferrum_jax.answers.collect import Collector
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.config import EngineConfig
 
@@ -61,14 +64,40 @@ def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **
     return [outputs[i] for i in ids]
 
 
+_COLLECTED = weakref.WeakKeyDictionary()  # by engine: what has come of its submissions, by their ids
+
+
+def step(engine, call=None) -> list:
+    """The outputs of one step, or of another call that gives deltas: of what has ended, and of what grows."""
+    found = _COLLECTED.setdefault(engine, {})
+    texts = TokenTexts(engine._intake.tokenizer, engine._constraints.forms)
+    collector = Collector(texts, engine._intake._max_model_len)
+    for id, submission in engine._submissions.items():
+        if id not in found:
+            found[id] = collector.collected(submission.prompt_token_ids, submission.sampling, submission.options)
+    outputs = []
+    for delta in (call or engine.step)():
+        found[delta.id].take(delta)
+        if delta.is_last or found[delta.id].streams:
+            outputs.append(found[delta.id].output())
+    return outputs
+
+
+def peek(engine, submission: int):
+    """The output of a submission so far; None where it has ended."""
+    if submission not in engine._submissions:
+        return None
+    step(engine, lambda: engine.peek(submission))
+    return _COLLECTED[engine][submission].output()
+
+
 def finish(engine, *, max_steps: int = 100_000) -> dict:
     """Steps an engine to its end; outputs by submission id."""
     outputs = {}
     for _ in range(max_steps):
         if not engine.has_unfinished:
             break
-        for output in engine.step():
-            outputs[output.request_id] = output
+        outputs |= {output.request_id: output for output in step(engine) if output.finished}
         engine.scheduler.check_invariants()
     assert not engine.has_unfinished, f"not finished after {max_steps} steps"
     engine.drain()

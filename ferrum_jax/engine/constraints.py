@@ -79,8 +79,7 @@ class Constraints:
     def beginning(self, choice: Choice) -> list[int]:
         """The tokens that a choice without tokens must begin with, below its limit."""
         grammar = choice.submission.grammar
-        may_stop = choice.text is not None and choice.text.may_stop
-        if grammar is None or may_stop or not self._may_force(choice):
+        if grammar is None or choice.stops is not None or not self._may_force(choice):
             return []
         if self._begins_after(choice.submission.prompt_token_ids):
             return []

@@ -20,12 +20,12 @@ import numpy as np
 from ferrum_jax import sampling as device_sampling
 from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Delta, entry_of
 from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
 from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
-from ferrum_jax.engine.making_outputs import choice_delta, logged, request_output
+from ferrum_jax.engine.making_deltas import delta_of, logged
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
-from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
@@ -33,6 +33,7 @@ from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.text.stream import TextStream
 
 
 class _Dispatched(NamedTuple):
@@ -59,7 +60,6 @@ class Engine:
         """request_log: gets a line for each submission that ended. guard: around each step, such as a `WriteGuard`."""
         self.runner = runner
         self.scheduler = scheduler
-        self.tokenizer = intake.tokenizer
         self._intake = intake
         self._constraints = constraints
         self._adapters = adapters
@@ -68,7 +68,7 @@ class Engine:
         self._submissions: dict[int, Submission] = {}
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
-        self._ended: list[Submission] = []  # resumed ones with nothing left to do
+        self._ended: list[Choice] = []  # those that end without a step: resumed ones that had, and ones that failed
         self._num_observed = 0
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._request_log = request_log
@@ -100,8 +100,7 @@ class Engine:
         self._submissions[submission.id] = submission
         self._num_observed += submission.is_observed
         self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
-        if not submission.num_left:
-            self._ended.append(submission)
+        self._ended += [choice for choice in submission.choices if choice.request.finish_reason is not None]
         return submission.id
 
     def queue_ready(self, submission_id: int) -> None:
@@ -135,11 +134,12 @@ class Engine:
 
     def _fail(self, submission: Submission, why: str) -> None:
         """Ends a submission that was not queued."""
-        for choice in submission.open_choices:
+        failed = submission.open_choices
+        for choice in failed:
             choice.request.finish_reason, choice.request.stop_reason = "error", why
             del self._choices[choice.request.id]
         submission.num_left = 0
-        self._ended.append(submission)
+        self._ended += failed
 
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
@@ -191,8 +191,6 @@ class Engine:
             return
         forced = self._constraints.beginning(choice)
         request.token_ids.extend(forced)
-        for token in forced if choice.text is not None else ():
-            choice.push(token)
 
     def prompt_keys(
         self,
@@ -231,34 +229,35 @@ class Engine:
                 self.scheduler.abort(choice.request.id)
             self._extended.pop(choice.request.id, None)
             self._constraints.forget(choice)
-        self._ended = [ended for ended in self._ended if ended is not submission]
+        self._ended = [ended for ended in self._ended if ended.submission is not submission]
         self._forget(submission)
 
-    def peek(self, submission_id: int) -> RequestOutput | None:
-        """An unfinished submission as far as its tokens are known; None if it has ended."""
+    def peek(self, submission_id: int) -> list[Delta]:
+        """What is new of an unfinished submission as far as its tokens are known; nothing where it has ended."""
         submission = self._submissions.get(submission_id)
-        return None if submission is None else request_output(submission, self.tokenizer, finished=False)
+        choices = () if submission is None else (*submission.open_choices, *self._ended)
+        return [self._delta(choice, is_last=False) for choice in choices if choice.submission is submission]
 
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
         while self._in_flight:
             self._commit(self._in_flight.popleft())
 
-    def settle(self) -> list[RequestOutput]:
+    def settle(self) -> list[Delta]:
         """Commits what is in flight, so that the host knows all that the device has done."""
-        outputs: list[RequestOutput] = []
+        deltas: list[Delta] = []
         while self._in_flight:
-            outputs += self._commit(self._in_flight.popleft())
-        return outputs
+            deltas += self._commit(self._in_flight.popleft())
+        return deltas
 
-    def abort_all(self) -> list[RequestOutput]:
-        """Ends everything that runs or waits with finish_reason "abort"; the outputs as far as they came."""
-        outputs = self.settle() + self._give_ended()
+    def abort_all(self) -> list[Delta]:
+        """Ends everything that runs or waits with finish_reason "abort"; the deltas as far as they came."""
+        deltas = self.settle() + self._give_ended()
         self._unready.clear()
         for choice in list(self._choices.values()):
             self.scheduler.finish(choice.request, "abort", None)
-            self._finish_choice(choice, outputs)
-        return outputs
+            self._finish_choice(choice, deltas)
+        return deltas
 
     def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
         """Goes on with other weights: nothing that was computed before is hit. Nothing may be in flight.
@@ -293,8 +292,8 @@ class Engine:
 
     # -- one step ------------------------------------------------------------------------------------
 
-    def step(self) -> list[RequestOutput]:
-        """Dispatches the next step, commits the one before it. Returns what finished, and what streams moved."""
+    def step(self) -> list[Delta]:
+        """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
         if self.runner.take_parts():
             self._limit_tokens()
         self._num_calls += 1
@@ -311,12 +310,12 @@ class Engine:
         if self._request_log is not None:
             self._request_log.limit(TokenLimit(arrival=self._num_calls, token_limit=limit))
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> list[Delta]:
         self._queue_all_ready()
-        outputs = self._give_ended()
+        deltas = self._give_ended()
         plan = self._schedule()
         if plan is None:
-            return outputs + self._commit(self._in_flight.advance(None))
+            return deltas + self._commit(self._in_flight.advance(None))
         for shard, slot, request_id in plan.admitted:
             choice = self._by_slot[shard, slot] = self._choices[request_id]
             self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
@@ -325,15 +324,15 @@ class Engine:
         self._write_forced()
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
-            return outputs + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step))))
+            return deltas + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step))))
 
         def masks_follow() -> None:
-            outputs.extend(self._commit(self._in_flight.advance(None)))
+            deltas.extend(self._commit(self._in_flight.advance(None)))
             self._write_masks(plan)
 
         step = self.runner.dispatch(plan, masks_follow)
         self._in_flight.append(_Dispatched(step, self._observe(step)))
-        return outputs
+        return deltas
 
     def _encode(self, plan: StepPlan) -> None:
         """Starts the images of the plan on their way into the runs that it names."""
@@ -351,14 +350,15 @@ class Engine:
                 self.runner.write_slot(request.shard, request.slot, self._intake.slot_record(choice))
         self._extended.clear()
 
-    def _give_ended(self) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        for submission in self._ended:
-            last = submission.choices[-1]
-            for choice in submission.choices:
-                self._give(choice, outputs, ended=choice is last)
-        self._ended = []
-        return outputs
+    def _give_ended(self) -> list[Delta]:
+        """Choices that end without a step."""
+        deltas: list[Delta] = []
+        ended, self._ended = self._ended, []
+        last = {choice.submission.id: choice for choice in ended}
+        for choice in ended:
+            submission = choice.submission
+            self._give(choice, deltas, ended=not submission.num_left and choice is last[submission.id])
+        return deltas
 
     def _write_masks(self, plan: StepPlan) -> None:
         """Puts the masks of the plan's rows that draw under one where its other half reads them."""
@@ -384,31 +384,29 @@ class Engine:
             return ()
         return start_scoring(self.runner, step, lambda shard, slot: self._by_slot[shard, slot])
 
-    def _commit(self, dispatched: _Dispatched | None) -> list[RequestOutput]:
+    def _commit(self, dispatched: _Dispatched | None) -> list[Delta]:
         if dispatched is None:
             return []
         step = dispatched.step
         rows = step.rows()
-        outputs: list[RequestOutput] = []
+        deltas: list[Delta] = []
         for choice in (damaged for observed in dispatched.observed for damaged in observed.collect()):
             if choice.request.finish_reason is None:
                 self.scheduler.finish_not_finite(choice.request)
-                self._finish_choice(choice, outputs)
+                self._finish_choice(choice, deltas)
         for request, row in self.scheduler.commit(step.plan, rows[:, 0]):
             choice = self._choices[request.id]
             if request.finish_reason != "error":
                 self._take_row(choice, step, rows, row)
-            if choice.text is not None:
-                self._advance_text(choice)
+            if choice.stops is not None:
+                self._look_for_stops(choice, choice.stops)
             if request.is_constrained and request.finish_reason is None:
                 self._force(choice)
             if request.finish_reason is not None:
-                self._finish_choice(choice, outputs)
-            elif choice.submission.options.deltas:
-                outputs.append(choice_delta(choice, self.tokenizer, finished=False))
+                self._finish_choice(choice, deltas)
             elif choice.submission.options.streams:
-                outputs.append(request_output(choice.submission, self.tokenizer, finished=False))
-        return outputs
+                deltas.append(self._delta(choice, is_last=False))
+        return deltas
 
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
         """What a row has beside its token; a constraint that goes no further ends the request."""
@@ -418,7 +416,8 @@ class Engine:
         if submission.options.embeds and submission.embedding is None:
             submission.embedding = step.last_states()[row]
         if choice.logprobs is not None:
-            choice.logprobs.append(device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0))
+            found = device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0)
+            choice.logprobs.append(entry_of(found))
         if request.is_constrained:
             error = self._constraints.advance(choice, request.token_ids[-1])
             if error is not None:
@@ -430,7 +429,7 @@ class Engine:
         stopped = None
         for token in self._constraints.forced(choice):
             taken.append(token)
-            stopped = None if choice.text is None else choice.push(token)
+            stopped = None if choice.stops is None else choice.stops.push(token)
             if stopped is not None:
                 break
         if not taken:
@@ -440,41 +439,37 @@ class Engine:
         if stopped is not None:
             self.scheduler.finish(choice.request, "stop", stopped)
 
-    def _advance_text(self, choice: Choice) -> None:
-        """Feeds the last token to the text; a stop string in it ends the request."""
-        request, text = choice.request, choice.text
-        assert text is not None
-        stopped = None
+    def _look_for_stops(self, choice: Choice, stops: TextStream) -> None:
+        """Feeds the last token to the search for stop strings; one that it completes ends the request."""
+        request, stopped = choice.request, None
         if request.finish_reason == "error":
-            text.flush()
             return
         if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
-            stopped = choice.push(request.token_ids[-1])  # an end token has no text unless asked for
+            stopped = stops.push(request.token_ids[-1])  # an end token has no text unless asked for
         if request.finish_reason is None:
             if stopped is not None:
                 self.scheduler.finish(request, "stop", stopped)
             return
-        stopped = text.flush()
+        stopped = stops.flush()
         if stopped is not None:
             request.finish_reason, request.stop_reason = "stop", stopped
 
-    def _finish_choice(self, choice: Choice, outputs: list[RequestOutput]) -> None:
+    def _finish_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         submission = choice.submission
         del self._choices[choice.request.id]
         self._extended.pop(choice.request.id, None)
         self._constraints.forget(choice)
         submission.num_left -= 1
-        self._give(choice, outputs, ended=submission.num_left == 0)
+        self._give(choice, deltas, ended=submission.num_left == 0)
 
-    def _give(self, choice: Choice, outputs: list[RequestOutput], *, ended: bool) -> None:
-        """Adds the output of a choice that has ended. ended: its submission has as well, and is forgotten."""
-        submission, forms = choice.submission, self._constraints.forms
-        if submission.options.deltas:
-            outputs.append(choice_delta(choice, self.tokenizer, finished=ended, forms=forms))
-        elif ended:
-            outputs.append(request_output(submission, self.tokenizer, finished=True, forms=forms))
+    def _give(self, choice: Choice, deltas: list[Delta], *, ended: bool) -> None:
+        """Adds the last delta of a choice. ended: its submission has ended as well, and is forgotten."""
+        deltas.append(self._delta(choice, is_last=ended))
         if ended:
-            self._forget(submission)
+            self._forget(choice.submission)
+
+    def _delta(self, choice: Choice, *, is_last: bool) -> Delta:
+        return delta_of(choice, is_last=is_last, time_us=time.monotonic_ns() // 1000)
 
     def _forget(self, submission: Submission) -> None:
         """It has ended; the request log gets its line."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Delta
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.processes.messages import Call, encode
 from ferrum_jax.processes.processes import CHECK_STEPS, Processes
@@ -37,7 +37,7 @@ class LockstepEngine(Engine):
         self._processes = processes
         self._digest = hashlib.blake2b(digest_size=16)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[Delta]:
         with self._together():
             return super().step()
 
@@ -92,7 +92,7 @@ class LeadingEngine(LockstepEngine):
         self._calls.append(encode(Call("queue_ready", (submission_id,))))
         super().queue_ready(submission_id)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[Delta]:
         Engine._queue_all_ready(self)
         self._send("step")
         return super().step()

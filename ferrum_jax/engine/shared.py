@@ -11,28 +11,46 @@ import contextlib
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
+from ferrum_jax.answers.collect import Collected, Collector
 from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Delta
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.runtime.compile import CompileCounter
 
 T = TypeVar("T")
-Inbox = deque[RequestOutput]
+Key = TypeVar("Key", bound=Hashable)
+Inbox = deque[Delta]
+
+
+class Ask(NamedTuple, Generic[Key]):
+    """A request that is to run. prepare: gives its token ids and options, or raises ValueError."""
+
+    key: Key
+    sampling: SamplingParams
+    prepare: Callable[[], tuple[Sequence[int], RequestOptions]]
 
 
 class SharedEngine:
     """The calls that run on one engine."""
 
     def __init__(
-        self, engine: Engine, make: Callable[[], Engine], *, counter: CompileCounter, on_recompile: str
+        self,
+        engine: Engine,
+        make: Callable[[], Engine],
+        *,
+        collector: Collector,
+        counter: CompileCounter,
+        on_recompile: str,
     ) -> None:
         """make: a fresh engine with empty caches, after `engine` was dropped. on_recompile: see EngineConfig."""
+        self.collector = collector
         self._make = make
         self._engine: Engine | None = engine
         self._inboxes: dict[int, Inbox] = {}  # by unfinished submission
@@ -71,11 +89,62 @@ class SharedEngine:
             self._inboxes[submission] = inbox
             return submission
 
-    def receive(self, inbox: Inbox) -> RequestOutput:
-        """The next output for `inbox`; steps until there is one."""
-        while not inbox:
-            self.step()
-        return inbox.popleft()
+    def run(
+        self,
+        asks: Iterable[Ask[Key]],
+        *,
+        room: int | None = None,
+        wants_partials: Callable[[], bool] = lambda: False,
+    ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
+        """(key, output) of each request when it ends, or whenever it grows where it streams; ValueError if refused.
+
+        room: `asks` is read as long as fewer run or wait. None reads all, and waits for their grammars, before a step.
+        wants_partials: asked before every step; True gives the output so far of all that run.
+        """
+        source, is_read, inbox = iter(asks), False, Inbox()
+        waits_for_grammars = room is None
+        running: dict[int, tuple[Key, Collected]] = {}
+        try:
+            while not is_read or running:
+                while not is_read and (room is None or len(running) < room):
+                    ask = next(source, None)
+                    if ask is None:
+                        is_read = True
+                        break
+                    try:
+                        running.update([self._begin(inbox, ask)])
+                    except ValueError as error:
+                        yield ask.key, error
+                if waits_for_grammars:
+                    waits_for_grammars = False
+                    yield from self._faults(running)
+                shows_all = wants_partials()
+                if not (inbox or shows_all) and running:
+                    self.step()
+                yield from _outputs(inbox, running)
+                if shows_all:
+                    yield from self._partials(running)
+        finally:
+            self.end(inbox)
+
+    def _begin(self, inbox: Inbox, ask: Ask[Key]) -> tuple[int, tuple[Key, Collected]]:
+        token_ids, options = ask.prepare()
+        submission = self.add(inbox, token_ids, ask.sampling, options)
+        return submission, (ask.key, self.collector.collected(token_ids, ask.sampling, options))
+
+    def _faults(self, running: Mapping[int, tuple[Key, Collected]]) -> Iterator[tuple[Key, ValueError]]:
+        """What is wrong with grammars; waits for them."""
+        for submission, (key, _) in running.items():
+            try:
+                self.engine.require_grammar(submission)
+            except ValueError as error:
+                yield key, error
+
+    def _partials(self, running: Mapping[int, tuple[Key, Collected]]) -> list[tuple[Key, RequestOutput]]:
+        for submission, (_, collected) in running.items():
+            for delta in self.engine.peek(submission):
+                collected.take(delta)
+        return [(key, collected.output()) for key, collected in running.values()]
 
     def step(self) -> None:
         """One step of the engine; what it gives goes into the inboxes."""
@@ -110,10 +179,10 @@ class SharedEngine:
             with self._owned():
                 self.whole(lambda: self.engine.renew(weights, fingerprint, version))
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            get = self._inboxes.pop if output.finished else self._inboxes.__getitem__
-            get(output.request_id).append(output)
+    def _deliver(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            get = self._inboxes.pop if delta.is_last else self._inboxes.__getitem__
+            get(delta.id).append(delta)
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[None]:
@@ -137,9 +206,9 @@ class SharedEngine:
         if not self._inboxes:
             self._owner = None
 
-    def _counted_step(self) -> list[RequestOutput]:
+    def _counted_step(self) -> list[Delta]:
         before = self._counter.count_here()
-        outputs = self.engine.step()
+        deltas = self.engine.step()
         compiled = self._counter.count_here() - before
         if compiled:
             self.num_compiles += compiled
@@ -149,7 +218,7 @@ class SharedEngine:
             if self._on_recompile == "error":
                 raise RuntimeError(f"{text}; on_recompile='warn' goes on all the same")
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return outputs
+        return deltas
 
     def abort(self, submission: int) -> None:
         """Ends one submission before its time; nothing where it has ended."""
@@ -181,3 +250,15 @@ class SharedEngine:
             self._engine.close()
         self._engine = None
         self._inboxes.clear()
+
+
+def _outputs(inbox: Inbox, running: dict[int, tuple[Key, Collected]]) -> Iterator[tuple[Key, RequestOutput]]:
+    """Of requests that have ended, which run no more, and of those that grow."""
+    while inbox:
+        delta = inbox.popleft()
+        key, collected = running[delta.id]
+        collected.take(delta)
+        if delta.is_last:
+            del running[delta.id]
+        if delta.is_last or collected.streams:
+            yield key, collected.output()

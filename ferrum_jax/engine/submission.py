@@ -13,18 +13,18 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
+from ferrum_jax.answers.choice_text import text_stream
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Entry, entry_of
 from ferrum_jax.engine.adapters import LoadedAdapter
-from ferrum_jax.engine.growing_message import GrowingMessage, growing_message
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
-from ferrum_jax.outputs import CompletionOutput, Logprob
+from ferrum_jax.outputs import CompletionOutput
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.request import Request
 from ferrum_jax.structured.grammars import Grammar
-from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.structured.token_rules import TokenRules
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -37,22 +37,13 @@ class Choice:
     request: Request
     submission: Submission
     seed: int
-    text: TextStream | None  # only where text is wanted before the end: streams and stop strings
-    logprobs: list[dict[int, Logprob]] | None
-    ended_text: str | None = None  # of one that had ended before it was resumed
+    stops: TextStream | None  # the search for stop strings, where there are some
+    logprobs: list[Entry] | None
     updates: list[tuple[int, int]] = dataclasses.field(
         default_factory=list
     )  # its tokens before each, the version after
-    num_given: int = 0  # of its tokens, where only what is new is given
-    message: GrowingMessage | None = None  # of a chat that is streamed
+    num_given: int = 0  # of its tokens
     experts: RoutedExperts | None = None  # of its tokens, where they are asked for
-
-    def push(self, token_id: int) -> str | None:
-        """Feeds its texts, which there must be; the stop string that has ended them, if one has."""
-        assert self.text is not None
-        if self.message is not None:
-            self.message.push(token_id)
-        return self.text.push(token_id)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -60,7 +51,6 @@ class Submission:
     """What a user asked for in one call, complete when no choice is left."""
 
     id: int
-    prompt: str | None
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     options: RequestOptions
@@ -114,15 +104,14 @@ class Intake:
         max_request_tokens: int,
         seed: int,
         grammar: Callable[[SamplingParams], Grammar | None],
-        forms: MessageForms = NO_FORMS,
         adapter: Callable[[str], LoadedAdapter],
         images: ImageLimits = NO_IMAGES,
         num_routed_layers: int = 0,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
-        forms: in which the model writes tool calls and reasoning. adapter: by its name.
-        images: what there is room for. num_routed_layers: those whose experts steps give, 0 where none does.
+        adapter: by its name. images: what there is room for. num_routed_layers: those whose experts steps give, 0 where
+        none does.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -131,7 +120,6 @@ class Intake:
         self._max_request_tokens = max_request_tokens
         self._seed = seed
         self._grammar = grammar
-        self._forms = forms
         self._adapter = adapter
         self._images = images
         self._num_routed_layers = num_routed_layers
@@ -152,7 +140,6 @@ class Intake:
         placed, images = placed_images(options.images, spans, self._images)
         submission = Submission(
             id=next(self._ids),
-            prompt=self._echoed(options.prompt, token_ids, len(prompt_token_ids), sampling),
             prompt_token_ids=tuple(token_ids if options.scores is None else whole),
             sampling=sampling,
             options=options,
@@ -210,24 +197,16 @@ class Intake:
             media=media,
             images=images,
         )
-        needs_text = sampling.detokenize and (options.streams or options.deltas or bool(sampling.stop))
         return Choice(
             request=request,
             submission=submission,
             seed=seed,
-            text=self._text_stream(submission) if needs_text and self.tokenizer else None,
+            stops=text_stream(self.tokenizer, sampling, submission.prompt_token_ids)
+            if sampling.stop and self.tokenizer
+            else None,
             logprobs=None if sampling.logprobs is None else [],
-            message=growing_message(options, sampling, submission.prompt_token_ids, self.tokenizer, self._forms),
             experts=RoutedExperts(self._num_routed_layers) if routed else None,
         )
-
-    def _echoed(
-        self, prompt: str | None, token_ids: array[int], num_given: int, sampling: SamplingParams
-    ) -> str | None:
-        """The prompt's text: as it was given, or where it is echoed and was not, or not all of it runs, its tokens'."""
-        if not sampling.echo or self.tokenizer is None or (prompt is not None and len(token_ids) == num_given):
-            return prompt
-        return self.tokenizer.decode(token_ids, skip_special_tokens=sampling.skip_special_tokens)
 
     def _check(self, token_ids: Sequence[int], sampling: SamplingParams) -> array[int]:
         """The prompt as it will run. Raises ValueError with the value and the repair."""
@@ -298,18 +277,6 @@ class Intake:
         state.update(key.encode())
         return int.from_bytes(state.digest(), "little")
 
-    def _text_stream(self, submission: Submission) -> TextStream:
-        sampling = submission.sampling
-        assert self.tokenizer is not None
-        return TextStream(
-            self.tokenizer,
-            stop=tuple(sampling.stop),
-            include_stop=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens,
-            skip_special_tokens=sampling.skip_special_tokens,
-            after=submission.prompt_token_ids,
-        )
-
     def slot_record(self, choice: Choice) -> np.ndarray:
         """The record of a choice that is about to run, as its row slot holds it."""
         request, sampling, scores = choice.request, choice.submission.sampling, choice.submission.options.scores
@@ -331,15 +298,14 @@ def _resume(choice: Choice, before: CompletionOutput) -> None:
     request = choice.request
     request.token_ids.extend(before.token_ids)
     if choice.logprobs is not None:
-        choice.logprobs.extend(before.logprobs or ())
+        choice.logprobs.extend(map(entry_of, before.logprobs or ()))
     if before.finish_reason is not None:
         request.finish_reason, request.stop_reason = before.finish_reason, before.stop_reason
-        choice.ended_text = before.text
         return
     assert len(request.token_ids) < request.max_total_tokens, "a choice to resume has all its tokens"
-    if choice.text is not None:
+    if choice.stops is not None:
         for token in before.token_ids:
-            choice.push(token)
+            choice.stops.push(token)
 
 
 def _all_but_last(token_ids: Sequence[int], scores_from: int) -> Sequence[int]:

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ferrum_jax.openai.answer_options import AnswerOptions
-from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.outputs import Logprob, RequestOutput
 
 NO_PROBABILITY = -9999.0
 Entry = Mapping[int, Logprob]  # of one place in a text: the token that stands there, and alternatives
+
+
+class Tokens(Protocol):
+    """Tokens with their log-probabilities: a choice, or what is new of it."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def logprobs(self) -> Sequence[Entry] | None: ...
 
 
 def completion_logprobs(
@@ -43,7 +53,7 @@ def completion_logprobs(
     return found
 
 
-def choice_entries(choice: CompletionOutput) -> list[tuple[int, Entry]]:
+def choice_entries(choice: Tokens) -> list[tuple[int, Entry]]:
     """The tokens of a choice, each with its log-probabilities."""
     return list(zip(choice.token_ids, choice.logprobs or (), strict=True))
 
@@ -77,7 +87,7 @@ def _top_by_name(chosen: int, entry: Entry, ids_as_names: bool) -> dict[str, flo
     return found
 
 
-def chat_logprobs(choice: CompletionOutput, options: AnswerOptions) -> list[dict[str, Any]]:
+def chat_logprobs(choice: Tokens, options: AnswerOptions) -> list[dict[str, Any]]:
     """An object for each token of a choice, with as many of the likeliest tokens there as were asked for."""
     found, as_id = [], options.ids_as_names
     for token_id, entry in zip(choice.token_ids, choice.logprobs or (), strict=True):

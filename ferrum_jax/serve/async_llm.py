@@ -1,8 +1,8 @@
 """AsyncLLM: an LLM for tasks of asyncio, of one event loop or many.
 
-The engine runs on a thread of its own (`engine_thread.py`). Each request has a mailbox that holds its latest output and
-no more, since every output has all text so far: a task that reads slowly skips some, and never holds up the engine. A
-task that is cancelled, or leaves its loop over the outputs, ends its rows before the next step.
+The engine runs on a thread of its own (`engine_thread.py`). Each request has a mailbox of deltas, which its task makes
+one output of, since every output has all text so far: a task that reads slowly has fewer, and never holds up the
+engine. A task that is cancelled, or leaves its loop over the outputs, ends its rows before the next step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
@@ -98,8 +99,7 @@ class AsyncLLM:
         options = RequestOptions(key=key, priority=priority, streams=True)
         params = sampling_params or SamplingParams()
         token_ids, options = await self._prepared(prompt, options, params)
-        mailbox = self._mailbox(request_id)
-        self.thread.add(mailbox.ticket, token_ids, params, options)
+        mailbox = self._mailbox(request_id, token_ids, params, options)
         try:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
@@ -118,8 +118,7 @@ class AsyncLLM:
             return (await asyncio.wrap_future(call))[0]
         text = await asyncio.to_thread(llm.embedder.text, None, prompt, params)
         options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
-        mailbox = self._mailbox(None)
-        self.thread.add(mailbox.ticket, text.token_ids, _EMBEDS, options)
+        mailbox = self._mailbox(None, text.token_ids, _EMBEDS, options)
         try:
             output = await mailbox.next()
         finally:
@@ -140,11 +139,9 @@ class AsyncLLM:
         params, llm = score_params(top, mode, sampling_params), self.llm
         prepared = [await asyncio.to_thread(llm.prepare, prompt, RequestOptions()) for prompt in listed(prompts)]
         requests = score_requests(prepared, completions, llm.tokenizer, mode, llm.max_model_len)
-        mailboxes = [None if request is None else self._mailbox(None) for request in requests]
+        self._refuse_at_end()
+        mailboxes = [each and self._mailbox(None, each.token_ids, params, each.options) for each in requests]
         try:
-            for request, mailbox in zip(requests, mailboxes, strict=True):
-                if request is not None and mailbox is not None:
-                    self.thread.add(mailbox.ticket, request.token_ids, params, request.options)
             outputs = [None if mailbox is None else await mailbox.next() for mailbox in mailboxes]
         finally:
             for mailbox in mailboxes:
@@ -209,10 +206,15 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def _mailbox(self, request_id: str | None) -> _Mailbox:
+    def _mailbox(
+        self, request_id: str | None, token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions
+    ) -> _Mailbox:
+        """That of a request which runs from now on."""
         self._refuse_at_end()
-        mailbox = _Mailbox(asyncio.get_running_loop(), request_id)
+        collected = self.llm.calls.collector.collected(token_ids, sampling, options)
+        mailbox = _Mailbox(asyncio.get_running_loop(), request_id, collected)
         self._open.add(mailbox)
+        self.thread.add(mailbox.ticket, token_ids, sampling, options)
         return mailbox
 
     def _refuse_at_end(self) -> None:
@@ -226,20 +228,21 @@ class AsyncLLM:
 
 
 class _Mailbox:
-    """The latest output of one request, for one task. ended: the last one was taken, or none will come."""
+    """What comes of one request, for one task. ended: the last of it was taken, or none will come."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str | None, collected: Collected) -> None:
         self.request_id, self.ended = request_id, False
         self.ticket = Ticket(self._put)
-        self._loop = loop
+        self._loop, self._collected = loop, collected
         self._lock = threading.Lock()
-        self._latest: Answer | None = None
+        self._waiting: list[Answer] = []
         self._filled = asyncio.Event()
 
     def _put(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
         """On the engine's thread. The task is woken once for all that comes before it looks."""
         with self._lock:
-            is_woken, self._latest = self._latest is not None, answers[-1][1]
+            is_woken = bool(self._waiting)
+            self._waiting += [answer for _, answer in answers]
         if not is_woken:
             self._wake()
 
@@ -257,15 +260,17 @@ class _Mailbox:
         await self._filled.wait()
         self._filled.clear()
         with self._lock:
-            latest, self._latest = self._latest, None
-        if self.ended or isinstance(latest, Exception):
-            self.ended = True
-            if isinstance(latest, Exception):
-                raise latest
+            waiting, self._waiting = self._waiting, []
+        for answer in waiting:
+            if isinstance(answer, Exception):
+                self.ended = True
+                raise answer
+            self._collected.take(answer)
+        if self.ended:
             return None
-        assert latest is not None, "a task is woken for an output"
-        self.ended = latest.finished
-        return latest
+        assert waiting, "a task is woken for a delta"
+        self.ended = self._collected.has_ended
+        return self._collected.output()
 
 
 def live_stats(llm: LLM) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import Tool, ToolsAsked
+from ferrum_jax.delta import Delta
 from ferrum_jax.embeddings.embedder import UNTRAINED, EmbeddingParams, Text, finish
 from ferrum_jax.llm import LLM
-from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.wire import Delta, Message, delta_of
+from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.vision.prompt_images import PromptImages
 
@@ -118,7 +118,7 @@ class EngineSide:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
         ticket = self._ticket(request_id)
-        self.thread.add(ticket, token_ids, sampling, RequestOptions(**with_images(options), deltas=True))
+        self.thread.add(ticket, token_ids, sampling, RequestOptions(**with_images(options), streams=True))
 
     def _ticket(self, request_id: int) -> Ticket:
         ticket = Ticket(self._answer)
@@ -142,9 +142,8 @@ class EngineSide:
         """On the engine's thread: what one step gave."""
         deltas: list[Delta] = []
         messages: list[Message] = []
-        time_us = int(self.thread.last_step * 1e6)
         for ticket, answer in answers:
-            if isinstance(answer, RequestOutput) and not answer.finished:
+            if isinstance(answer, Delta) and not answer.is_last:
                 request_id = self._ids.get(ticket)
             else:
                 request_id = self._forget(ticket)
@@ -154,11 +153,11 @@ class EngineSide:
                 self._texts.pop(ticket, None)
                 kind = "invalid" if isinstance(answer, ValueError) else "failed"
                 messages.append(["refused", request_id, kind, str(answer)])
-            elif answer.embedding is not None:
+            elif answer.beside is not None and answer.beside.embedding is not None:
                 asked = self._texts.pop(ticket)
-                messages.append(_vector(request_id, answer.embedding, asked, answer.num_cached_tokens))
+                messages.append(_vector(request_id, answer.beside.embedding, asked, answer.num_cached_tokens))
             else:
-                deltas.append(delta_of(request_id, answer, time_us))
+                deltas.append(answer._replace(id=request_id, beside=None))
         for request_id in self._outbox.add(deltas) if deltas else ():
             self._abort(request_id)  # before the next step
         if messages:
@@ -205,7 +204,7 @@ class EngineSide:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
             return
-        options = RequestOptions(cache_salt=text.cache_salt, embeds=True, deltas=True)  # type: ignore[assignment]
+        options = RequestOptions(cache_salt=text.cache_salt, embeds=True)  # type: ignore[assignment]
         self.thread.add(ticket, text.token_ids, _EMBEDS, options)  # type: ignore[arg-type]
 
     def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:

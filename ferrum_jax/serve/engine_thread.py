@@ -1,7 +1,7 @@
-"""EngineThread: an LLM on a thread of its own. Commands go in by a queue, outputs come out by calls of sinks.
+"""EngineThread: an LLM on a thread of its own. Commands go in by a queue, deltas come out by calls of sinks.
 
     add(ticket, ..)  abort(ticket)  call(function)      from any thread, at once
-    sink([(ticket, output or error), ..])               on this thread, at most once a step for each sink
+    sink([(ticket, delta or error), ..])                on this thread, at most once a step for each sink
 
 A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
 is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Delta
 from ferrum_jax.engine.shared import Inbox
 from ferrum_jax.llm import LLM
-from ferrum_jax.outputs import RequestOutput
 
 MOST_FAILURES = 3
-Answer = RequestOutput | Exception
+Answer = Delta | Exception
 
 
 class EngineFailed(RuntimeError):
@@ -195,11 +195,11 @@ class EngineThread:
             self.last_step, self._failures = time.monotonic(), 0
         answers: dict[Any, list[tuple[Ticket, Answer]]] = {}
         while self._inbox:
-            output = self._inbox.popleft()
-            ticket = self._tickets[output.request_id]
-            if output.finished:
-                del self._tickets[output.request_id]
-            answers.setdefault(ticket.sink, []).append((ticket, output))
+            delta = self._inbox.popleft()
+            ticket = self._tickets[delta.id]
+            if delta.is_last:
+                del self._tickets[delta.id]
+            answers.setdefault(ticket.sink, []).append((ticket, delta))
         for sink, found in answers.items():
             sink(found)
         self._guarded(self._rest)

@@ -85,7 +85,6 @@ def build_engine(
             max_request_tokens=layout.max_request_tokens,
             seed=config.seed,
             grammar=constraints.grammar,
-            forms=forms,
             adapter=adapters.get,
             images=_image_limits(layout, config),
             num_routed_layers=_num_routed_layers(layout),

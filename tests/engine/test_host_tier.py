@@ -12,7 +12,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.saved_prefixes import PrefixCache
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import INVARIANT, SMALL, finish, run, small_llm
+from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 NUM_BLOCKS = 7  # two of the prompts together do not fit
@@ -156,7 +156,7 @@ def test_pinned_blocks_stay_on_the_device():
     for prompt in (*prompts[1:], prompts[0]):
         id = engine.add(prompt, GREEDY)
         while engine.has_unfinished:
-            outputs = {output.request_id: output for output in engine.step()}
+            outputs = {output.request_id: output for output in step(engine)}
             engine.scheduler.check_invariants()
     assert outputs[id].num_cached_tokens == 40 and engine.scheduler.metrics().host_hits
     assert cache.pins.ids(cache.pools[0]) == pinned

@@ -15,7 +15,7 @@ from ferrum_jax.engine.image_intake import ImageLimits, placed_images
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, SMALL, finish, small_llm
+from tests.support import GOLDENS, SMALL, finish, small_llm, step
 
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
@@ -152,7 +152,7 @@ def test_prompts_whose_images_wait_do_not_hold_up_others():
     text, last = engine.add(*asked(0)), engine.add(*asked(2))
     outputs, order = {}, []
     while engine.has_unfinished:
-        for output in engine.step():
+        for output in step(engine):
             outputs[output.request_id] = output
             order.append(output.request_id)
         engine.scheduler.check_invariants()

@@ -292,7 +292,7 @@ def test_requests_start_by_priority_and_then_by_arrival(engine):
     ids = [engine.add([20 + i], GREEDY, RequestOptions(priority=p)) for i, p in enumerate((1, 0, 1, 1, 0, -1))]
     order = []
     while engine.has_unfinished:
-        order += [output.request_id for output in engine.step()]
+        order += [delta.id for delta in engine.step()]
     assert order == [ids[i] for i in (5, 1, 4, 0, 2, 3)], "four rows run at once; equal lengths end as they began"
 
 
@@ -301,7 +301,7 @@ def test_generate_takes_a_priority_for_each_prompt(llm, monkeypatch):
 
     def watched():
         outputs = step()
-        order.extend(output.request_id for output in outputs)
+        order.extend(delta.id for delta in outputs)
         return outputs
 
     monkeypatch.setattr(llm.engine, "step", watched)

@@ -15,7 +15,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.runtime.step import expert_dtype
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, INVARIANT, ROOT, run, small_llm
+from tests.support import GOLDENS, INVARIANT, ROOT, run, small_llm, step
 
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("routed_experts/*/golden.npz"))
 GIVES = dataclasses.replace(INVARIANT, return_routed_experts=True)
@@ -76,7 +76,7 @@ def test_a_preempted_row_has_all_of_its_tokens(llm):
         engine.add(prompt, GREEDY)
     outputs = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += step(engine)
     assert engine.scheduler.metrics().preemptions
     assert all(len(experts(output)) == len(output.prompt_token_ids) + 11 for output in outputs)
 
@@ -97,11 +97,11 @@ def test_they_come_when_a_choice_ends_and_not_where_its_tokens_were_not_computed
     engine.add(PROMPTS[1], GREEDY, RequestOptions(streams=True))
     outputs = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += step(engine)
     assert len(outputs) == 12
     assert all((output.outputs[0].routed_experts is not None) == output.finished for output in outputs)
     engine.add(PROMPTS[1], GREEDY)
-    (ended,) = engine.abort_all()
+    (ended,) = step(engine, engine.abort_all)
     assert ended.finish_reason == "abort" and ended.outputs[0].routed_experts is None
 
 

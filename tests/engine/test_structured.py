@@ -18,7 +18,7 @@ from ferrum_jax.openai.message_forms import assistant_message
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.structured.reading.message_parser import MessageForms
-from tests.support import GOLDENS, INVARIANT, finish, run, small_llm
+from tests.support import GOLDENS, INVARIANT, finish, peek, run, small_llm, step
 
 PERSON = {
     "type": "object",
@@ -77,9 +77,9 @@ def test_every_row_is_what_it_is_alone_in_a_batch_and_after_preemption():
 def test_a_resumed_row_goes_on_in_its_grammar():
     engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
     first = engine.add(PROMPTS[0], JSON)
-    while len(engine.peek(first).token_ids) < 7:
+    while len(peek(engine, first).token_ids) < 7:
         engine.step()
-    before = engine.peek(first).outputs
+    before = peek(engine, first).outputs
     (whole,) = finish(engine).values()
     other = build_engine(llm().loaded, llm().config, llm().tokenizer)
     other.add(PROMPTS[0], JSON, RequestOptions(resume=before))
@@ -191,7 +191,7 @@ def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
     engine.add(PROMPTS[0], held, RequestOptions(is_chat=True, tools=(), streams=True))
     seen = []
     while engine.has_unfinished:
-        seen += [output.outputs[0].message for output in engine.step()]
+        seen += [output.outputs[0].message for output in step(engine)]
     assert [call.name for call in seen[-1].tool_calls] == ["go"] and seen[-1].content == "Done."
     assert seen[-1].reasoning == "hm, so"
     for before, after in itertools.pairwise(seen):
@@ -221,9 +221,9 @@ def test_a_row_with_forced_tokens_goes_on_wherever_it_was_broken_off():
     held = under(asked(json=PERSON, **TIGHT), seed=3)
     engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
     submission, seen = engine.add(PROMPTS[0], held), []
-    while (now := engine.peek(submission)) is not None:
+    while (now := peek(engine, submission)) is not None:
         seen.append(now.outputs)
-        ended = engine.step()
+        ended = step(engine)
     assert engine.constraint_counts().forced_tokens > 4
     other = build_engine(llm().loaded, llm().config, llm().tokenizer)
     points = [before for before in seen[:: max(1, len(seen) // 12)] if before[0].token_ids]

@@ -20,7 +20,20 @@ from ferrum_jax.executables.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = ("asked", "config", "ints", "metrics", "outputs", "paths", "plan", "prompt", "request", "setting", "spec")
+NOUNS = (
+    "asked",
+    "config",
+    "delta",
+    "ints",
+    "metrics",
+    "outputs",
+    "paths",
+    "plan",
+    "prompt",
+    "request",
+    "setting",
+    "spec",
+)
 FILES = ("checkpoints.rules",)  # a room below its folder: what models say of their weights, and checkpoints read
 HEAVY = (
     "ray",
@@ -184,11 +197,17 @@ MAY_IMPORT = {
         "ferrum_jax.text",
         "nouns",
     ),
+    "ferrum_jax.answers": (
+        "ferrum_jax.structured.reading",
+        "ferrum_jax.text",
+        "nouns",
+    ),
     "ferrum_jax.engine.calls": ("ferrum_jax.quoting", "ferrum_jax.text", "nouns"),
     "ferrum_jax.engine": (
-        "ferrum_jax.engine.of_tokens",
         "checkpoints",
         "ferrum_jax.adapters",
+        "ferrum_jax.answers",
+        "ferrum_jax.engine.of_tokens",
         "ferrum_jax.pools",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",
@@ -244,6 +263,7 @@ MAY_IMPORT = {
         "pallas_kernels.quantized_matmul",
     ),
     "ferrum_jax.llm": (
+        "ferrum_jax.answers",
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
         "ferrum_jax.engine.calls",
@@ -279,6 +299,7 @@ MAY_IMPORT = {
     "ferrum_jax.serve.link": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "ferrum_jax.quoting", "nouns"),
     "ferrum_jax.serve.http": (
+        "ferrum_jax.answers",
         "ferrum_jax.openai",
         "ferrum_jax.quoting",
         "ferrum_jax.serve.bodies",
@@ -289,6 +310,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.serve.app": (
+        "ferrum_jax.answers",
         "ferrum_jax.openai",
         "ferrum_jax.quoting",
         "ferrum_jax.serve.bodies",
@@ -298,6 +320,7 @@ MAY_IMPORT = {
         "ferrum_jax.vision",
     ),
     "ferrum_jax.serve": (
+        "ferrum_jax.answers",
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
         "ferrum_jax.engine.calls",

@@ -12,7 +12,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import FAMILIES, GOLDENS, INVARIANT, QUANTISED, finish, run, small_llm
+from tests.support import FAMILIES, GOLDENS, INVARIANT, QUANTISED, finish, peek, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 LENGTHS = (1, 17, 70, 33, 5)
@@ -98,7 +98,7 @@ def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, e
         half = first.add(p, PARAMS)
         for _ in range(2 + index):
             first.step()
-        again = second.add(p, PARAMS, RequestOptions(resume=first.peek(half).outputs))
+        again = second.add(p, PARAMS, RequestOptions(resume=peek(first, half).outputs))
         outputs.append(finish(second)[again])
     assert [bits(o) for o in outputs] == expected
 

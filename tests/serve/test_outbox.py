@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.delta import Delta
 from ferrum_jax.serve.bodies.http_body import AskedText
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
@@ -18,7 +19,6 @@ from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import outbox as outbox_module
 from ferrum_jax.serve.link.engine_client import EngineClient, ReaderTooSlow
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.wire import Delta
 from tests.support import small_llm
 
 
@@ -124,7 +124,7 @@ async def served(link: OwnLink) -> tuple[Service, list]:
     facts = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": ["kimi_k2", None]}
     link.receive([["ready", facts]])
     service.open(service.prompts)
-    assert service._texts.forms.names == ("kimi_k2", None)  # of the engine, whatever the chat template shows
+    assert service._collector.texts.forms.names == ("kimi_k2", None)  # of the engine, whatever the chat template shows
     params = SamplingParams(max_tokens=500, detokenize=False)
     fields: dict = dict.fromkeys(field.name for field in dataclasses.fields(AskedText))
     fields |= {"prompts": [[7, 9]], "params": params, "is_chat": False, "echo": False, "priority": 0}

@@ -14,7 +14,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import INVARIANT, finish, run
+from tests.support import INVARIANT, finish, peek, run, step
 
 HOT = SamplingParams(temperature=1.5, max_tokens=40)
 WISHES = (
@@ -58,9 +58,9 @@ def _resumed(llm: LLM, params: list[SamplingParams]) -> list[tuple[int, ...]]:
     engine = build_engine(llm.loaded, llm.config, llm.tokenizer)
     ids = [engine.add(*request) for request in zip(PROMPTS, params, strict=True)]
     ended = {}
-    while (first := engine.peek(ids[0])) is not None and len(first.token_ids) < RESUMED_AFTER:
-        ended |= {output.request_id: output for output in engine.step()}
-    left = {i: engine.peek(i) for i in ids if i not in ended}
+    while (first := peek(engine, ids[0])) is not None and len(first.token_ids) < RESUMED_AFTER:
+        ended |= {output.request_id: output for output in step(engine)}
+    left = {i: peek(engine, i) for i in ids if i not in ended}
     other = build_engine(llm.loaded, llm.config, llm.tokenizer)
     again = {
         i: other.add(PROMPTS[ids.index(i)], params[ids.index(i)], RequestOptions(resume=output.outputs))

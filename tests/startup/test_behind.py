@@ -22,7 +22,7 @@ from ferrum_jax.runtime.programs import Executables, programs_of
 from ferrum_jax.startup import behind
 from ferrum_jax.startup.behind import compile_behind
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, run, small_llm
+from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
@@ -70,7 +70,7 @@ def test_answers_are_the_same_with_the_first_executables_and_when_others_come(st
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     outputs = {}
     for _ in range(steps_before):
-        outputs |= {output.request_id: output for output in engine.step()}
+        outputs |= {output.request_id: output for output in step(engine)}
     assert bool(early.wanted) == bool(steps_before), "padding says what is wanted"
     whole = executables_of(llm.loaded, only_first=False)
     if steps_before:

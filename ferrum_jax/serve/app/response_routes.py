@@ -42,7 +42,7 @@ async def _whole(service: Service, form: ResponseForm, entered: TextRequest) -> 
             form.add(new)
     finally:
         service.leave([entered])
-    form.end(len(entered.prompt_token_ids), entered.num_cached_tokens)
+    form.end(entered.collected)
     return form.response
 
 
@@ -80,4 +80,4 @@ class ResponseEvents:
         except (RequestRefused, EngineLost) as error:
             yield form.fail(str(error))
             return
-        yield form.end(len(entered.prompt_token_ids), entered.num_cached_tokens)
+        yield form.end(entered.collected)

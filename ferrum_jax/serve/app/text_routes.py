@@ -11,9 +11,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.answers.choice_text import NewText
 from ferrum_jax.serve.bodies.http_body import AskedText, asked_text
 from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm, usage_of
-from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
@@ -106,7 +106,9 @@ class TextChunks:
             opening = b""
             if index not in opened:
                 opened.add(index)
-                opening = form.opening(index, (self._requests[place].prompt or "") if asked.echo else "", usage)
+                opening = form.opening(
+                    index, (self._requests[place].collected.prompt or "") if asked.echo else "", usage
+                )
             chunk = opening + form.chunk(index, new, usage)
             if chunk:
                 yield chunk
@@ -114,13 +116,13 @@ class TextChunks:
             yield form.usage_chunk(self._usage())
         yield DONE
 
-    async def _outputs(self) -> AsyncIterator[tuple[int, ChoiceOutput]]:
+    async def _outputs(self) -> AsyncIterator[tuple[int, NewText]]:
         """What is new, with the place of its prompt."""
         if len(self._requests) == 1:
             async for new in self._service.outputs(self._requests[0]):
                 yield 0, new
             return
-        found: asyncio.Queue[tuple[int, ChoiceOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+        found: asyncio.Queue[tuple[int, NewText] | Exception | None] = asyncio.Queue(maxsize=1)
 
         async def read(place: int) -> None:
             try:
@@ -142,7 +144,7 @@ class TextChunks:
                 yield item
 
     def _usage(self) -> dict[str, Any]:
-        requests = self._requests
+        requests = [request.collected for request in self._requests]
         generated = sum(len(choice.token_ids) for request in requests for choice in request.choices)
         return usage_of(
             sum(len(request.prompt_token_ids) for request in requests),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ferrum_jax.answers.choice_text import NewText
 from ferrum_jax.asked.message import ToolCall
 from ferrum_jax.openai.logprob_forms import (
     by_token_id,
@@ -24,7 +25,6 @@ from ferrum_jax.openai.logprob_forms import (
 from ferrum_jax.openai.message_forms import assistant_message, call_id, finish_reason_of, tool_call
 from ferrum_jax.outputs import CompletionOutput, RequestOutput
 from ferrum_jax.serve.bodies.http_body import AskedText
-from ferrum_jax.serve.http.choice_text import ChoiceOutput
 from ferrum_jax.serve.link.engine_client import EngineVector
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -85,8 +85,7 @@ class AnswerForm:
             found["message"] = self._message(choice)
             found["logprobs"] = None if choice.logprobs is None else {"content": chat_logprobs(choice, asked.form)}
         else:
-            echoed = (output.prompt or "") if asked.echo else ""
-            found["text"] = echoed + (choice.text if asked.generates else "")
+            found["text"] = choice.text if asked.generates else output.prompt or ""
             found["logprobs"] = None if choice.logprobs is None else self._completion_logprobs(output, choice)
         has_calls = choice.message is not None and bool(choice.message.tool_calls)
         found["finish_reason"] = finish_reason_of(choice.finish_reason, has_calls=has_calls)
@@ -124,7 +123,7 @@ class AnswerForm:
             return b""
         return self._event(f'{{"index":{index},"text":{_json(prompt)},"logprobs":null,"finish_reason":null}}', usage)
 
-    def chunk(self, index: int, new: ChoiceOutput, usage: dict[str, Any] | None) -> bytes:
+    def chunk(self, index: int, new: NewText, usage: dict[str, Any] | None) -> bytes:
         """The chunk of what is new of a choice; b"" where it says nothing. usage: so far, where every chunk has it."""
         asked = self._asked
         shows_ids = asked.returns_token_ids
@@ -139,7 +138,7 @@ class AnswerForm:
         logprobs = "null" if new.logprobs is None else self._chunk_logprobs(index, new)
         return self._event(f'{{"index":{index},{body},"logprobs":{logprobs},"finish_reason":{ended}{more}}}', usage)
 
-    def _delta(self, index: int, new: ChoiceOutput) -> str:
+    def _delta(self, index: int, new: NewText) -> str:
         """What is new of a chat's message. A call comes in one piece, once it is whole."""
         content = f'"content":{_json(new.text)}' if new.text else ""
         if not new.parts:
@@ -159,7 +158,7 @@ class AnswerForm:
         self._num_calls[index] = place + 1
         return {"index": place, **tool_call(call, call_id(call, self._id, index, place))}
 
-    def _chunk_logprobs(self, index: int, new: CompletionOutput) -> str:
+    def _chunk_logprobs(self, index: int, new: NewText) -> str:
         if self._asked.is_chat:
             return _json({"content": chat_logprobs(new, self._asked.form)})
         entries = choice_entries(new)

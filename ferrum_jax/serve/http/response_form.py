@@ -9,12 +9,13 @@ import json
 import time
 from typing import Any
 
+from ferrum_jax.answers.choice_text import NewText
+from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.openai.logprob_forms import chat_logprobs
 from ferrum_jax.openai.message_forms import call_id
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.bodies.response_body import AskedResponse
-from ferrum_jax.serve.http.choice_text import ChoiceOutput
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -45,7 +46,7 @@ class ResponseForm:
             self._tell(kind, response=self._response("in_progress", None))
         return self._take()
 
-    def add(self, new: ChoiceOutput) -> bytes:
+    def add(self, new: NewText) -> bytes:
         """The events of what is new."""
         self._num_tokens += len(new.token_ids)
         self._finish_reason = new.finish_reason
@@ -56,12 +57,13 @@ class ResponseForm:
             self._add(part)
         return self._take()
 
-    def end(self, num_prompt_tokens: int, num_cached_tokens: int) -> bytes:
+    def end(self, collected: Collected) -> bytes:
         """The last events; `response` is complete then."""
         self._close()
+        num_prompt_tokens = len(collected.prompt_token_ids)
         usage = {
             "input_tokens": num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": num_cached_tokens},
+            "input_tokens_details": {"cached_tokens": collected.num_cached_tokens},
             "output_tokens": self._num_tokens,
             "output_tokens_details": {"reasoning_tokens": self._num_thought},
             "total_tokens": num_prompt_tokens + self._num_tokens,

@@ -9,13 +9,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.answers.choice_text import NewText, TokenTexts
+from ferrum_jax.answers.collect import Collected, Collector
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.tools import tools_of
+from ferrum_jax.delta import Delta
 from ferrum_jax.outputs import RequestOutput
-from ferrum_jax.prompt import Prompt, PromptParts, is_messages, take_apart
+from ferrum_jax.prompt import Prompt, is_messages, take_apart
 from ferrum_jax.serve.bodies.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.api_keys import ApiKey
-from ferrum_jax.serve.http.choice_text import ChoiceOutput, ChoiceText, TokenTexts
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.serve.http.fair_workers import FairWorkers
 from ferrum_jax.serve.http.gate import Gate, Waiting
@@ -23,10 +26,8 @@ from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
-from ferrum_jax.serve.link.wire import Delta
 from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.structured.reading.message_parser import MessageForms
-from ferrum_jax.structured.reading.message_stream import MessageStream
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.decoding import Look, do_not_look
@@ -41,11 +42,7 @@ class TextRequest:
     """One prompt of a request, on its way."""
 
     waiting: Waiting
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    choices: list[ChoiceText]
-    num_cached_tokens: int = 0
-    prompt_logprobs: Any = None
+    collected: Collected
     last_token: dict[int, float] = dataclasses.field(default_factory=dict)  # when, by choice
     on_slow: Callable[[], None] = lambda: None
     name: str | None = None  # that its body gave
@@ -64,7 +61,7 @@ class Service:
         self.named: set[str] = set()  # ids that bodies of them gave
         queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
         self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
-        self._texts = TokenTexts(None)
+        self._collector = Collector(TokenTexts(None), 0)
         self.bodies = FairWorkers("bodies", _BODY_THREADS)
         self._long_texts = FairWorkers("texts", _TEXT_THREADS)
         self._images = FairWorkers("images", _IMAGE_THREADS, may_begin=lambda: self._held_bytes < MOST_HELD_BYTES)
@@ -77,7 +74,8 @@ class Service:
     def open(self, prompts: PromptEncoder) -> None:
         """The engine is ready, and its `facts` are there."""
         forms = MessageForms.named(*self.client.facts["forms"])
-        self.prompts, self._texts = prompts, TokenTexts(prompts.tokenizer, forms)
+        self.prompts = prompts
+        self._collector = Collector(TokenTexts(prompts.tokenizer, forms), self.client.facts["max_model_len"])
         self.gate.num_rows = self.client.facts["num_rows"] or 256
         self.is_open = True
         self.client.tell_opened()
@@ -192,7 +190,7 @@ class Service:
         self.gate.enter([request.waiting for request in found])
         for request in found:
             self._hold(request.waiting)
-        self.metrics.prompt_tokens(sum(len(request.prompt_token_ids) for request in found))
+        self.metrics.prompt_tokens(sum(len(request.collected.prompt_token_ids) for request in found))
         if asked.request_id is not None:
             self.named.add(asked.request_id)
             found[0].name = asked.request_id
@@ -216,25 +214,15 @@ class Service:
             images = wire_images(encoded.images, encoded.media)
             return self.client.generate(list(token_ids), sent, {**options, **images})
 
-        text = parts.content if isinstance(parts.content, str) else None
-        if asked.echo and not asked.is_chat and (text is None or len(kept) != len(token_ids)):
-            text = self._decoded(kept, params)
-        return TextRequest(
-            waiting=Waiting(entry, begin, held_bytes),
-            prompt=text,
-            prompt_token_ids=tuple(kept),
-            choices=[
-                ChoiceText(index, params, kept, self._texts, self._message(asked, parts, kept))
-                for index in range(params.n)
-            ],
+        tools, goes_on = parts.template.get("tools"), parts.template.get("continue_final_message")
+        shown = RequestOptions(
+            prompt=parts.content if isinstance(parts.content, str) else None,
+            is_chat=asked.is_chat and not goes_on,
+            tools=tools_of(tools) if tools else None,
+            streams=asked.streams,
         )
-
-    def _message(self, asked: AskedText, parts: PromptParts, kept: Sequence[int]) -> MessageStream | None:
-        """What takes a choice's text apart, where it is a whole message."""
-        if not asked.is_chat or parts.template.get("continue_final_message"):
-            return None
-        tools = parts.template.get("tools")
-        return self._texts.message(asked.params, kept, tools_of(tools) if tools else None)
+        collected = self._collector.collected(token_ids, params, shown)
+        return TextRequest(waiting=Waiting(entry, begin, held_bytes), collected=collected)
 
     def _kept(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """The prompt as it will run. Raises RequestRefused where it is too long."""
@@ -250,12 +238,19 @@ class Service:
             )
         return kept
 
-    def _decoded(self, token_ids: Sequence[int], params: SamplingParams) -> str | None:
-        tokenizer = self.prompts.tokenizer
-        return tokenizer and tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
-
-    async def outputs(self, request: TextRequest) -> AsyncIterator[ChoiceOutput]:
+    async def outputs(self, request: TextRequest) -> AsyncIterator[NewText]:
         """What is new of each choice, until all have ended. Raises RequestRefused where the engine could not go on."""
+        async for delta in self._deltas(request):
+            for new in request.collected.push(delta):
+                yield new
+
+    async def whole(self, request: TextRequest) -> RequestOutput:
+        """All of it, once it has ended."""
+        async for delta in self._deltas(request):
+            request.collected.take(delta)
+        return request.collected.output()
+
+    async def _deltas(self, request: TextRequest) -> AsyncIterator[Delta]:
         reply = await request.waiting.begun
         reply.on_slow = lambda: self._cut(request)
         try:
@@ -265,9 +260,7 @@ class Service:
                 if delta.finish_reason == "error":
                     raise RequestRefused(str(delta.stop_reason))
                 self._note(request, delta)
-                choice = request.choices[delta.choice]
-                for piece in choice.deltas(delta):
-                    yield choice.push(piece)
+                yield delta
                 if delta.is_last:
                     break
         finally:
@@ -292,10 +285,6 @@ class Service:
 
     def _note(self, request: TextRequest, delta: Delta) -> None:
         self._time(request, delta)
-        request.num_cached_tokens = min(delta.num_cached_tokens, len(request.prompt_token_ids))
-        if delta.prompt_logprobs is not None:
-            entries = delta.prompt_logprobs
-            request.prompt_logprobs = tuple(entry and self._texts.entry(entry) for entry in entries)
         if delta.finish_reason is not None:
             self.metrics.ended(delta.finish_reason)
 
@@ -309,19 +298,6 @@ class Service:
                 self.metrics.first_token(now - request.waiting.arrived)
             request.last_token[delta.choice] = now
         self.metrics.generated_tokens(len(delta.token_ids))
-
-    async def whole(self, request: TextRequest) -> RequestOutput:
-        """All of it, once it has ended."""
-        async for _ in self.outputs(request):
-            pass
-        return RequestOutput(
-            request_id=0,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(choice.whole() for choice in request.choices),
-            num_cached_tokens=request.num_cached_tokens,
-            prompt_logprobs=request.prompt_logprobs,
-        )
 
     def leave(self, requests: Sequence[TextRequest]) -> None:
         """Nobody waits for them any more."""

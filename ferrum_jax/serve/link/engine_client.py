@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ferrum_jax.delta import Delta
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.wire import Delta, Message, Unframer, framed
+from ferrum_jax.serve.link.wire import Message, Unframer, framed
 
 MOST_UNREAD_TOKENS = 8192
 _SMALLEST_NORM = 1e-12

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from ferrum_jax.serve.link.wire import Delta, Message, joined
+from ferrum_jax.delta import Delta, joined
+from ferrum_jax.serve.link.wire import Message
 
 MOST_UNSENT_TOKENS = 8192
 _LATEST = ("beat", "stats")
