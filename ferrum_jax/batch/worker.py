@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.batch.answers import Answer, Answers
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
@@ -27,6 +26,7 @@ from ferrum_jax.batch.journal.responses import answered_line, failed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
+from ferrum_jax.batch.row_answers import Answer, Answers
 from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
 
 _MOST_CRASHES = 2  # of the engine with one row

@@ -390,7 +390,7 @@ MAY_USE = {
     "ferrum_jax.scheduling": ("numpy",),
     "ferrum_jax.prefix_cache": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
-    "ferrum_jax.openai": (),
+    "ferrum_jax.openai": ("numpy",),
     "ferrum_jax.vision": ("numpy", "PIL"),
     "ferrum_jax.structured": ("llguidance", "numpy"),
     "ferrum_jax.structured.forms": (),

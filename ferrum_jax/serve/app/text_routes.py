@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrum_jax.answers.choice_text import NewText
+from ferrum_jax.openai.answers import usage_of
 from ferrum_jax.serve.bodies.http_body import AskedText, asked_text
-from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm, usage_of
+from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.openai.answers import ranking, read_usage, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.bodies.compare_body import AskedComparison, asked_ranking, asked_score, with_prompts
 from ferrum_jax.serve.bodies.http_body import asked_vectors
-from ferrum_jax.serve.http.answer_forms import vectors_answer
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.link.engine_client import EngineVector
@@ -30,7 +30,8 @@ async def embeddings(request: Request) -> Response:
     vectors = await exchange.unless_left(service.vectors(asked, exchange.key), asked.timeout_s)
     num_tokens = sum(vector.num_tokens for vector in vectors)
     service.metrics.prompt_tokens(num_tokens)
-    answer = vectors_answer(vectors, num_tokens, model=model, as_base64=asked.as_base64)
+    values = [vector.values for vector in vectors]
+    answer = vectors_answer(values, num_tokens, {"model": model}, as_base64=asked.as_base64)
     return exchange.json(answer, warning_headers((*service.client.facts["of_vectors"], *asked.warnings)))
 
 
@@ -50,11 +51,8 @@ async def rerank(request: Request) -> Response:
     asked = await exchange.asked(asked_ranking)
     asked = with_prompts(asked, exchange.service.client.facts["prompts"])
     scores, answer = await _compared(exchange, asked)
-    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-    if asked.shows_documents:
-        for result in results:
-            result["document"] = {"text": asked.right.prompts[result["index"]]}
+    documents = [str(prompt) for prompt in asked.right.prompts] if asked.shows_documents else None
+    results = ranking(scores, asked.top_n, documents)
     answer |= {"id": f"rerank-{exchange.id}", "results": results}
     return exchange.json(answer, warning_headers(asked.left.warnings))
 
@@ -82,7 +80,7 @@ async def _compared(exchange: Exchange, asked: AskedComparison) -> tuple[list[fl
 def _answer(exchange: Exchange, model: str, read: Sequence[EngineVector]) -> dict[str, Any]:
     num_tokens = sum(vector.num_tokens for vector in read)
     exchange.service.metrics.prompt_tokens(num_tokens)
-    return {"model": model, "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
+    return {"model": model, "usage": read_usage(num_tokens)}
 
 
 async def _both(exchange: Exchange, asked: AskedComparison) -> tuple[list[EngineVector], list[EngineVector]]:

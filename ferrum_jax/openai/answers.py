@@ -1,0 +1,148 @@
+"""Answers in OpenAI's forms, whatever the door: a body, to which a job adds an envelope and a server its id.
+
+Which fields a body has decides its bytes, so they are made in one order: a field that a door does not tell is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions
+from ferrum_jax.openai.logprob_forms import (
+    by_token_id,
+    chat_logprobs,
+    choice_entries,
+    completion_logprobs,
+    echo_entries,
+    number,
+)
+from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
+from ferrum_jax.outputs import CompletionOutput, RequestOutput
+
+
+class TextForm(NamedTuple):
+    """How a completion or a chat's answer is written. id: of what is asked, which ids of calls follow from.
+
+    before: what a chat's answer begins with. echo, generates: a completion has its prompt, and more than that.
+    tells_run: what a run did is told too: cached tokens, what stopped a choice, the prompt's tokens.
+    """
+
+    id: str
+    is_chat: bool
+    options: AnswerOptions = PLAIN
+    before: str = ""
+    echo: bool = False
+    generates: bool = True
+    returns_token_ids: bool = False
+    tells_run: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the answer's id begins with."""
+        return "chatcmpl" if self.is_chat else "cmpl"
+
+    @property
+    def object(self) -> str:
+        return "chat.completion" if self.is_chat else "text_completion"
+
+
+def text_answer(form: TextForm, outputs: Sequence[RequestOutput], head: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a completion or a chat. outputs: of its prompts, whose choices are numbered prompt by prompt."""
+    pairs = [(output, choice) for output in outputs for choice in output.outputs]
+    usage = usage_of(
+        sum([len(output.prompt_token_ids) for output in outputs]),
+        sum([len(choice.token_ids) for _, choice in pairs]) if form.generates else 0,
+        sum([output.num_cached_tokens for output in outputs]) if form.tells_run else None,
+    )
+    choices = [_choice(form, index, output, choice) for index, (output, choice) in enumerate(pairs)]
+    answer = {**head, "choices": choices, "usage": usage}
+    return answer | _of_prompt(form, outputs[0]) if form.is_chat else answer
+
+
+def usage_of(num_prompt: int, num_generated: int, num_cached: int | None) -> dict[str, Any]:
+    """num_cached: None where it is not told."""
+    found: dict[str, Any] = {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+    }
+    return found if num_cached is None else found | {"prompt_tokens_details": {"cached_tokens": num_cached}}
+
+
+def _choice(form: TextForm, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index}
+    if form.is_chat:
+        found["message"] = _message(form, choice)
+        found["logprobs"] = None if choice.logprobs is None else {"content": chat_logprobs(choice, form.options)}
+    else:
+        found["text"] = choice.text if form.generates else output.prompt or ""
+        found["logprobs"] = None if choice.logprobs is None else _completion_logprobs(form, output, choice)
+    has_calls = choice.message is not None and bool(choice.message.tool_calls)
+    found["finish_reason"] = finish_reason_of(choice.finish_reason, has_calls=has_calls)
+    if form.tells_run:
+        found["stop_reason"] = choice.stop_reason
+    if form.returns_token_ids:
+        found["token_ids"] = list(choice.token_ids) if form.generates else []
+    return found if form.is_chat else found | _of_prompt(form, output)
+
+
+def _message(form: TextForm, choice: CompletionOutput) -> dict[str, Any]:
+    """The assistant's message: its answer, and where the model's template shows them, reasoning and tool calls."""
+    if choice.message is None:
+        return {"role": "assistant", "content": form.before + choice.text}
+    shows = form.options.shows_reasoning
+    return assistant_message(
+        choice.message, request=form.id, choice=choice.index, before=form.before, shows_reasoning=shows
+    )
+
+
+def _completion_logprobs(form: TextForm, output: RequestOutput, choice: CompletionOutput) -> dict[str, list[Any]]:
+    """Those of an echo first."""
+    first, entries = echo_entries(output) if form.echo else (None, [])
+    entries += choice_entries(choice) if form.generates else ()
+    return completion_logprobs(entries, first=first, ids_as_names=form.options.ids_as_names)
+
+
+def _of_prompt(form: TextForm, output: RequestOutput) -> dict[str, Any]:
+    """What is said of a prompt: beside a chat's choices, and in each choice of a completion."""
+    found: dict[str, Any] = {}
+    if output.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [entry and by_token_id(entry) for entry in output.prompt_logprobs]
+    if form.returns_token_ids and form.tells_run:
+        found["prompt_token_ids"] = list(output.prompt_token_ids)
+    return found
+
+
+def vectors_answer(
+    vectors: Sequence[np.ndarray], num_tokens: int, head: Mapping[str, Any], *, as_base64: bool
+) -> dict[str, Any]:
+    """The body of /v1/embeddings. vectors: [D] float32 each, of the texts in their order."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _plain(vector, as_base64=as_base64)}
+        for index, vector in enumerate(vectors)
+    ]
+    return {"object": "list", "data": data, **head, "usage": read_usage(num_tokens)}
+
+
+def _plain(vector: np.ndarray, *, as_base64: bool) -> Any:
+    if as_base64:
+        return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+    return [number(value) for value in vector.tolist()]
+
+
+def read_usage(num_tokens: int) -> dict[str, int]:
+    """What texts cost that are read, and nothing is generated after."""
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def ranking(scores: Sequence[float], top_n: int | None, documents: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The results of /v1/rerank: documents by their scores, best first. documents: the texts, where they are shown."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:top_n]
+    found: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    for result in found if documents is not None else ():
+        result["document"] = {"text": documents[result["index"]]}  # type: ignore[index]
+    return found
