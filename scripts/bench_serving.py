@@ -40,7 +40,7 @@ from ferrum_jax.bench.serving import run as serving
 from ferrum_jax.bench.serving.http_client import Address
 from ferrum_jax.bench.serving.loads import Load, requests_of
 from ferrum_jax.bench.workloads import run_workload
-from ferrum_jax.outputs import CompletionOutput, RequestOutput
+from ferrum_jax.delta import Delta
 from ferrum_jax.serve.app.http_process import HttpOrder
 from ferrum_jax.serve.engine_process import HttpChild, listening
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -100,27 +100,11 @@ class SleepingEngine:
             return
         self._left[number] = left - 1
         reason = "length" if left == 1 else None
-        choice = CompletionOutput(
-            index=0,
-            text="",
-            token_ids=(300 + left % 1000,),
-            cumulative_logprob=None,
-            logprobs=None,
-            finish_reason=reason,
-            stop_reason=None,
-        )
         if reason:
             del self._left[number]
-        self._inbox.append(
-            RequestOutput(
-                request_id=number,
-                prompt=None,
-                prompt_token_ids=(),
-                outputs=(choice,),
-                num_cached_tokens=0,
-                finished=reason is not None,
-            )
-        )
+        now_us, is_last = time.monotonic_ns() // 1000, reason is not None
+        tokens = [300 + left % 1000]
+        self._inbox.append(Delta(number, 0, tokens, None, reason, None, is_last, 0, None, [now_us]))
 
 
 def _llm(engine: SleepingEngine, num_rows: int) -> Any:
