@@ -2,7 +2,7 @@
 
     python -m scripts.bench_encoder --reference-python PYTHON [--shape all-MiniLM-L6] [--texts 1000] [--runs 3]
 
-Weights are random, in the shape of a published encoder (tests/models/published_encoders.py). Lengths are drawn from a
+Weights are random, in the shape of a published encoder (tests/published/encoders/). Lengths are drawn from a
 log-normal distribution, 22 tokens in the middle. Each run times both sides in turn; vectors are compared first.
 Prints one line of JSON: the median of the runs of either, the share of token slots that were padding, the load.
 """
@@ -24,7 +24,7 @@ import numpy as np
 
 from ferrum_jax import LLM, EngineConfig
 from scripts.git_state import git_state
-from tests.models.published_encoders import PUBLISHED_ENCODERS
+from scripts.published import PUBLISHED_ENCODERS
 
 _REFERENCE = pathlib.Path(__file__).with_name("bench_encoder_reference.py")
 _TOLERANCE = 1e-4

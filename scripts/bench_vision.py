@@ -29,7 +29,9 @@ from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.prompt import MediaSpan
 from scripts.git_state import git_state
-from tests.models.published_images import QWEN3_VL_2B
+from scripts.published import config_of
+
+QWEN3_VL_2B = config_of("Qwen3-VL-2B")
 
 _REFERENCE = pathlib.Path(__file__).with_name("bench_vision_reference.py")
 _TOLERANCE = 1e-3

@@ -17,8 +17,7 @@ from ferrum_jax.config import MeshShape
 from ferrum_jax.models.registry import ENCODERS, FAMILIES, NOT_SERVED, encoder_spec_of, spec_of
 from ferrum_jax.sharding import refusals
 from ferrum_jax.spec import ModelSpec
-from tests.models.published import MORE, PUBLISHED
-from tests.models.published_encoders import PUBLISHED_ENCODERS
+from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
@@ -84,7 +83,7 @@ def rows() -> Iterator[str]:
         sizes = sorted((count, name) for name, (config, count) in published(architecture))
         shown = ", ".join(goldens.get(architecture, ["of its text model"]))
         for count, name in sizes:
-            spec = spec_of((PUBLISHED | MORE)[name][0])
+            spec = spec_of(PUBLISHED[name][0])
             tps = ", ".join(map(str, meshes(spec)))
             yield f"| `{architecture}` | {name} | {count:,} | {spec.num_hidden_layers} | {tps} | {shown} |\n"
 
@@ -103,7 +102,7 @@ def encoder_rows() -> Iterator[str]:
 
 def published(architecture: str) -> Iterator[tuple[str, tuple[dict, int]]]:
     """The published sizes of an architecture: (name, (config, number of parameters))."""
-    return (item for item in (PUBLISHED | MORE).items() if item[1][0]["architectures"] == [architecture])
+    return (item for item in PUBLISHED.items() if item[1][0]["architectures"] == [architecture])
 
 
 def meshes(spec: ModelSpec) -> list[int]:

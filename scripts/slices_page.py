@@ -24,8 +24,7 @@ from ferrum_jax.executables.topology import slice_of
 from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, leaves_none_idle, on_mesh, shapes_of
 from ferrum_jax.meshes.settle import best_of, none_fits
 from ferrum_jax.models.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
-from tests.models.published import MORE, PUBLISHED
-from tests.models.published_encoders import PUBLISHED_ENCODERS
+from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "slices.md"
@@ -124,14 +123,13 @@ def _rate(rate: float) -> str:
 
 def models() -> list[str]:
     """The published models that generate, by architecture and number of parameters."""
-    everything = PUBLISHED | MORE
     place = {architecture: number for number, architecture in enumerate(FAMILIES)}
-    return sorted(everything, key=lambda name: (place[everything[name][0]["architectures"][0]], everything[name][1]))
+    return sorted(PUBLISHED, key=lambda name: (place[PUBLISHED[name][0]["architectures"][0]], PUBLISHED[name][1]))
 
 
 def smallest_of_families() -> Iterator[str]:
     """The smallest published model of each architecture, encoders too."""
-    everything = PUBLISHED | MORE | PUBLISHED_ENCODERS
+    everything = PUBLISHED | PUBLISHED_ENCODERS
     for architecture in (*FAMILIES, *ENCODERS):
         sizes = [
             (config[1], name) for name, config in everything.items() if config[0]["architectures"] == [architecture]
@@ -145,7 +143,7 @@ def subject(model: str) -> Subject:
     """A published model with the default config."""
     if model in PUBLISHED_ENCODERS:
         return Subject(spec=encoder_spec_of(PUBLISHED_ENCODERS[model][0]), config=EngineConfig())
-    return Subject(spec=spec_of((PUBLISHED | MORE)[model][0]), config=EngineConfig())
+    return Subject(spec=spec_of(PUBLISHED[model][0]), config=EngineConfig())
 
 
 def meshes(model: str, target: str) -> list[MeshFit]:

@@ -37,8 +37,8 @@ from ferrum_jax.sharding import local_bytes, make_mesh
 from ferrum_jax.spec.stored_weight import weight_of_leaf
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
+from scripts.published import PUBLISHED
 from tests.aot.program_text import dense_weights, large_constants, ops_of, wide_weights
-from tests.models.published import MORE, PUBLISHED
 from tests.sharding.meant import meant_collectives
 
 KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
@@ -69,7 +69,7 @@ def lay_out_case(case: Case) -> Layout:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
     mesh = make_mesh(MeshShape.parse(case.mesh), devices)
     blocks = {"quantization_config": FP8_BLOCKS} if case.weights == "fp8-blocks" else {}
-    spec = spec_of((PUBLISHED | MORE)[case.model][0] | blocks)
+    spec = spec_of(PUBLISHED[case.model][0] | blocks)
     if case.layers is not None:
         moe = tuple(layer for layer in spec.moe_layers if layer < case.layers)
         experts = dataclasses.replace(spec.experts, layers=moe) if moe else None

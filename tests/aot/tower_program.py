@@ -22,9 +22,8 @@ from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
+from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
-from tests.models.published import PUBLISHED
-from tests.models.published_images import MORE_IMAGES
 
 _LAYERS = 1
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
@@ -33,7 +32,7 @@ _LEAST_WEIGHT = 1 << 16  # elements of a matrix
 
 def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
     """The slots of a model whose tower has one of its layers, in bfloat16, and the mesh of one device."""
-    spec = registry.spec_of((PUBLISHED | MORE_IMAGES)[model][0])
+    spec = registry.spec_of(PUBLISHED[model][0])
     assert spec.vision is not None, f"{model} sees nothing"
     deepstack = spec.vision.deepstack and (0,)
     vision = dataclasses.replace(spec.vision, num_layers=_LAYERS, deepstack=deepstack)

@@ -10,8 +10,10 @@ from ferrum_jax.meshes.forecast import forecast
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
+from scripts.published import PUBLISHED, config_of
 from tests.meshes.described import V6E_8
-from tests.models.published import LLAMA3_8B, PUBLISHED
+
+LLAMA3_8B = config_of("Llama-3-8B")
 
 DENSE, ROUTED = spec_of(LLAMA3_8B), spec_of(PUBLISHED["Qwen3-30B-A3B"][0])
 D, LAYERS, V = 4096, 32, 128256

@@ -20,8 +20,10 @@ from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.fit import kv_bytes_left, temporaries_bytes
 from pallas_kernels.target import Target
-from tests.models.published import LLAMA3_8B
+from scripts.published import config_of
 from tests.support import GOLDENS, SMALL
+
+LLAMA3_8B = config_of("Llama-3-8B")
 
 FAMILIES = ("qwen3", "qwen3_moe")
 FLAGS = ["--max-num-seqs=4", "--max-num-batched-tokens=16", "--max-model-len=256", "--num-blocks=80"]

@@ -11,14 +11,16 @@ from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, meshes_of
 from ferrum_jax.meshes.forecast import Forecast
 from ferrum_jax.meshes.settle import by_problem, choose_mesh, settled
 from ferrum_jax.models.registry import encoder_spec_of, spec_of
+from scripts.published import PUBLISHED, config_of
 from tests.meshes.described import V5E_4, V6E_8, V6E_16
-from tests.models.published import LLAMA3_8B, MORE, PUBLISHED
 from tests.runtime.test_layout import CPU
 from tests.support import GOLDENS
 
+LLAMA3_8B = config_of("Llama-3-8B")
+
 
 def subject(name="Llama-3-8B", **fields):
-    return Subject(spec=spec_of((PUBLISHED | MORE)[name][0]), config=EngineConfig(**fields))
+    return Subject(spec=spec_of(PUBLISHED[name][0]), config=EngineConfig(**fields))
 
 
 def test_a_named_mesh_is_taken_and_one_device_or_the_cpu_has_no_choice():

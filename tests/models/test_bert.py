@@ -26,7 +26,7 @@ from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.layers.text_rows import TextRows, attend
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh
-from tests.models.published_encoders import PUBLISHED_ENCODERS
+from scripts.published import PUBLISHED_ENCODERS
 from tests.support import COMPILED, GOLDENS
 
 ENCODERS = GOLDENS / "encoders"

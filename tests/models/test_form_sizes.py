@@ -12,8 +12,10 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.registry import abstract_model, quantised_spec, spec_of, unbind
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.spec.stored_weight import weight_of
-from tests.models.published import LLAMA3_8B
+from scripts.published import config_of
 from tests.support import GOLDENS
+
+LLAMA3_8B = config_of("Llama-3-8B")
 
 
 def bytes_of(targets: dict[str, jax.ShapeDtypeStruct]) -> dict[str, int]:

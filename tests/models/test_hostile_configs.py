@@ -21,16 +21,19 @@ from ferrum_jax.models.bounds import BOUNDS
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.model_source import ModelSource
+from scripts.published import FAST, PUBLISHED, PUBLISHED_ENCODERS, config_of
 from tests.distributed.folder import write_model
-from tests.models.published import KINDS, LLAMA3_8B, LLAMA32_1B, PHI3_MINI_128K, PUBLISHED, QWEN3_30B_A3B
-from tests.models.published_encoders import PUBLISHED_ENCODERS
-from tests.models.published_latent import LATENT
-from tests.models.published_tail import TAIL
 
-NAMES = (*KINDS, "Llama-3.2-1B", "Phi-3-mini-128k", "BERT-base-uncased", "BGE-M3")  # every family, every kind of rope
+LLAMA3_8B = config_of("Llama-3-8B")
+LLAMA32_1B = config_of("Llama-3.2-1B")
+PHI3_MINI_128K = config_of("Phi-3-mini-128k")
+QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
+
+NAMES = (*FAST, "Llama-3.2-1B", "Phi-3-mini-128k", "BERT-base-uncased", "BGE-M3")  # every family, every kind of rope
 CONFIGS = [(PUBLISHED | PUBLISHED_ENCODERS)[name][0] for name in dict.fromkeys(NAMES)]
-LATER = TAIL | LATENT
-SLOW = [pytest.param(LATER[name][0], marks=pytest.mark.slow) for name in LATER if name not in NAMES]
+KINDS = [config["architectures"] for config in CONFIGS]
+LATER = [config for config, _ in PUBLISHED.values() if config["architectures"] not in KINDS]
+SLOW = [pytest.param(config, marks=pytest.mark.slow) for config in LATER]
 HOSTILE = [0, -1, 10**9, 10**12, 10**400, 0.0, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf, True, None]
 HOSTILE += ["x", "", [], {}, [[]], [None], [math.nan], [10**30], ["x"] * 3, [0] * 100_000, {"a": {}}, 2.5]
 

@@ -12,8 +12,12 @@ from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.resolve import resolve
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import RopeSpec
-from tests.models.published import LLAMA3_8B, PHI3_MINI_4K, PHI3_MINI_128K
-from tests.models.published_recurrent import QWEN35_35B_A3B
+from scripts.published import config_of
+
+LLAMA3_8B = config_of("Llama-3-8B")
+PHI3_MINI_4K = config_of("Phi-3-mini-4k")
+PHI3_MINI_128K = config_of("Phi-3-mini-128k")
+QWEN35_35B_A3B = config_of("Qwen3.5-35B-A3B")
 
 DYNAMIC = LLAMA3_8B | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 

@@ -12,8 +12,10 @@ import pytest
 from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import abstract_model, bind, family_of, spec_of, unbind
-from tests.models.published_latent import DEEPSEEK_V3
+from scripts.published import config_of
 from tests.support import GOLDENS
+
+DEEPSEEK_V3 = config_of("DeepSeek-V3")
 
 FOLDER = GOLDENS / "quantised"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/golden.npz"))

@@ -7,7 +7,9 @@ import pytest
 from checkpoints.rules import match
 from ferrum_jax.models.registry import spec_of, weights_of
 from ferrum_jax.spec import CacheGroup
-from tests.models.published import QWEN3_NEXT_80B_A3B as PUBLISHED
+from scripts.published import config_of
+
+PUBLISHED = config_of("Qwen3-Next-80B-A3B")
 
 TINY = PUBLISHED | {"num_hidden_layers": 4, "hidden_size": 8, "vocab_size": 20, "num_experts": 12, "head_dim": 16}
 

@@ -29,24 +29,21 @@ from ferrum_jax.models.registry import (
     unbind,
 )
 from ferrum_jax.spec import AttentionSpec, CacheGroup, ExpertsSpec, Mamba2Spec, MlpSpec, RopeSpec
-from tests.models.published import (
-    GEMMA2_2B,
-    GEMMA2_27B,
-    GEMMA3_1B,
-    GEMMA3_4B,
-    GEMMA3_270M,
-    GPT_OSS_20B,
-    KINDS,
-    LLAMA3_8B,
-    LLAMA32_1B,
-    MISTRAL_7B_01,
-    MORE,
-    PHI3_MINI_4K,
-    PUBLISHED,
-    QWEN3_06B,
-    QWEN3_30B_A3B,
-    QWEN25_05B,
-)
+from scripts.published import FAST, PUBLISHED, config_of
+
+GEMMA2_2B = config_of("Gemma-2-2B")
+GEMMA2_27B = config_of("Gemma-2-27B")
+GEMMA3_1B = config_of("Gemma-3-1B")
+GEMMA3_4B = config_of("Gemma-3-4B")
+GEMMA3_270M = config_of("Gemma-3-270M")
+GPT_OSS_20B = config_of("gpt-oss-20b")
+LLAMA3_8B = config_of("Llama-3-8B")
+LLAMA32_1B = config_of("Llama-3.2-1B")
+MISTRAL_7B_01 = config_of("Mistral-7B-v0.1")
+PHI3_MINI_4K = config_of("Phi-3-mini-4k")
+QWEN3_06B = config_of("Qwen3-0.6B")
+QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
+QWEN25_05B = config_of("Qwen2.5-0.5B")
 
 TINY = QWEN3_06B | {
     "vocab_size": 40,
@@ -59,15 +56,14 @@ TINY = QWEN3_06B | {
 }
 
 
-ALL = PUBLISHED | MORE
 _FLOAT32 = (".mlp.correction", ".a_log", ".skip")  # whatever the dtype
-NAMES = [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
 
 
 @functools.cache
 def published(name: str):
     """(spec, parameters as structs) of a published config."""
-    spec = spec_of(ALL[name][0])
+    spec = spec_of(PUBLISHED[name][0])
     return spec, abstract_parts(spec, "bfloat16")[1]
 
 
@@ -75,7 +71,7 @@ def published(name: str):
 def test_a_published_config_gives_the_published_number_of_parameters(name: str):
     spec, parameters = published(name)
     weights = whole_targets(parameters)
-    assert sum(math.prod(x.shape) for x in weights.values()) == ALL[name][1]
+    assert sum(math.prod(x.shape) for x in weights.values()) == PUBLISHED[name][1]
     dtypes = {target: x.dtype for target, x in weights.items() if target not in dict(spec.forms)}
     ends = (*_FLOAT32, ".dt_bias") if isinstance(spec.recurrence, Mamba2Spec) else _FLOAT32
     exact = {target: dtypes.pop(target) for target in list(dtypes) if target.endswith(ends)}
@@ -105,7 +101,7 @@ def test_a_family_that_is_asked_for_and_not_served_is_refused_with_what_is_missi
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
-    config = next(config for config, _ in ALL.values() if architecture in config["architectures"])
+    config = next(config for config, _ in PUBLISHED.values() if architecture in config["architectures"])
     spec_of(config)
     with pytest.raises(ValueError, match=r"keys that this architecture does not understand: logit_slope = 0\.5"):
         spec_of(config | {"logit_slope": 0.5})
@@ -123,7 +119,7 @@ def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
     ],
 )
 def test_a_key_of_which_a_family_knows_one_value_may_be_there_with_that_value_alone(name: str, key: str, value):
-    config = ALL[name][0]
+    config = PUBLISHED[name][0]
     spec_of(config)
     with pytest.raises(ValueError, match=f"{key} is {json.dumps(value)}; of this architecture it must be"):
         spec_of(config | {key: value})
@@ -479,7 +475,7 @@ def test_longrope_takes_the_long_factors_where_the_longest_context_is_beyond_the
 
 
 def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references():
-    config = ALL["MiMo-V2-Flash"][0]
+    config = PUBLISHED["MiMo-V2-Flash"][0]
     spec = spec_of(config)
     far, near = spec.attention, spec.attention_of(1)
     assert (far.kept, near.kept) == ((4, 192, 128, False), (8, 192, 128, False))
@@ -503,7 +499,7 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
 
 
 def test_phi35_moe_is_read_under_its_published_name_with_one_mscale_and_a_head_that_has_a_bias():
-    config = ALL["Phi-3.5-MoE"][0]
+    config = PUBLISHED["Phi-3.5-MoE"][0]
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
     mscales = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
     scaling = {"type": "longrope", "original_max_position_embeddings": 4096, **factors, **mscales}

@@ -16,7 +16,7 @@ from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.sharding import make_mesh
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
-from tests.models.published import PUBLISHED
+from scripts.published import PUBLISHED
 
 pytestmark = pytest.mark.aot
 QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8_c16", "phi3_mixed", "gemma_decode")

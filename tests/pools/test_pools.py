@@ -8,7 +8,9 @@ from ferrum_jax.models.registry import spec_of
 from ferrum_jax.pools.pools import block_bytes, kv_shapes
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.target import Target
-from tests.models.published import LLAMA3_8B
+from scripts.published import config_of
+
+LLAMA3_8B = config_of("Llama-3-8B")
 
 
 @pytest.mark.parametrize(

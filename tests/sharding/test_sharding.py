@@ -16,15 +16,18 @@ from checkpoints.rules import Expansion
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.models.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
 from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
-from tests.models.published import KINDS, LLAMA3_8B, QWEN3_30B_A3B
+from scripts.published import FAST, config_of
 from tests.models.test_registry import published
 from tests.support import GOLDENS, ROOT
+
+LLAMA3_8B = config_of("Llama-3-8B")
+QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
 
 KV_HEADS = Expansion(rows=6, size=12, run=2, repeats=2)  # 3 heads of 2 rows, each on two devices
 VOCABULARY = Expansion(rows=6, size=8)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FAST)
 def test_every_parameter_of_a_published_model_has_an_axis_for_each_dimension(name):
     _, parameters = published(name)
     for path, parameter in parameters.items():

@@ -12,7 +12,10 @@ from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore
 from ferrum_jax.models.registry import quantised_spec, spec_of
 from ferrum_jax.startup.choose_attention import AttentionChoice, recorded_as
 from ferrum_jax.startup.choose_products import choose_products, entry_of_form, recorded_products, recorded_with
-from tests.models.published import LLAMA3_8B, QWEN3_30B_A3B
+from scripts.published import config_of
+
+LLAMA3_8B = config_of("Llama-3-8B")
+QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
 
 CHIP = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
 SPEC = quantised_spec(spec_of(LLAMA3_8B | {"num_hidden_layers": 2}), "int4-g128")
