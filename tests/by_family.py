@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.golden_table import GOLDENS
+
 ENGINES = ("tests/embeddings/", "tests/engine/", "tests/startup/")
 ONE_FUNCTION = ("tests/sampling/",)  # tests of these folders call one jitted function, which each process compiles
-GOLDENS = pathlib.Path(__file__).parent / "goldens"
 FOLDERS = sorted(path.parent.relative_to(GOLDENS).as_posix() for path in GOLDENS.glob("**/config.json"))
 PUBLISHED = ("tests/models/test_registry.py", "tests/sharding/test_sharding.py")  # lay out the same models
 OWN_MODELS = ("test_recurrent.py", "test_windows.py")

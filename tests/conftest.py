@@ -15,20 +15,17 @@ import pytest
 
 from ferrum_jax.config import EngineConfig
 from tests.by_family import ByFamily
-from tests.support import FAMILIES, FAST_FAMILIES, small_llm
+from tests.golden_table import TABLE, marked
+from tests.support import FAMILIES, small_llm
 
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 MOST_MAPS = 25_000
-LONG_FAMILIES = ("llama", "qwen2")  # whose code another one runs nearly all of
-MARKS = {f: [pytest.mark.slow, *([pytest.mark.long] if f in LONG_FAMILIES else [])] for f in FAMILIES}
 
 
-@pytest.fixture(
-    scope="session", params=[f if f in FAST_FAMILIES else pytest.param(f, marks=MARKS[f]) for f in FAMILIES]
-)
+@pytest.fixture(scope="session", params=[marked(name, TABLE[name]["ladder"]) for name in FAMILIES])
 def family(request) -> str:
     """One golden folder of each family; the fast suite compiles the ladder of one alone."""
     return request.param

@@ -12,11 +12,10 @@ from ferrum_jax.answers.choice_text import TokenTexts
 from ferrum_jax.answers.collect import Collector
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.config import EngineConfig
+from tests.golden_table import GOLDENS, goldens
 
 ROOT = pathlib.Path(__file__).parent.parent
-GOLDENS = pathlib.Path(__file__).parent / "goldens"
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-FAST_FAMILIES = ("qwen3",)
+FAMILIES = goldens("ladder")
 QUANTISED = ("quantised/w4a16_zeros", "quantised/w8a8_experts")  # dense, and experts with rounded activations
 COMPILED = ROOT / ".pytest_cache" / "executables"
 

@@ -15,6 +15,7 @@ import zlib
 import pytest
 
 from tests.aot.program_text import wide_weights
+from tests.golden_table import goldens
 from tests.support import GOLDENS, ROOT, child_environment
 
 pytestmark = pytest.mark.aot
@@ -22,8 +23,8 @@ TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
 FAMILIES = sorted(folder.name for folder in GOLDENS.iterdir() if (folder / "config.json").is_file())
 ENCODERS = ("bert", "xlm_roberta", "modernbert", "embedding_gemma")
 # Heads of keys and values that fill no tile of XLA's, in a family that XLA alone computes: see docs/laboratory.md.
-COPIED_ON_TPUS = ("llama4_dense",)
-IN_TURN = ("phi3", "gpt_oss", "qwen3_next", "qwen3")  # each for one target; all others are run by hand
+COPIED_ON_TPUS = goldens("copies", "tpu")
+IN_TURN = goldens("aot", "in turn")  # each for one target; all others are run by hand
 
 
 def turn_of(family: str) -> str:

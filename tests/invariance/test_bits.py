@@ -12,13 +12,13 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import FAMILIES, GOLDENS, INVARIANT, QUANTISED, finish, peek, run, small_llm
+from tests.golden_table import TABLE, goldens
+from tests.support import FAMILIES, INVARIANT, QUANTISED, finish, peek, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 LENGTHS = (1, 17, 70, 33, 5)
-FAST = ("qwen3", "qwen3_moe")
-ALL_BUCKETS = ("gemma3", "gpt_oss", "qwen3_moe", "qwen3_next")  # of the others only by hand: a minute or two each
-GENERATING = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
+FAST = goldens("ladder", "fast") + goldens("bits", "fast")
+ALL_BUCKETS = goldens("buckets", "slow")  # of the others only by hand: a minute or two each
 MANY_ROWS = dataclasses.replace(INVARIANT, max_num_seqs=64, num_blocks=512)
 
 
@@ -109,7 +109,7 @@ def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, e
         pytest.param("qwen3_moe", 128, marks=pytest.mark.slow),
         *(
             pytest.param(name, 2048, marks=[pytest.mark.slow, *([] if name in ALL_BUCKETS else [pytest.mark.long])])
-            for name in (*GENERATING, *QUANTISED)
+            for name in (*TABLE, *QUANTISED)
         ),
     ],
 )

@@ -10,32 +10,18 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
-from scripts.goldens.latent import LATENT
-from scripts.goldens.recurrent import RECURRENT as NEW_RECURRENT
-from scripts.goldens.tail import TAIL
 from tests.engine.test_goldens import check_equal, golden_prompts
-from tests.support import FAMILIES, GOLDENS, INVARIANT, finish, small_llm
+from tests.golden_table import TABLE, goldens, marked
+from tests.support import INVARIANT, finish, small_llm
 
-NAMES = (
-    *("gemma2", "gemma2_untied", "gemma3", "gemma3_long_window", "gemma4", "gemma4_moe", "gpt_oss", "gpt_oss_mxfp4"),
-    *("mistral", "mistral_full", "mixtral", "mixtral_window", "phi3", "phi3_long", "qwen2_window"),
-    *("cohere2", "glm4_moe", "minimax_m2", "ministral3", "olmo3", "smollm3"),  # of the long tail those of most kinds
-    "llama4",
-    "deepseek_v3",
-    "mimo_v2_flash",
-    "phimoe",
-)
-# Those of which .ci/run sees each way of reuse with fewer tokens, or another shape.
-BY_HAND = (
-    *("llama", "llama_linear", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_raw", "qwen3_window"),
-    *sorted({*TAIL, *LATENT} - set(NAMES)),
-)
-RECURRENT = ("qwen3_next", "qwen3_next_raw", *NEW_RECURRENT)  # test_recurrent.py
+NAMES = goldens("reuse", "slow")
+RECURRENT = goldens("recurrent")  # test_recurrent.py
+# .ci/run sees each way of reuse of these with fewer tokens, or another shape.
+BY_HAND = tuple(name for name in TABLE if name not in (*NAMES, *RECURRENT))
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.long) for name in BY_HAND)])
+@pytest.mark.parametrize("name", [*(marked(name, "slow") for name in NAMES), *(marked(n, "long") for n in BY_HAND)])
 def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemption(name):
     """In blocks that hold NaN until they are written. The longest prompts are cut in three and share their head."""
     prompts, tokens, best = golden_prompts(name)
@@ -56,13 +42,8 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
         assert bool(metrics.preemptions + metrics.evictions) == (num_blocks == 18)
 
 
-def test_every_golden_is_cut_in_chunks_hit_and_preempted():
-    goldens = {path.parent.name for path in GOLDENS.glob("*/golden.npz")}
-    assert {*NAMES, *BY_HAND, *RECURRENT} == goldens
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_window", "qwen3_next", *NAMES])
+@pytest.mark.parametrize("name", [*goldens("together"), *NAMES])
 def test_tokens_are_the_references_for_any_chunk_size_preemption_tier_and_equal_prompts_at_once(name):
     """All combinations, each prompt twice at once and then again with three tokens of its answer."""
     prompts, tokens, best = ([values[i] for i in (2, 4, 5)] for values in golden_prompts(name))  # 11, 64, 97 tokens

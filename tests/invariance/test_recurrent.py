@@ -12,15 +12,14 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.startup.build_engine import build_engine
-from scripts.goldens.recurrent import RECURRENT
 from tests.engine.test_goldens import check_equal, golden_prompts
+from tests.golden_table import goldens
 from tests.invariance.test_bits import bits
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-# One of a kind runs beside the other slow tests, all others by hand.
-OF_A_KIND = ("falcon_h1", "lfm2")
+RECURRENT = goldens("recurrent", "slow", "long")
 LONG = pytest.mark.long
 TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
 
@@ -56,7 +55,8 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
 @pytest.mark.parametrize(
     ("golden", "base"),
     [
-        *(pytest.param(name, INVARIANT, id=name, marks=() if name in OF_A_KIND else LONG) for name in RECURRENT),
+        *(pytest.param(name, INVARIANT, id=name) for name in goldens("recurrent", "slow")),
+        *(pytest.param(name, INVARIANT, id=name, marks=LONG) for name in goldens("recurrent", "long")),
         *(pytest.param(name, TILES, id=f"{name}-tiles", marks=LONG) for name in RECURRENT),
     ],
 )

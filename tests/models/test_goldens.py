@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +14,9 @@ from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
 from ferrum_jax.spec import ModelSpec
-from scripts.goldens.latent import LATENT
-from scripts.goldens.recurrent import RECURRENT
-from scripts.goldens.tail import TAIL
+from tests.golden_table import GOLDENS, TABLE, goldens
 
-GOLDENS = Path(__file__).parent.parent / "goldens"
-NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
-# Families whose code others run nearly all of: one test of one shape is fast.
-SLOW = ("gemma2", "gemma3", "gemma4", "gpt_oss", "mixtral", "phi3", "qwen3_next")
-SLOW_SHAPES = (
-    *(name for name in (*TAIL, *LATENT, *RECURRENT) if name not in ("cohere2", "deepseek_v3")),
-    *(
-        "gemma2_untied",
-        "gemma3_long_window",
-        "gemma4_moe",
-        "gpt_oss_mxfp4",
-        "mistral",
-        "mistral_full",
-        "mixtral_window",
-        "phi3_long",
-    ),
-    *("qwen2_window", "qwen3_next_raw"),
-)
+NAMES = tuple(TABLE)
 NEAR_TIE = 1e-4
 
 
@@ -79,24 +59,20 @@ def assert_close(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
     assert error < 1e-4, f"{name} is off by {error:.1e} of its largest value"
 
 
-def test_there_is_a_golden_of_every_family():
-    # test_text_part.py, test_vision.py
-    text_parts = {
-        *(
-            f"{name}ForConditionalGeneration"
-            for name in ("Gemma3", "Gemma4", "KimiK25", "Llama4", "Mistral3", "Qwen3_5", "Qwen3_5Moe")
-        ),
-        *(f"{name}ForConditionalGeneration" for name in ("Qwen3VL", "Qwen3VLMoe")),
+def test_there_is_a_golden_of_every_family_and_a_row_of_the_table_for_each():
+    assert sorted(TABLE) == sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
+    # those with images: test_text_part.py, test_vision.py
+    assert {load(name)[0].architecture for name in NAMES} == {
+        name for name in FAMILIES if not name.endswith("ForConditionalGeneration")
     }
-    assert {load(name)[0].architecture for name in NAMES} == set(FAMILIES) - text_parts
 
 
-def slow(names: tuple[str, ...]) -> list:
-    """All names, these marked as slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in names else name for name in NAMES]
+def slow_but(*names: str) -> list:
+    """All goldens, but for these marked as slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", slow(SLOW_SHAPES))
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "layers", "fast")))
 def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
     _, _, _, golden = load(name)
     for i in golden["observed"]:
@@ -108,7 +84,7 @@ def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
         assert_close("logits", logits, golden[f"logits_{i}"])
 
 
-@pytest.mark.parametrize("name", slow(SLOW + SLOW_SHAPES))
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "fast")))
 def test_greedy_tokens_of_a_golden_model_are_the_reference_tokens(name: str):
     """The reference's own tokens go in; each next one must come out, unless its two best logits nearly tie."""
     _, _, _, golden = load(name)

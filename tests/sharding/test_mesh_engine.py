@@ -11,11 +11,12 @@ import pytest
 
 from ferrum_jax.config import MeshShape
 from tests.engine.test_goldens import check_equal, golden_prompts
+from tests.golden_table import TABLE, goldens
 from tests.sharding.same import assert_same, run_on
 from tests.support import GOLDENS
 
 # One of each kind on every way to divide four devices: dense, a window, experts, recurrent layers beside experts.
-FAMILIES = ("llama_linear", "mistral", "gpt_oss_mxfp4", "qwen3_next")
+FAMILIES = goldens("mesh", "all")
 WAYS = ("tp=2", "tp=4", "dp=2,tp=2", "ep=4")  # "ep=4" is "dp=4"
 WAYS_OF_EXPERTS = (*WAYS, "dp=2,tp=2,ep=2")
 # Quantised weights: activations rounded by a scale of all devices, an order of inputs across them, packed experts.
@@ -29,42 +30,7 @@ QUANTISED = {
 
 # Every other golden on one of them, as its heads, widths and experts divide. Few KV heads are repeated, an uneven
 # vocabulary is padded; there are experts, recurrent layers, sinks, fused projections.
-MESHES = {
-    "tp=4": (
-        "deepseek_v2",
-        "exaone4",
-        "gemma2",
-        "gemma3",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2_window",
-        "smollm3",
-        "starcoder2",
-    ),
-    "dp=2,tp=2": (
-        *("cohere2", "ernie4_5", "gemma3_long_window", "glm4", "glm4_moe", "granite", "hunyuan", "llama", "ministral3"),
-        *("nemotron", "qwen3_moe", "qwen3_window", "seed_oss", "arcee", "deepseek_v3", "granitemoehybrid"),
-        *("nemotron_h", "gemma4_moe", "mimo_v2_flash", "phimoe_long"),
-    ),
-    "tp=2": ("gemma4", "llama4", "qwen3_5", "lfm2", "falcon_h1", "granitemoehybrid_dense"),
-    "dp=4": ("gemma2_untied", "mistral_full", "mixtral_window", "phi3_long", "qwen2", "qwen3"),
-    "dp=4,ep=1": (
-        *("ernie4_5_moe", "gpt_oss", "granitemoe", "hunyuan_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
-        *(
-            "llama4_dense",
-            "qwen3_moe_raw",
-            "qwen3_next_raw",
-            "deepseek_v3_plain",
-            "glm4_moe_lite",
-            "mistral4",
-            "mimo_v2_flash_grouped",
-            "phimoe",
-            "qwen3_5_moe",
-        ),
-    ),
-}
-CASES = [(golden, mesh) for mesh, goldens in MESHES.items() for golden in goldens]
+CASES = [(name, row["mesh"]) for name, row in TABLE.items() if name not in FAMILIES]
 
 
 @pytest.mark.slow
@@ -90,8 +56,8 @@ def test_quantised_weights_on_every_mesh_that_parts_no_group_say_what_they_say_o
     check_all(golden, QUANTISED[golden])
 
 
-def test_every_golden_is_on_a_mesh_of_four_devices():
-    assert {*FAMILIES, *(golden for golden, _ in CASES)} == {path.parent.name for path in GOLDENS.glob("*/golden.npz")}
+def test_every_mesh_has_four_devices_or_two():
+    assert {str(mesh) for _, mesh in CASES} == {"tp=4", "tp=2", "dp=2,tp=2", "dp=4", "dp=4,ep=1"}
     assert MeshShape.parse("ep=4") == MeshShape.parse("dp=4")
 
 
