@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that say what the program has: flags, fields, and names of vLLM's.
+"""Writes the tables of the documentation that say what the program has: flags, fields, families, and names of vLLM's.
 
     python -m scripts.made_tables [--check]
 
@@ -19,6 +19,7 @@ import ferrum_jax
 from ferrum_jax import EngineConfig
 from ferrum_jax import __main__ as cli
 from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
+from ferrum_jax.models.registry import ENCODERS, FAMILIES
 from ferrum_jax.setting import settings_of
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +45,7 @@ def main() -> None:
 
 def with_tables(markdown: str) -> str:
     """A page with its tables made anew. Raises KeyError for one that nobody makes."""
-    makers = {"config": fields_table, "commands": commands, "vllm": vllm_table}
+    makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
 
     def made(found: re.Match[str]) -> str:
         name, *words = found[2].split()
@@ -79,6 +80,18 @@ def vllm_table() -> str:
     rows += [f'| `{name}=4` | the same, or `mesh="{axis}=4"` | |' for name, axis in AXES.items()]
     rows += [f"| `{name}` | | {_cell(each.instead)} |" for name, each in ELSEWHERE.items()]
     return "\n".join(rows)
+
+
+def families_table() -> str:
+    """What each family's file says of its architectures, those that it says the same of in a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for architecture, family in (FAMILIES | ENCODERS).items():
+        rows.setdefault((family.models, family.notes), []).append(f"`{architecture}`")
+        rows[family.models, family.notes] += [f"published as `{name}`" for name in getattr(family, "also", ())]
+    table = ["| architecture | models | notes |", "|---|---|---|"]
+    return "\n".join(
+        [*table, *(f"| {', '.join(names)} | {models} | {notes} |" for (models, notes), names in rows.items())]
+    )
 
 
 def commands() -> str:

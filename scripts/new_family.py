@@ -1,10 +1,11 @@
 """Says what a family of the reference implementation needs here: its config's keys and its tensors, beside the nearest.
 
-    python -m scripts.new_family NAME        NAME is a model_type of transformers, such as olmo2
+    python -m scripts.new_family NAME        NAME is a model_type of transformers
 
 Needs torch and transformers. Every family that is served reads the default config of the new one; the nearest is the
 one that leaves the fewest keys and tensors over. Printed are the keys that it does not understand, the tensors that it
-wants and that are not there, those that its rules do not name, and a recipe for scripts/goldens/.
+wants and that are not there, those that its rules do not name, and what to begin with: the family's file, a recipe for
+scripts/goldens/ and the golden's row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import re
 from typing import Any
 
 from checkpoints.rules import expand
-from ferrum_jax.models.registry import FAMILIES, Family
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.registry import FAMILIES
 from scripts.goldens.golden import Golden
 
 _TINY = {
@@ -27,6 +29,7 @@ _TINY = {
     "intermediate_size": 60,
     "pad_token_id": 0,
 }
+_DEFAULTS = ("max_position_embeddings", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "sliding_window")
 _UNKNOWN = re.compile(r"(\w+) = ")
 
 
@@ -55,7 +58,9 @@ def main() -> None:
     found = sorted((compare(each, family, config, tensors) for each, family in FAMILIES.items()), key=_distance)
     for comparison in found[:3]:
         show(comparison)
-    print(f"\nRecipe:\n{recipe(name, config)}")
+    print(f"\nferrum_jax/models/{name}.py, and its name in ferrum_jax/models/registry.py:\n{module(name, config)}")
+    print(f"\nscripts/goldens/tail.py:\n{recipe(name, config)}")
+    print(f'\ntests/goldens/families.toml:\n{name} = {{ mesh = "dp=2,tp=2" }}')
 
 
 def _distance(comparison: Comparison) -> tuple[bool, int]:
@@ -80,7 +85,7 @@ def compare(architecture: str, family: Family, config: dict[str, Any], tensors: 
     config, keys = config | {"architectures": [architecture]}, ()
     for _ in range(2):  # again without the keys that it does not understand
         try:
-            spec = family.spec_from_config(config)
+            spec = family.spec_from_config(config, architecture)
         except ValueError as error:
             unknown = str(error).partition("does not understand: ")[2].partition(". They may")[0]
             if not unknown or keys:
@@ -123,6 +128,29 @@ def recipe(name: str, config: dict[str, Any]) -> str:
     architecture = config["architectures"][0].removesuffix("ForCausalLM")
     golden = Golden(seed=100, architecture=architecture, dtype="bfloat16", config=sizes | {"rope_parameters": rope})
     return f'    "{name}": {golden!r},'
+
+
+def module(name: str, config: dict[str, Any]) -> str:
+    """The family's file to begin with; what differs from `plain.py` is said in its spec, its defaults and its rules."""
+    architecture = config["architectures"][0]
+    said = {key: config[key] for key in _DEFAULTS if config.get(key) is not None}
+    return f'''"""{architecture}: what it is, in a sentence.
+
+Source: who and when; keys as in Hugging Face's config of {name}.
+"""
+
+from __future__ import annotations
+
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import spec_from
+
+FAMILIES = {{
+    "{architecture}": Family(
+        read=spec_from,
+        defaults={said!r},
+        models="its models",
+    )
+}}'''
 
 
 if __name__ == "__main__":

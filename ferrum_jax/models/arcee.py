@@ -5,26 +5,21 @@ Source: Arcee AI 2025 (AFM-4.5B); So et al. 2021 (Primer: squared ReLU); keys as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.plain import attention_from, mlp_from, norm_from, spec_from
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
 from ferrum_jax.spec import ModelSpec
 
-_MAX_POSITIONS = 4096
+
+def _spec(reader: ConfigReader) -> ModelSpec:
+    attention = attention_from(reader, biases="attention_bias")
+    return spec_from(reader, attention=attention, mlp=mlp_from(reader, biases="mlp_bias", gated=False))
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an Arcee config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
-    bias = bool(reader.get("attention_bias", False))
-    mlp_bias = bool(reader.get("mlp_bias", False))
-    return spec_from(
-        reader,
-        "ArceeForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention_from(reader, max_positions=_MAX_POSITIONS, bias=bias, output_bias=bias),
-        mlp=mlp_from(reader, hidden_act=reader.get("hidden_act", "relu2"), bias=mlp_bias, gated=False),
-        norm=norm_from(reader, 1e-5),
+FAMILIES = {
+    "ArceeForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        models="AFM-4.5B",
     )
+}

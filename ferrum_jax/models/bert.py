@@ -24,6 +24,7 @@ from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.text_rows import TextRows
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.encoder_spec import SCORERS, EncoderSpec
+from ferrum_jax.models.family import EncoderFamily
 from ferrum_jax.sharding import WHOLE, Shards
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -137,19 +138,10 @@ class Bert(nnx.Module):
         return x
 
 
-def bert_spec_from_config(config: Mapping[str, Any]) -> BertSpec:
-    """Raises ValueError when a key is missing, or changes the vectors and is not understood."""
-    return _spec(config, roberta=False)
-
-
-def roberta_spec_from_config(config: Mapping[str, Any]) -> BertSpec:
-    """The same for RoBERTa and XLM-RoBERTa, whose table of positions begins with rows that no token takes."""
-    return _spec(config, roberta=True)
-
-
-def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
+def _spec(config: Mapping[str, Any]) -> BertSpec:
     reader = ConfigReader(config)
     architecture = str(config["architectures"][0])
+    roberta = "Roberta" in architecture  # whose table of positions begins with rows that no token takes
     scores = architecture.endswith("ForSequenceClassification")
     has_prefix = scores or architecture.endswith("ForMaskedLM")
     act = reader.get("hidden_act", "gelu")
@@ -182,8 +174,7 @@ def _spec(config: Mapping[str, Any], *, roberta: bool) -> BertSpec:
         raise ValueError(f"max_position_embeddings leaves {spec.max_position_embeddings} positions; it must leave 1")
     if spec.hidden_size % spec.num_attention_heads:
         raise ValueError(f"hidden_size is {spec.hidden_size}, no multiple of {spec.num_attention_heads} heads")
-    for key in _TRAINING_KEYS:
-        reader.get(key, None)
+    reader.leave(*_TRAINING_KEYS)
     reader.finish()
     return spec
 
@@ -208,7 +199,7 @@ def scorer_from(reader: ConfigReader) -> str:
     return found
 
 
-def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
+def _rules(spec: BertSpec) -> tuple[Rule, ...]:
     """Every parameter of a Bert of this spec, and the Hugging Face tensor it comes from."""
     tables = {"word_embeddings": "words", "position_embeddings": "positions", "token_type_embeddings": "types"}
     outside = {f"embeddings.{theirs}.weight": f"{ours}.weight" for theirs, ours in tables.items()}
@@ -244,7 +235,33 @@ def weight_rules(spec: BertSpec) -> tuple[Rule, ...]:
     )
 
 
-def harmless_tensors(spec: BertSpec) -> tuple[str, ...]:
+def _harmless(spec: BertSpec) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may carry and the vectors do not need: buffers and heads."""
     heads = () if spec.scorer else (f"{spec.prefix}pooler.*", f"{spec.head}*")
     return ("*embeddings.position_ids", "*embeddings.token_type_ids", *heads)
+
+
+def _family(models: str, notes: str) -> EncoderFamily:
+    return EncoderFamily(
+        spec_from_config=_spec, model=Bert, weight_rules=_rules, harmless=_harmless, models=models, notes=notes
+    )
+
+
+_VECTORS = "embeddings alone; sentence-transformers folders"
+_BERT = _family("BERT, BGE, E5, MiniLM and others", _VECTORS)
+_ROBERTA = _family("XLM-RoBERTa, multilingual E5, BGE-M3's dense vectors", _VECTORS)
+_SCORER = _family(
+    "cross-encoders with one label: ms-marco-MiniLM, BGE-reranker",
+    "`LLM.score`; classifiers with several labels are refused",
+)
+ENCODERS = {
+    "BertForMaskedLM": _BERT,
+    "BertForSequenceClassification": _SCORER,
+    "BertModel": _BERT,
+    "RobertaForMaskedLM": _ROBERTA,
+    "RobertaForSequenceClassification": _SCORER,
+    "RobertaModel": _ROBERTA,
+    "XLMRobertaForMaskedLM": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _SCORER,
+    "XLMRobertaModel": _ROBERTA,
+}

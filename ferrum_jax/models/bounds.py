@@ -9,167 +9,66 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-_SIZE = (1, 2**24)  # of a vocabulary, a width, a number of heads
-_POSITIONS = (1, 2**30)
-_LAYERS = (1, 1000)
-_SMALL = (1e-30, 1.0)  # what keeps a norm from dividing by zero
-_THETA = (1.000001, 1e15)
-_CAP = (1e-6, 1e9)
-_FACTOR = (1e-6, 1e6)
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "vocab_size": _SIZE,
-    "hidden_size": _SIZE,
-    "num_hidden_layers": _LAYERS,
-    "num_attention_heads": _SIZE,
-    "num_key_value_heads": _SIZE,
-    "head_dim": (1, 2**16),
-    "global_head_dim": (1, 2**16),
-    "num_global_key_value_heads": _SIZE,
-    "hidden_size_per_layer_input": (0, 2**24),
-    "vocab_size_per_layer_input": _SIZE,
-    "num_kv_shared_layers": (0, 1000),
-    "top_k_experts": (0, 2**16),
-    "intermediate_size": _SIZE,
-    "max_position_embeddings": _POSITIONS,
-    "rms_norm_eps": _SMALL,
-    "layer_norm_eps": _SMALL,
-    "type_vocab_size": _SIZE,
-    "pad_token_id": (0, 2**24),
-    "sliding_window": (0, 2**31),  # 0 where use_sliding_window is false
-    "sliding_window_size": (0, 2**31),
-    "sliding_window_pattern": _LAYERS,
-    "swa_num_attention_heads": _SIZE,
-    "swa_num_key_value_heads": _SIZE,
-    "swa_head_dim": (1, 2**16),
-    "swa_v_head_dim": (1, 2**16),
-    "max_window_layers": (0, 2**31),
-    "full_attention_interval": _LAYERS,
-    "global_attn_every_n_layers": _LAYERS,
-    "local_attention": (2, 2**31),
-    "global_rope_theta": _THETA,
-    "local_rope_theta": _THETA,
-    "decoder_sparse_step": _LAYERS,
-    "query_pre_attn_scalar": _CAP,
-    "attn_logit_softcapping": _CAP,
-    "final_logit_softcapping": _CAP,
-    "num_experts": (0, 2**16),
-    "num_local_experts": (0, 2**16),
-    "num_experts_per_tok": (0, 2**16),
-    "experts_per_token": (0, 2**16),
-    "moe_intermediate_size": (0, 2**24),
-    "shared_expert_intermediate_size": (0, 2**24),
-    "swiglu_limit": _CAP,
-    "swiglu_alpha": _CAP,
-    "linear_num_key_heads": _SIZE,
-    "linear_num_value_heads": _SIZE,
-    "linear_key_head_dim": (1, 2**16),
-    "linear_value_head_dim": (1, 2**16),
-    "linear_conv_kernel_dim": (1, 2**10),
-    "conv_dim": _SIZE,
-    "conv_dim_out": _SIZE,
-    "conv_L_cache": (1, 2**10),
-    "block_dim": _SIZE,
-    "block_ff_dim": _SIZE,
-    "block_multiple_of": _SIZE,
-    "block_ffn_dim_multiplier": _CAP,
-    "mamba_d_ssm": _SIZE,
-    "mamba_n_heads": _SIZE,
-    "mamba_num_heads": _SIZE,
-    "mamba_d_head": (1, 2**16),
-    "mamba_head_dim": (1, 2**16),
-    "mamba_n_groups": _SIZE,
-    "n_groups": _SIZE,
-    "mamba_d_state": _SIZE,
-    "ssm_state_size": _SIZE,
-    "mamba_d_conv": (1, 2**10),
-    "conv_kernel": (1, 2**10),
-    "mamba_expand": (1, 2**10),
-    "moe_shared_expert_intermediate_size": (0, 2**24),
-    "layer_norm_epsilon": _SMALL,
-    "lm_head_multiplier": _CAP,
-    "key_multiplier": _CAP,
-    "attention_in_multiplier": _CAP,
-    "attention_out_multiplier": _CAP,
-    "ssm_in_multiplier": _CAP,
-    "ssm_out_multiplier": _CAP,
-    "norm_eps": _SMALL,
-    "norm_epsilon": _SMALL,
-    "moe_norm_min": (0.0, 1e-3),
-    "attention_multiplier": _CAP,
-    "attention_value_scale": _CAP,
-    "router_jitter_noise": (0.0, 1.0),
-    "embedding_multiplier": _CAP,
-    "residual_multiplier": _CAP,
-    "logits_scaling": _CAP,
-    "logit_scale": _CAP,
-    "routed_scaling_factor": _CAP,
-    "no_rope_layer_interval": _LAYERS,
-    "first_k_dense_replace": (0, 1000),
-    "n_routed_experts": (1, 2**16),
-    "q_lora_rank": _SIZE,
-    "kv_lora_rank": _SIZE,
-    "qk_nope_head_dim": (1, 2**16),
-    "qk_rope_head_dim": (1, 2**16),
-    "v_head_dim": (1, 2**16),
-    "qk_head_dim": (1, 2**17),
-    "moe_layer_freq": (1, 1000),
-    "ep_size": (1, 2**16),
-    "n_shared_experts": (0, 2**10),
-    "n_group": (1, 2**16),
-    "topk_group": (1, 2**16),
-    "moe_layer_start_index": (0, 1000),
-    "moe_layer_end_index": (-1, 1000),
-    "moe_layer_interval": _LAYERS,
-    "moe_num_experts": (1, 2**16),
-    "moe_num_shared_experts": (0, 2**10),
-    "moe_k": (1, 2**16),
-    "moe_topk": (1, 2**16),
-    "num_shared_expert": (0, 2**10),
-    "rotary_dim": (1, 2**16),
-    "llama_4_scaling_beta": (0.0, 1e3),
-    "attn_scale": (0.0, 1e3),
-    "floor_scale": _POSITIONS,
-    "attention_chunk_size": (1, 2**31),
-    "intermediate_size_mlp": _SIZE,
-    "interleave_moe_layer_step": (0, 2**16),  # 0 where no layer has experts
-    "alpha": (1.0, 1e6),
-    "attention_head_dim": (1, 2**16),
-    "rotary_pct": (0.0, 1.0),
-    "shared_intermediate_size": (0, 2**24),
-    "moe_layer_num_skipped": (0, 1000),
-    "initial_context_length": _POSITIONS,
-    "full_attn_mod": (0, 2**31),
-    "interpolate_factor": (0, 2**31),
-    "rope_theta": _THETA,
-    "rope_local_base_freq": _THETA,
-    "partial_rotary_factor": (1e-6, 1.0),
-    # of vision_config
-    "depth": _LAYERS,
-    "num_heads": _SIZE,
-    "in_channels": (1, 16),
-    "patch_size": (1, 2**10),
-    "temporal_patch_size": (1, 16),
-    "spatial_merge_size": (1, 16),
-    "pooling_kernel_size": (1, 16),
-    "num_position_embeddings": (1, 2**20),
-    "position_embedding_size": (1, 2**20),
-    "out_hidden_size": _SIZE,
-    "num_channels": (1, 16),
-    "image_size": (1, 2**14),
-    "mm_tokens_per_image": (1, 2**16),
-    # of rope_scaling and rope_parameters
-    "factor": (1.0, 1e6),
-    "original_max_position_embeddings": (2, 2**30),
-    "low_freq_factor": _FACTOR,
-    "high_freq_factor": _FACTOR,
-    "beta_fast": _FACTOR,
-    "beta_slow": _FACTOR,
-    "attention_factor": _FACTOR,
-    "mscale": (0.0, 1e6),
-    "mscale_all_dim": (0.0, 1e6),
-    "short_factor": _FACTOR,
-    "long_factor": _FACTOR,
+# Keys by their least and most.
+_KEYS: Mapping[tuple[float, float], str] = {
+    (1, 2**24): """
+        vocab_size hidden_size num_attention_heads num_key_value_heads num_global_key_value_heads
+        vocab_size_per_layer_input intermediate_size type_vocab_size swa_num_attention_heads
+        swa_num_key_value_heads linear_num_key_heads linear_num_value_heads conv_dim conv_dim_out block_dim
+        block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
+        mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
+    """,
+    (1, 2**16): """
+        head_dim global_head_dim swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
+        mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
+        n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
+    """,
+    (1e-6, 1e9): """
+        query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit swiglu_alpha
+        block_ffn_dim_multiplier lm_head_multiplier key_multiplier attention_in_multiplier
+        attention_out_multiplier ssm_in_multiplier ssm_out_multiplier attention_multiplier attention_value_scale
+        embedding_multiplier residual_multiplier logits_scaling logit_scale routed_scaling_factor
+    """,
+    (1, 1000): """
+        num_hidden_layers sliding_window_pattern full_attention_interval global_attn_every_n_layers
+        decoder_sparse_step no_rope_layer_interval moe_layer_freq moe_layer_interval depth
+    """,
+    (1e-6, 1e6): "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor short_factor long_factor",
+    (0, 2**24): """
+        hidden_size_per_layer_input pad_token_id moe_intermediate_size shared_expert_intermediate_size
+        moe_shared_expert_intermediate_size shared_intermediate_size num_labels
+    """,
+    (0, 1000): """
+        num_kv_shared_layers first_k_dense_replace moe_layer_start_index llama_4_scaling_beta attn_scale
+        moe_layer_num_skipped
+    """,
+    (0, 2**16): """
+        top_k_experts num_experts num_local_experts num_experts_per_tok experts_per_token
+        interleave_moe_layer_step
+    """,
+    (1, 2**10): "linear_conv_kernel_dim conv_L_cache mamba_d_conv conv_kernel mamba_expand patch_size",
+    # what keeps a norm from dividing by zero
+    (1e-30, 1.0): "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
+    # 0 where use_sliding_window is false
+    (0, 2**31): "sliding_window sliding_window_size max_window_layers full_attn_mod interpolate_factor",
+    (1, 16): "in_channels temporal_patch_size spatial_merge_size pooling_kernel_size num_channels",
+    (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq",
+    (1, 2**30): "max_position_embeddings floor_scale initial_context_length",
+    (0, 2**10): "n_shared_experts moe_num_shared_experts num_shared_expert",
+    (0.0, 1.0): "router_jitter_noise rotary_pct",
+    (1.0, 1e6): "alpha factor",
+    (1, 2**20): "num_position_embeddings position_embedding_size",
+    (0.0, 1e6): "mscale mscale_all_dim",
+    (2, 2**31): "local_attention",
+    (0.0, 1e-3): "moe_norm_min",
+    (1, 2**17): "qk_head_dim",
+    (-1, 1000): "moe_layer_end_index",
+    (1, 2**31): "attention_chunk_size",
+    (1e-6, 1.0): "partial_rotary_factor",
+    (1, 2**14): "image_size",
+    (2, 2**30): "original_max_position_embeddings",
 }
+BOUNDS: Mapping[str, tuple[float, float]] = {key: bounds for bounds, keys in _KEYS.items() for key in keys.split()}
 MOST_LISTED = 2**16  # entries of a list
 MOST_TOKEN_ID = 2**24
 

@@ -6,56 +6,42 @@ Source: Cohere 2024, 2025 (Command R7B, Command A); keys as in Hugging Face's Co
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
 
-from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups
-from ferrum_jax.models.plain import attention_from, every_nth_full, layers_where, spec_from
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, every_nth_full, norm_from, spec_from, still_where, windows_of
 from ferrum_jax.models.rope_reader import rope_from
-from ferrum_jax.spec import ModelSpec, NormSpec
+from ferrum_jax.spec import ModelSpec
 
-_MAX_POSITIONS = 8192
 # Keys of published configs that the reference does not read: of one value, and repeated by others.
 _ONLY = {"use_parallel_block": True, "use_gated_activation": True, "rotary_pct": 1.0}
 _ONLY |= {"position_embedding_type": "rope_gptj", "order_of_interleaved_layers": "local_attn_first"}
-_UNREAD = ("layer_switch", "use_embedding_sharing", "use_parallel_embedding")
-_NORMS = {"attention_norm": "input_layernorm"}
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Command R7B or Command A config.json. Raises ValueError naming what is not understood."""
-    reader = ConfigReader(config)
+def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(**_ONLY)
-    for key in _UNREAD:
-        reader.get(key, None)
-    bias = bool(reader.get("attention_bias", False))
-    rope = rope_from(reader, reader.get("max_position_embeddings", _MAX_POSITIONS))
-    attention = attention_from(
-        reader,
-        max_positions=_MAX_POSITIONS,
-        bias=bias,
-        output_bias=bias,
-        rope=dataclasses.replace(rope, interleaved=True),
-    )
+    reader.leave("layer_switch", "use_embedding_sharing", "use_parallel_embedding")
+    attention = attention_from(reader, biases="attention_bias", rope=rope_from(reader, interleaved=True))
     kinds = every_nth_full(reader, reader.get("sliding_window_pattern", 4))
-    still = layers_where(kind == "full_attention" for kind in kinds)
     return spec_from(
         reader,
-        "Cohere2ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=attention,
-        other_attention=((still, dataclasses.replace(attention, rope=None)),),
-        norm=NormSpec(kind="layer", eps=reader.get("layer_norm_eps", 1e-5)),
+        other_attention=still_where((kind == "full_attention" for kind in kinds), attention),
+        norm=norm_from(reader, key="layer_norm_eps", kind="layer"),
         parallel=True,
         logit_scale=float(reader.get("logit_scale", 0.0625)),
-        tie_word_embeddings=bool(reader.get("tie_word_embeddings", True)),
-        cache_groups=cache_groups(kinds, reader.require("num_hidden_layers"), reader.nullable("sliding_window", 4096)),
+        cache_groups=windows_of(reader, kinds, reader.nullable("sliding_window", 4096)),
     )
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Cohere 2, and the Hugging Face tensor it comes from."""
-    return (*decoder.frame_rules(spec, _NORMS), *decoder.attention_rules(spec), *decoder.mlp_rules(spec))
+FAMILIES = {
+    "Cohere2ForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "tie_word_embeddings": True},
+        weight_rules=functools.partial(decoder.weight_rules, norms={"attention_norm": "input_layernorm"}),
+        models="Command R7B, Command A",
+        notes="attention beside the MLP; layers without rope",
+    )
+}

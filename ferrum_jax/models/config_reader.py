@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from checkpoints.formats import KEYS, refusal
@@ -44,19 +45,29 @@ _KINDS: Mapping[type, tuple[Any, str]] = {
 
 
 class ConfigReader:
-    """Hands out the values of a config and remembers which keys were asked for."""
+    """Hands out the values of a config and remembers which keys were asked for.
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    defaults: a family's own, of keys for which its config is silent. architecture: the one that is read.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({}), architecture: str = ""
+    ) -> None:
+        self.config, self.architecture = config, architecture
+        self._defaults = defaults
         self._values = {key: value for key, value in config.items() if value not in (None, [], {})}
         self._nulls = {key for key, value in config.items() if value is None}
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any) -> Any:
-        """The value of key, or default where it is absent, null or empty.
+        """The value of key; where it is absent, null or empty, the family's default, or else this one.
 
         Raises ValueError for a value of another type than the default's, where one of None takes all, and for a number
         beyond its BOUNDS.
         """
+        return self._checked(key, self._defaults.get(key, default))
+
+    def _checked(self, key: str, default: Any) -> Any:
         self._read.add(key)
         value = self._values.get(key, default)
         kinds, what = _KINDS.get(type(default), (object, ""))
@@ -72,9 +83,26 @@ class ConfigReader:
         """The value of key, None where it is null, and default where it is absent: for keys whose null means none."""
         return None if key in self._nulls else self.get(key, default)
 
+    def said(self, key: str) -> Any:
+        """The value of key; None where the config is silent, whatever the family's default is."""
+        return self._checked(key, None)
+
+    def default(self, key: str, otherwise: Any) -> Any:
+        """The family's default of a key."""
+        return self._defaults.get(key, otherwise)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """The value of a key that is true or false."""
+        return self.get(key, default)
+
+    def leave(self, *keys: str) -> None:
+        """Takes note of keys that change nothing in this family."""
+        for key in keys:
+            self.get(key, None)
+
     def require(self, key: str, like: Any = 0) -> Any:
-        """The value of key, of the type of `like`. Raises ValueError when it is absent or of another."""
-        if key not in self._values:
+        """The value of key, of the type of `like`. Raises ValueError when nothing says it, or for another type."""
+        if key not in self._values and key not in self._defaults:
             raise ValueError(f"config.json has no {key!r}, which this architecture needs")
         return self.get(key, like)
 
@@ -150,10 +178,10 @@ def cache_groups(
     return (*groups, CacheGroup(kind="window", layers=windowed, window=window, chunked=chunked)) if windowed else groups
 
 
-def window_within(reader: ConfigReader, longest: int, default: int | None = None) -> int | None:
+def window_within(reader: ConfigReader) -> int | None:
     """The sliding window; None where the config says null, or one that is as long as the longest context."""
-    window = reader.nullable("sliding_window", default)
-    return None if window is None or window >= longest else window
+    window = reader.nullable("sliding_window", None)
+    return None if window is None or window >= reader.require("max_position_embeddings") else window
 
 
 def stored_dtype(reader: ConfigReader) -> str:

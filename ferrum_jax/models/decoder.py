@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule, StoredTensor, TensorSlice
 from ferrum_jax.layers.attention import Attention, ForwardContext
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
 from ferrum_jax.layers.latent_attention import LatentAttention
@@ -32,6 +34,8 @@ from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ExpertsSpec, ModelSpec
 
 _MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+# What Mixtral calls experts, and those after it.
+MIXTRALS_EXPERTS = {"block": "block_sparse_moe", "names": {"gate": "w1", "up": "w3", "down": "w2"}}
 
 
 class DecoderLayer(nnx.Module):
@@ -185,9 +189,23 @@ AFTER = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post
 BOTH = AFTER | {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Decoder of this spec, and the Hugging Face tensor it comes from."""
-    return (*frame_rules(spec), *attention_rules(spec), *mlp_rules(spec), *expert_rules(spec))
+_AS_THEY_ARE: Mapping[str, Any] = MappingProxyType({})
+
+
+def weight_rules(
+    spec: ModelSpec,
+    *,
+    norms: Mapping[str, str] | None = None,
+    attention: Mapping[str, str] = _AS_THEY_ARE,
+    mlp: Mapping[str, str] = _AS_THEY_ARE,
+    experts: Mapping[str, Any] = _AS_THEY_ARE,
+) -> tuple[Rule, ...]:
+    """Every parameter of a Decoder of this spec, and the Hugging Face tensor it comes from.
+
+    The others: what a family's checkpoints call differently, arguments of the functions below.
+    """
+    body = (*attention_rules(spec, **attention), *mlp_rules(spec, **mlp), *expert_rules(spec, **experts))
+    return (*frame_rules(spec, norms), *body)
 
 
 def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
@@ -233,12 +251,45 @@ def mlp_rules(spec: ModelSpec, up: str = "up_proj", down: str = "down_proj") -> 
 
 def fused_mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """The MLPs of layers without experts, whose gate and up are one tensor."""
-    layers, width = spec.dense_layers, spec.mlp.intermediate_size
+    layers, parts = spec.dense_layers, halves(spec.mlp.intermediate_size)
     return (
-        *per_layer("mlp.gate_up_proj.weight", "mlp.gate.weight", layers, TensorSlice(stop=width)),
-        *per_layer("mlp.gate_up_proj.weight", "mlp.up.weight", layers, TensorSlice(start=width)),
+        *parts_per_layer("mlp.gate_up_proj.weight", "mlp.{part}.weight", layers, parts),
         *per_layer("mlp.down_proj.weight", "mlp.down.weight", layers),
     )
+
+
+def halves(width: int, *, axis: int = 0, transposed: bool = False) -> dict[str, TensorSlice]:
+    """Gate and up, of this width, which stand one behind the other along an axis of one tensor."""
+    gate = TensorSlice(axis=axis, stop=width, transposed=transposed)
+    return {"gate": gate, "up": TensorSlice(axis=axis, start=width, transposed=transposed)}
+
+
+def stacked_expert_rules(
+    experts: ExpertsSpec | None, gate_up: str, down: str, *, router: str, transposed: bool = False
+) -> tuple[Rule, ...]:
+    """Routers, and experts of which a layer's are stacked, [E, out, in], gate by up; transposed: [E, in, out]."""
+    if experts is None:
+        return ()
+    layers = experts.layers
+    parts = halves(experts.intermediate_size, axis=2 if transposed else 1, transposed=transposed)
+    return (
+        *per_layer(router, "mlp.router.weight", layers),
+        *parts_per_layer(gate_up, "mlp.experts.{part}", layers, parts),
+        *per_layer(down, "mlp.experts.down", layers, TensorSlice(transposed=True) if transposed else None),
+    )
+
+
+def joined(rules: Iterable[Rule], spec: ModelSpec, *, transposed: bool = False) -> tuple[Rule, ...]:
+    """The rules, those of experts' matrices with the tensor that may hold them all: see `stacked_expert_rules`."""
+    width = 0 if spec.experts is None else spec.experts.intermediate_size
+    parts = halves(width, axis=2 if transposed else 1, transposed=transposed)
+
+    def with_stack(rule: Rule) -> Rule:
+        part = parts.get(rule.target.rpartition(".")[2], TensorSlice(transposed=True) if transposed else None)
+        name = "down_proj" if rule.target.endswith("down") else "gate_up_proj"
+        return dataclasses.replace(rule, joined=StoredTensor(rule.source.partition("{e}")[0] + name, part))
+
+    return tuple(with_stack(rule) if rule.experts else rule for rule in rules)
 
 
 def expert_rules(
@@ -290,6 +341,14 @@ def per_layer(source: str, target: str, layers: tuple[int, ...], part: TensorSli
     if not layers:
         return ()
     return (Rule(source=f"model.layers.{{i}}.{source}", target=f"layers.{{i}}.{target}", layers=layers, part=part),)
+
+
+def parts_per_layer(
+    source: str, target: str, layers: tuple[int, ...], parts: Mapping[str, TensorSlice]
+) -> tuple[Rule, ...]:
+    """The rules of a tensor of these layers that holds several parameters; {part} in the target is the part's name."""
+    found = (per_layer(source, target.replace("{part}", name), layers, part) for name, part in parts.items())
+    return tuple(rule for rules in found for rule in rules)
 
 
 def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:

@@ -1,4 +1,4 @@
-"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2) and the text part of Kimi-K2.5.
+"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2).
 
 Latent attention, and experts behind the first layers: of the best groups, the best experts, and one that all tokens go
 to. V2 scores them by softmax and groups by their best expert; V3 by sigmoid and a correction, groups by their best two.
@@ -11,105 +11,66 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, text_part
+from ferrum_jax.models import decoder
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.plain import spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LatentSpec, ModelSpec, RopeSpec
 
-# Keys of Kimi-K2.5 that concern images and videos alone.
-_OF_IMAGES = (
-    *("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "image_token_id", "video_token_id"),
-    *("vision_start_token_id", "vision_end_token_id", "media_placeholder_token_id", "ignore_index"),
-    *("use_unified_vision_chunk", "video_placeholder"),
-)
+LATENT = "latent attention: on TPUs a kernel decodes, all else is on XLA"
 
 
-def v2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a DeepSeek-V2 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _v2(reader: ConfigReader) -> ModelSpec:
     reader.only(norm_topk_prob=False, scoring_func="softmax", mlp_bias=False)
     is_grouped = {"greedy": False, "group_limited_greedy": True}
     method = reader.get("topk_method", "greedy")
     if method not in is_grouped:
         raise ValueError(f"topk_method is {method!r}; known are {sorted(is_grouped)}")
-    groups = {"num_groups": reader.get("n_group", 1), "num_chosen_groups": reader.get("topk_group", 1)}
-    experts = experts_from(
-        reader,
-        _behind(reader, reader.get("first_k_dense_replace", 0)),
-        num_experts=reader.get("n_routed_experts", 64),
-        scoring="softmax",
-        corrected=False,
-        num_best=1,
-        norm_topk_prob=False,
-        **(groups if is_grouped[method] else {"num_groups": 1, "num_chosen_groups": 1}),
-    )
-    return _spec(reader, "DeepseekV2ForCausalLM", 2048, experts)
+    chosen: dict[str, Any] = {"scoring": "softmax", "corrected": False, "num_best": 1, "norm_topk_prob": False}
+    chosen |= {} if is_grouped[method] else {"num_groups": 1, "num_chosen_groups": 1}
+    return _spec(reader, experts_from(reader, **chosen))
 
 
-def v3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a DeepSeek-V3 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _v3(reader: ConfigReader) -> ModelSpec:
     reader.only(scoring_func="sigmoid", topk_method="noaux_tc")
-    experts = experts_from(
-        reader,
-        _behind(reader, reader.get("first_k_dense_replace", 3)),
-        num_experts=reader.get("n_routed_experts", 256),
-        num_groups=reader.get("n_group", 8),
-        num_chosen_groups=reader.get("topk_group", 4),
-        routed_scaling_factor=float(reader.get("routed_scaling_factor", 2.5)),
-    )
-    return _spec(reader, "DeepseekV3ForCausalLM", 4096, experts)
+    return _spec(reader, experts_from(reader))
 
 
-def kimi_text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a Kimi-K2.5; it is served as a text model."""
-    return text_part.text_part_from(config, _OF_IMAGES, v3_spec_from_config)
-
-
-def _spec(reader: ConfigReader, architecture: str, max_positions: int, experts: ExpertsSpec | None) -> ModelSpec:
+def _spec(reader: ConfigReader, experts: ExpertsSpec | None) -> ModelSpec:
     reader.only(moe_layer_freq=1, ep_size=1)
-    for key in ("num_nextn_predict_layers", "num_mtp_layers", "aux_loss_alpha", "seq_aux"):
-        reader.get(key, None)  # of layers behind the last, which `harmless_tensors` leaves over, and of training
-    attention = latent_attention_from(reader, max_positions)
-    return spec_from(reader, architecture, max_positions=max_positions, attention=attention, experts=experts)
+    # of layers behind the last, which `harmless_tensors` leaves over, and of training
+    reader.leave("num_nextn_predict_layers", "num_mtp_layers", "aux_loss_alpha", "seq_aux")
+    return spec_from(reader, attention=latent_attention_from(reader), experts=experts)
 
 
-def latent_attention_from(
-    reader: ConfigReader, max_positions: int, *, rope: RopeSpec | None = None, **family: Any
-) -> AttentionSpec:
+def latent_attention_from(reader: ConfigReader, *, rope: RopeSpec | None = None, **family: Any) -> AttentionSpec:
     """The heads, their latents and the rope of what turns, in neighbours where the config is silent.
 
-    family: of AttentionSpec, and defaults of `q_lora_rank`, `kv_lora_rank`, `qk_nope_head_dim`, `v_head_dim`.
     rope: None is that of the config. Raises ValueError naming the key whose value cannot be.
     """
-    sizes = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128}
-    sizes |= {name: family.pop(name) for name in sizes if name in family}
     heads = reader.require("num_attention_heads")
     reader.only(num_key_value_heads=heads)
-    turning, staying = reader.get("qk_rope_head_dim", 64), reader.get("qk_nope_head_dim", sizes["qk_nope_head_dim"])
+    turning, staying = reader.get("qk_rope_head_dim", 64), reader.get("qk_nope_head_dim", 128)
     reader.only(qk_head_dim=turning + staying)
-    reader.get("head_dim", None)  # what some tools write beside it, of either size
-    if rope is None:
-        rope = rope_from(reader, reader.get("max_position_embeddings", max_positions))
-    bias = bool(reader.get("attention_bias", False))
+    reader.leave("head_dim")  # what some tools write beside it, of either size
+    rope, bias = rope or rope_from(reader), reader.flag("attention_bias")
     return AttentionSpec(
         num_attention_heads=heads,
         num_key_value_heads=1,
         head_dim=turning,
-        v_head_dim=reader.get("v_head_dim", sizes["v_head_dim"]),
+        v_head_dim=reader.get("v_head_dim", 128),
         bias=bias,
         output_bias=bias,
         query_pre_attn_scalar=(turning + staying) / _mscale(reader) ** 4,
-        rope=dataclasses.replace(rope, interleaved=bool(reader.get("rope_interleave", True))),
+        rope=dataclasses.replace(rope, interleaved=reader.flag("rope_interleave", True)),
         latent=LatentSpec(
-            kv_lora_rank=reader.get("kv_lora_rank", sizes["kv_lora_rank"]),
+            kv_lora_rank=reader.get("kv_lora_rank", 512),
             qk_nope_head_dim=staying,
-            q_lora_rank=reader.nullable("q_lora_rank", sizes["q_lora_rank"]),
+            q_lora_rank=reader.nullable("q_lora_rank", 1536),
         ),
         **family,
     )
@@ -122,28 +83,28 @@ def _mscale(reader: ConfigReader) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if scale and factor > 1 else 1.0
 
 
-def _behind(reader: ConfigReader, num_dense: int) -> tuple[int, ...]:
-    """The layers behind the first."""
-    return tuple(range(num_dense, reader.require("num_hidden_layers")))
+def experts_from(reader: ConfigReader, layers: tuple[int, ...] | None = None, **family: Any) -> ExpertsSpec | None:
+    """Experts of these layers as in DeepSeek-V3, but for what the family says; None without layers.
 
-
-def experts_from(reader: ConfigReader, layers: tuple[int, ...], **family: Any) -> ExpertsSpec | None:
-    """Experts of these layers as in DeepSeek-V3, but for what the family says; None without layers."""
+    layers: None are those behind the first.
+    """
+    if layers is None:
+        layers = tuple(range(reader.get("first_k_dense_replace", 0), reader.require("num_hidden_layers")))
     width = reader.get("moe_intermediate_size", 2048)
     read: dict[str, Any] = {
+        "num_experts": reader.get("n_routed_experts", 256),
         "num_experts_per_tok": reader.get("num_experts_per_tok", 8),
         "intermediate_size": width,
         "scoring": "sigmoid",
         "corrected": True,
         "num_groups": reader.get("n_group", 1),
         "num_chosen_groups": reader.get("topk_group", 1),
-        "norm_topk_prob": bool(reader.get("norm_topk_prob", True)),
+        "norm_topk_prob": reader.flag("norm_topk_prob", True),
         "routed_scaling_factor": float(reader.get("routed_scaling_factor", 1.0)),
         "shared_intermediate_size": width * reader.get("n_shared_experts", 1),
         "shared_gate": False,
     }
-    num_experts = family.pop("num_experts")
-    return ExpertsSpec(layers=layers, num_experts=num_experts, **read | family) if layers else None
+    return ExpertsSpec(layers=layers, **read | family) if layers else None
 
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -177,11 +138,27 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return (*decoder.harmless_tensors(spec), *(f"model.layers.{layer}.*" for layer in behind))
 
 
-def kimi_weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text part, and the tensor it comes from."""
-    return text_part.of_text(weight_rules(spec))
-
-
-def kimi_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Tensors of images, and what a DeepSeek-V3 may leave over."""
-    return text_part.left_over(harmless_tensors(spec))
+FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(
+        read=_v2,
+        defaults={"max_position_embeddings": 2048, "n_routed_experts": 64},
+        weight_rules=weight_rules,
+        harmless=harmless_tensors,
+        models="DeepSeek-V2, V2-Lite",
+        notes=LATENT,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        read=_v3,
+        defaults={
+            "max_position_embeddings": 4096,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        },
+        weight_rules=weight_rules,
+        harmless=harmless_tensors,
+        models="DeepSeek-V3, V3.1, R1, Kimi-K2",
+        notes=f"{LATENT}; {ONE_TOKEN}",
+    ),
+}

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from checkpoints.rules import Rule
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.text_rows import TextRows
 from ferrum_jax.models import decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
-from ferrum_jax.models.gemma import gemma3_spec_from_config
+from ferrum_jax.models.family import EncoderFamily
+from ferrum_jax.models.gemma import GEMMA3
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import AttentionSpec, ModelSpec
 
@@ -68,14 +68,14 @@ class EmbeddingGemma(decoder.Decoder):
         return super().__call__(token_ids, rows.positions, ForwardContext(attend=attend, shards=shards))
 
 
-def spec_from_config(config: Mapping[str, Any]) -> EmbeddingGemmaSpec:
+def _spec(config: Mapping[str, Any]) -> EmbeddingGemmaSpec:
     """Raises ValueError when a key is missing, or changes the vectors and is not understood."""
     if config.get("use_bidirectional_attention") is not True:
         raise ValueError(
             "use_bidirectional_attention is not true; a Gemma 3 without its head is served where tokens see both ways"
         )
     own = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
-    found = gemma3_spec_from_config(own)
+    found = GEMMA3.spec_from_config(own, "Gemma3ForCausalLM")
     return EmbeddingGemmaSpec(
         architecture=str(config["architectures"][0]),
         vocab_size=found.vocab_size,
@@ -89,11 +89,13 @@ def spec_from_config(config: Mapping[str, Any]) -> EmbeddingGemmaSpec:
     )
 
 
-def weight_rules(spec: EmbeddingGemmaSpec) -> tuple[Rule, ...]:
-    """Every parameter, and the Hugging Face tensor it comes from."""
-    return decoder.weight_rules(spec.decoder)
-
-
-def harmless_tensors(spec: EmbeddingGemmaSpec) -> tuple[str, ...]:
-    """Patterns of tensors that a checkpoint may carry and the vectors do not need."""
-    return decoder.harmless_tensors(spec.decoder)
+ENCODERS = {
+    "Gemma3TextModel": EncoderFamily(
+        spec_from_config=_spec,
+        model=EmbeddingGemma,
+        weight_rules=lambda spec: decoder.weight_rules(spec.decoder),
+        harmless=lambda spec: decoder.harmless_tensors(spec.decoder),
+        models="EmbeddingGemma, whose tokens see both ways",
+        notes="embeddings alone, with the Dense layers behind its pooling; sentence-transformers folders",
+    )
+}

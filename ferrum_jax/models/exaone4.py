@@ -6,34 +6,27 @@ Source: LG AI Research 2025 (EXAONE 4.0); keys as in Hugging Face's Exaone4Confi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups
-from ferrum_jax.models.plain import attention_from, every_nth_full, layers_where, norm_from, spec_from
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, every_nth_full, norm_from, spec_from, still_where, windows_of
 from ferrum_jax.spec import ModelSpec, QkNorm
 
-_MAX_POSITIONS = 2048
 
-
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an EXAONE 4 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(_with_a_number(config))
+def _spec(reader: ConfigReader) -> ModelSpec:
     window = reader.nullable("sliding_window", 4096)
     pattern = reader.get("sliding_window_pattern", 4)
     kinds = every_nth_full(reader, pattern if window is not None else 1)
-    heads = reader.get("num_key_value_heads", 32)
-    attention = attention_from(reader, max_positions=_MAX_POSITIONS, num_key_value_heads=heads, qk_norm=QkNorm())
-    still = layers_where(window is not None and kind == "full_attention" for kind in kinds)
+    attention = attention_from(reader, qk_norm=QkNorm())
+    still = (window is not None and kind == "full_attention" for kind in kinds)
     return spec_from(
         reader,
-        "Exaone4ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=attention,
-        other_attention=((still, dataclasses.replace(attention, rope=None)),),
-        norm=norm_from(reader, 1e-5, before=False, after=True),
-        cache_groups=cache_groups(kinds, reader.require("num_hidden_layers"), window),
+        other_attention=still_where(still, attention),
+        norm=norm_from(reader, before=False, after=True),
+        cache_groups=windows_of(reader, kinds, window),
     )
 
 
@@ -42,3 +35,14 @@ def _with_a_number(config: Mapping[str, Any]) -> dict[str, Any]:
     pattern = config.get("sliding_window_pattern")
     spelled = isinstance(pattern, str) and pattern == "L" * (len(pattern) - 1) + "G"
     return dict(config) | ({"sliding_window_pattern": len(pattern)} if spelled and pattern else {})
+
+
+FAMILIES = {
+    "Exaone4ForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},
+        respell=_with_a_number,
+        models="EXAONE 4.0",
+        notes="layers without rope between those with a window",
+    )
+}

@@ -8,35 +8,27 @@ Source: Zuo et al. 2025 (Falcon-H1); keys as in Hugging Face's FalconH1Config.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import Family
 from ferrum_jax.models.mamba2_reader import mamba2_from, mamba2_rules
-from ferrum_jax.models.plain import attention_from, mlp_from, norm_from, spec_from
+from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
 from ferrum_jax.spec import AttentionSpec, CacheGroup, Mamba2Spec, MlpSpec, ModelSpec
 
-_MAX_POSITIONS = 8192
 
-
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Falcon-H1 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(
         attention_bias=False, mlp_bias=False, projectors_bias=False, mamba_use_mlp=True, attn_layer_indices=None
     )
-    reader.get("num_logits_to_keep", None)
+    reader.leave("num_logits_to_keep")
     every = tuple(range(reader.require("num_hidden_layers")))
     return spec_from(
         reader,
-        "FalconH1ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=_attention(reader),
         mlp=_mlp(reader),
-        norm=norm_from(reader, default_eps=1e-5),
         recurrence=_mamba2(reader),
         cache_groups=(CacheGroup(kind="full", layers=every), CacheGroup(kind="state", layers=every)),
         embedding_scale=float(reader.get("embedding_multiplier", 1.0)),
@@ -45,7 +37,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _attention(reader: ConfigReader) -> AttentionSpec:
-    own, inputs = attention_from(reader, max_positions=_MAX_POSITIONS), reader.get("attention_in_multiplier", 1.0)
+    own, inputs = attention_from(reader), reader.get("attention_in_multiplier", 1.0)
     logits = inputs**2 * reader.get("key_multiplier", 1.0)
     return dataclasses.replace(
         own,
@@ -61,7 +53,7 @@ def _mlp(reader: ConfigReader) -> MlpSpec:
 
 def _mamba2(reader: ConfigReader) -> Mamba2Spec:
     inner = reader.get("mamba_expand", 2) * reader.require("hidden_size")
-    has_norm = bool(reader.get("mamba_rms_norm", False))
+    has_norm = reader.flag("mamba_rms_norm")
     if has_norm and reader.get("mamba_norm_before_gate", True):
         raise ValueError("mamba_norm_before_gate is true; norms of Mamba2 are served where they come after the gate")
     reader.get("mamba_norm_before_gate", True)
@@ -83,8 +75,7 @@ def _numbers(reader: ConfigReader, key: str, count: int) -> list[float]:
     return [float(x) for x in values]
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Falcon-H1, and the Hugging Face tensor it comes from."""
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     frame = decoder.frame_rules(spec, {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"})
     return (
         *(rule.renamed(lambda name: name.replace("model.norm.", "model.final_layernorm.")) for rule in frame),
@@ -96,3 +87,14 @@ def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def _beside(rule: Rule) -> Rule:
     return dataclasses.replace(rule, target=rule.target.replace(".attention.", ".attention.attention."))
+
+
+FAMILIES = {
+    "FalconH1ForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
+        weight_rules=_rules,
+        models="Falcon-H1",
+        notes="attention and Mamba2 in each layer",
+    )
+}

@@ -14,16 +14,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models import decoder, gemma4_vision
 from ferrum_jax.models.bounds import check_number, shown
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups
-from ferrum_jax.models.plain import every_nth_full, layers_where, norm_from, spec_from
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import (
+    attention_from,
+    every_nth_full,
+    experts_from,
+    layers_where,
+    mlp_from,
+    norm_from,
+    spec_from,
+    windows_of,
+)
 from ferrum_jax.models.rope_reader import mapping, ropes_by_kind
-from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.models.text_part import beside_a_tower, text_part_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LayerInputSpec, MlpSpec, ModelSpec, QkNorm
 
-_MAX_POSITIONS = 131072
 _ROPES = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
 # Keys of Gemma4ForConditionalGeneration that concern images and sounds alone.
 _OF_OTHERS = (
@@ -41,31 +50,23 @@ _OF_NORMED_EXPERTS = {
 }
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Gemma 4 text config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader({**config, "rope_parameters": config.get("rope_parameters") or _ROPES})
+def _spec(reader: ConfigReader) -> ModelSpec:
     if reader.nullable("use_bidirectional_attention", None) not in (None, "vision"):  # between tokens of an image alone
         raise ValueError("use_bidirectional_attention is not 'vision'; a decoder here attends to the past alone")
     pad = reader.nullable("pad_token_id", 0)
     reader.only(vocab_size_per_layer_input=reader.require("vocab_size"), attention_bias=False)
-    num_layers, hidden_size = reader.require("num_hidden_layers"), reader.require("hidden_size")
     kinds = [*every_nth_full(reader, 6)[:-1], "full_attention"]  # whatever it says of the last
-    groups = cache_groups(kinds, num_layers, reader.get("sliding_window", 512))
+    groups = windows_of(reader, kinds, reader.get("sliding_window", 512))
     borrowed = _borrowed(kinds, reader.get("num_kv_shared_layers", 0))
     full, local = _attention(reader, layers_where(kind == "full_attention" for kind in kinds))
     borrowers = tuple(layer for layer, _ in borrowed)
     own = (dataclasses.replace(group, layers=tuple(i for i in group.layers if i not in borrowers)) for group in groups)
-    mlp = MlpSpec(
-        intermediate_size=reader.require("intermediate_size"),
-        hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"),
-    )
+    mlp = mlp_from(reader, hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"))
     doubled = borrowers if reader.get("use_double_wide_mlp", False) else ()
     wide = dataclasses.replace(mlp, intermediate_size=2 * mlp.intermediate_size)
     size = reader.nullable("hidden_size_per_layer_input", 256)
     return spec_from(
         reader,
-        "Gemma4ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=full,
         other_attention=((layers_where(kind != "full_attention" for kind in kinds), local),),
         mlp=mlp,
@@ -74,10 +75,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         norm=norm_from(reader, rounds_once=True, after=True),
         layer_inputs=LayerInputSpec(size=size, hidden_act=mlp.hidden_act, image_id=pad or 0) if size else None,
         layer_scales=True,
-        embedding_scale=hidden_size**0.5,
+        embedding_scale=reader.require("hidden_size") ** 0.5,
         cache_groups=tuple(own),
         borrowed=borrowed,
-        tie_word_embeddings=bool(reader.get("tie_word_embeddings", True)),
         final_logit_softcapping=reader.nullable("final_logit_softcapping", None),
     )
 
@@ -97,20 +97,11 @@ def _borrowed(kinds: Sequence[str], count: int) -> tuple[tuple[int, int], ...]:
 
 def _attention(reader: ConfigReader, full_layers: Sequence[int]) -> tuple[AttentionSpec, AttentionSpec]:
     """Attention of full layers and of those with a window."""
-    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    far, near = ropes_by_kind(reader, max_positions, default_theta=1e6, local_theta=1e4, default_partial=1.0)
+    far, near = ropes_by_kind(reader, local_theta=1e4, default_partial=1.0)
     if far.rope_type == "default" and far.partial_rotary_factor != 1:
         raise ValueError("partial_rotary_factor is of a rope of type 'proportional' here, not 'default'")
-    local = AttentionSpec(
-        num_attention_heads=reader.get("num_attention_heads", 8),
-        num_key_value_heads=reader.get("num_key_value_heads", 4),
-        head_dim=reader.get("head_dim", 256),
-        qk_norm=QkNorm(),
-        v_norm=True,
-        query_pre_attn_scalar=1.0,
-        rope=near,
-    )
-    shares_projection = bool(reader.get("attention_k_eq_v", False))
+    local = attention_from(reader, qk_norm=QkNorm(), v_norm=True, query_pre_attn_scalar=1.0, rope=near)
+    shares_projection = reader.flag("attention_k_eq_v")
     said = _heads_of_full(reader, full_layers)
     num_kv_heads = reader.get("num_global_key_value_heads", None) if shares_projection else None
     reader.get("num_global_key_value_heads", None)  # which counts where they share it
@@ -151,9 +142,9 @@ def _experts(reader: ConfigReader, mlp: MlpSpec) -> ExpertsSpec | None:
     missing = [key for key, value in sizes.items() if value is None]
     if missing:
         raise ValueError(f"enable_moe_block is true and config.json has no {', '.join(missing)}")
-    return ExpertsSpec(
-        layers=tuple(range(reader.require("num_hidden_layers"))),
-        num_experts=sizes["num_experts"],
+    return experts_from(
+        reader,
+        sizes["num_experts"],
         num_experts_per_tok=sizes["top_k_experts"],
         intermediate_size=sizes["moe_intermediate_size"],
         norm_topk_prob=True,
@@ -163,8 +154,7 @@ def _experts(reader: ConfigReader, mlp: MlpSpec) -> ExpertsSpec | None:
     )
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Gemma 4, and the Hugging Face tensor it comes from."""
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
     norms = decoder.BOTH if spec.experts is None else _OF_NORMED_EXPERTS
     return (
@@ -181,16 +171,12 @@ def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Routers, experts, which are stacked, gate by up, and the MLP beside them."""
     if spec.experts is None:
         return ()
-    layers, width = spec.experts.layers, spec.experts.intermediate_size
-    parts = {"gate": TensorSlice(axis=1, stop=width), "up": TensorSlice(axis=1, start=width)}
-    own = {"router.proj.weight": "router.weight", "router.scale": "router_scale"}
-    own |= {"router.per_expert_scale": "expert_scales", "experts.down_proj": "experts.down"}
+    layers = spec.experts.layers
     return (
-        *(rule for theirs, ours in own.items() for rule in decoder.per_layer(theirs, f"mlp.{ours}", layers)),
-        *(
-            rule
-            for ours, part in parts.items()
-            for rule in decoder.per_layer("experts.gate_up_proj", f"mlp.experts.{ours}", layers, part)
+        *decoder.per_layer("router.scale", "mlp.router_scale", layers),
+        *decoder.per_layer("router.per_expert_scale", "mlp.expert_scales", layers),
+        *decoder.stacked_expert_rules(
+            spec.experts, "experts.gate_up_proj", "experts.down_proj", router="router.proj.weight"
         ),
         *decoder.shared_expert_rules(spec.experts, "mlp"),
     )
@@ -217,7 +203,7 @@ def _input_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     )
 
 
-def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
+def _harmless(spec: ModelSpec) -> tuple[str, ...]:
     """The decoder's, and what layers without keys and values of their own may bring along for these."""
     unused = (f"model.layers.{layer}.self_attn.{part}.weight" for layer, _ in spec.borrowed for part in _OF_LENDERS)
     return (*decoder.harmless_tensors(spec), *unused)
@@ -226,13 +212,13 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
 _OF_LENDERS = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
-def whole_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Gemma 4 that sees images and hears sounds, which are refused here; without a `vision_config` of
-    its text part alone.
+def _with_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**config, "rope_parameters": config.get("rope_parameters") or _ROPES}
 
-    Raises ValueError naming what is missing or not understood.
-    """
-    spec = text_part_from(config, _OF_OTHERS, spec_from_config)
+
+def _whole(reader: ConfigReader) -> ModelSpec:
+    """A Gemma 4 that sees images, and hears sounds, which are refused; its text part without a `vision_config`."""
+    spec, config = text_part_from(reader, _OF_OTHERS, _TEXT), reader.config
     if not config.get("vision_config"):
         return spec
     both_ways = config["text_config"].get("use_bidirectional_attention") == "vision"
@@ -240,18 +226,40 @@ def whole_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return dataclasses.replace(spec, vision=vision)
 
 
-def whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
-    text = (rule.renamed(_of_part) for rule in weight_rules(spec))
+def _whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    text = (rule.renamed(beside_a_tower) for rule in _rules(spec))
     return (*text, *(() if spec.vision is None else gemma4_vision.tower_rules(spec.vision)))
 
 
-def whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the model does not need: those of sounds, and of text alone the tower's."""
+def _whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Tensors of sounds, and of text alone the tower's."""
     others = ("audio_tower", "embed_audio", *(("vision_tower", "embed_vision") if spec.vision is None else ()))
-    return (*map(_of_part, harmless_tensors(spec)), *(f"model.{name}.*" for name in others))
+    return (*map(beside_a_tower, _harmless(spec)), *(f"model.{name}.*" for name in others))
 
 
-def _of_part(name: str) -> str:
-    """The name that a tensor of a text model has beside those of images."""
-    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+_SAID = "Gemma 4: E2B, E4B, 31B, 26B-A4B"
+_TEXT = Family(
+    read=_spec,
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+    respell=_with_ropes,
+    weight_rules=_rules,
+    harmless=_harmless,
+    models=f"{_SAID}, text saved alone",
+)
+FAMILIES = {
+    "Gemma4ForCausalLM": _TEXT,
+    "Gemma4ForConditionalGeneration": Family(
+        read=_whole,
+        weight_rules=_whole_rules,
+        harmless=_whole_harmless,
+        models=_SAID,
+        notes="images of any size, on XLA alone; sounds and videos are refused",
+    ),
+}

@@ -151,8 +151,7 @@ def vision_spec_from(config: object, width: int, *, windows_see_whole: bool) -> 
     if rope.get("rope_type", "axial") not in ("axial", "default"):  # the older spelling of the same
         raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
     hidden_size, num_heads = reader.get("hidden_size", 768), reader.get("num_attention_heads", 12)
-    for key in _UNREAD:
-        reader.get(key, None)
+    reader.leave(*_UNREAD)
     patch = reader.get("patch_size", 16)
     spec = VisionSpec(
         tower="gemma4",

@@ -6,31 +6,34 @@ Source: Tencent Hunyuan Team 2025 (Hunyuan-A13B); keys as in Hugging Face's conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
-from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.plain import attention_from, norm_from, spec_from
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import ExpertsSpec, ModelSpec, QkNorm, RopeSpec
 
-_MAX_POSITIONS = 2048
 # Keys of published configs of which the reference implementation knows one value, or reads none.
 _ONLY = {"use_qk_norm": True, "use_cla": False, "mlp_bias": False, "norm_type": "rms", "use_rotary_pos_emb": True}
 _UNREAD = ("eod_token_id", "im_start_id", "im_end_id", "pad_id", "use_mixed_mlp_moe", "org_vocab_size")
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Hunyuan config.json. Raises ValueError naming what is missing or not understood."""
-    return _spec(ConfigReader(config), "HunYuanDenseV1ForCausalLM")
+def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
+    reader.only(**_ONLY)
+    reader.leave(*_UNREAD)
+    head_dim = reader.get("head_dim", reader.require("hidden_size") // reader.require("num_attention_heads"))
+    reader.only(attention_head_dim=head_dim)
+    norm, rope = QkNorm(after_rope=True), _rope(reader, head_dim)
+    return spec_from(
+        reader, attention=attention_from(reader, biases="attention_bias", qk_norm=norm, rope=rope), **family
+    )
 
 
-def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Hunyuan MoE config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _moe(reader: ConfigReader) -> ModelSpec:
     width = reader.require("intermediate_size")
     experts = ExpertsSpec(
         layers=tuple(range(reader.require("num_hidden_layers"))),
@@ -42,28 +45,7 @@ def moe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         shared_gate=False,
     )
     reader.only(moe_layer_num_skipped=0)
-    return _spec(reader, "HunYuanMoEV1ForCausalLM", experts=experts)
-
-
-def _spec(reader: ConfigReader, architecture: str, **family: Any) -> ModelSpec:
-    """What the families read alike."""
-    reader.only(**_ONLY)
-    for key in _UNREAD:
-        reader.get(key, None)
-    bias = bool(reader.get("attention_bias", False))
-    num_heads = reader.require("num_attention_heads")
-    head_dim = reader.get("head_dim", reader.require("hidden_size") // num_heads)
-    reader.only(attention_head_dim=head_dim)
-    attention = attention_from(
-        reader,
-        max_positions=_MAX_POSITIONS,
-        bias=bias,
-        output_bias=bias,
-        qk_norm=QkNorm(after_rope=True),
-        rope=_rope(reader, head_dim),
-    )
-    norm = norm_from(reader, 1e-5)
-    return spec_from(reader, architecture, max_positions=_MAX_POSITIONS, attention=attention, norm=norm, **family)
+    return _spec(reader, experts=experts)
 
 
 def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
@@ -72,7 +54,7 @@ def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
     scaling = mapping(reader, key)
     alpha = scaling.get("alpha")
     if alpha is None:
-        return rope_from(reader, reader.get("max_position_embeddings", _MAX_POSITIONS))
+        return rope_from(reader)
     if scaling.get("rope_type", scaling.get("type")) != "dynamic":
         raise ValueError(f"{key} is {shown(scaling)}; alpha belongs to the type 'dynamic'")
     theta = reader.get("rope_theta", scaling.get("rope_theta", 10000.0))
@@ -84,7 +66,15 @@ def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
     return RopeSpec(rope_theta=theta * alpha ** (head_dim / (head_dim - 2)))
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Hunyuan, and the Hugging Face tensor it comes from."""
-    body = (*decoder.frame_rules(spec), *decoder.attention_rules(spec, "query_layernorm", "key_layernorm"))
-    return (*body, *decoder.mlp_rules(spec), *decoder.expert_rules(spec, router="gate.wg", shared="shared_mlp"))
+_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_RULES = functools.partial(
+    decoder.weight_rules,
+    attention={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+    experts={"router": "gate.wg", "shared": "shared_mlp"},
+)
+FAMILIES = {
+    "HunYuanDenseV1ForCausalLM": Family(
+        read=_spec, defaults=_DEFAULTS, weight_rules=_RULES, models="Hunyuan 0.5B to 7B"
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(read=_moe, defaults=_DEFAULTS, weight_rules=_RULES, models="Hunyuan-A13B"),
+}

@@ -5,19 +5,13 @@ Source: the model card of LFM2 (Liquid AI, 2025); keys as in Hugging Face's Lfm2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import decoder
-from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.plain import attention_from, layers_where, spec_from
-from ferrum_jax.models.rope_reader import rope_from
-from ferrum_jax.spec import CacheGroup, MlpSpec, ModelSpec, NormSpec, QkNorm, ShortConvSpec
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, hybrid_groups, norm_from, spec_from
+from ferrum_jax.spec import CacheGroup, MlpSpec, ModelSpec, QkNorm, ShortConvSpec
 
-_MAX_POSITIONS = 128_000
-_KINDS = ("full_attention", "conv")
 # What training began with, and sizes that are said a second time.
 _OF_TRAINING = (
     *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"),
@@ -25,26 +19,20 @@ _OF_TRAINING = (
 )
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an LFM2 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _spec(reader: ConfigReader) -> ModelSpec:
     size = reader.require("hidden_size")
     reader.only(
         conv_bias=False, block_use_swiglu=True, use_pos_enc=True, conv_dim=size, conv_dim_out=size, block_dim=size
     )
-    for key in _OF_TRAINING:
-        reader.get(key, None)
-    rope = rope_from(reader, reader.get("max_position_embeddings", _MAX_POSITIONS), default_theta=1000000.0)
+    reader.leave(*_OF_TRAINING)
     return spec_from(
         reader,
-        "Lfm2ForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention_from(reader, max_positions=_MAX_POSITIONS, qk_norm=QkNorm(), rope=rope),
+        attention=attention_from(reader, qk_norm=QkNorm()),
         mlp=MlpSpec(intermediate_size=_width(reader)),
-        norm=NormSpec(eps=reader.get("norm_eps", 1e-5)),
+        norm=norm_from(reader, key="norm_eps"),
         recurrence=ShortConvSpec(conv_channels=size, conv_kernel_dim=reader.get("conv_L_cache", 3)),
         cache_groups=_cache_groups(reader),
-        tie_word_embeddings=bool(reader.get("tie_embedding", reader.get("tie_word_embeddings", True))),
+        tie_word_embeddings=reader.flag("tie_embedding", reader.flag("tie_word_embeddings")),
     )
 
 
@@ -62,40 +50,42 @@ def _cache_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
     layers = range(reader.require("num_hidden_layers"))
     full = reader.get("full_attn_idxs", list(layers))
     kinds = reader.get("layer_types", ["full_attention" if layer in full else "conv" for layer in layers])
-    if len(kinds) != len(layers) or any(kind not in _KINDS for kind in kinds):
-        raise ValueError(
-            f"layer_types is {shown(kinds)}; it must name one of {_KINDS} for each of {len(layers)} layers"
-        )
-    groups = zip(("full", "state"), _KINDS, strict=True)
-    found = (CacheGroup(kind=ours, layers=layers_where(kind == theirs for kind in kinds)) for ours, theirs in groups)
-    return tuple(group for group in found if group.layers)
+    return hybrid_groups(kinds, len(layers), recur=("conv",))
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of an LFM2, and the Hugging Face tensor it comes from."""
-    size, every = spec.hidden_size, tuple(range(spec.num_hidden_layers))
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    size, conv = spec.hidden_size, spec.state_layers
     renamed = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.embedding_norm.weight"}
-    norms = {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"}
-    frame = decoder.frame_rules(spec, norms)
-    mlp = {"w1": "gate", "w3": "up", "w2": "down"}.items()
-    parts = {
-        f"{part}_heads.weight": TensorSlice(start=i * size, stop=(i + 1) * size)
-        for i, part in enumerate(("b", "c", "v"))
-    }
-    conv = spec.state_layers
+    frame = decoder.frame_rules(spec, {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"})
+    mlp = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    parts = {name: TensorSlice(start=i * size, stop=(i + 1) * size) for i, name in enumerate("bcv")}
+
+    def of_mlp(name: str) -> str:
+        for theirs, ours in mlp.items():
+            name = name.replace(f".mlp.{theirs}.", f".feed_forward.{ours}.")
+        return name
+
     return (
-        *(Rule(source=renamed[rule.target], target=rule.target) if rule.target in renamed else rule for rule in frame),
+        *(rule.renamed(lambda name, rule=rule: renamed.get(rule.target, name)) for rule in frame),
         *decoder.attention_rules(spec, "q_layernorm", "k_layernorm", output="out_proj"),
-        *(
-            rule
-            for theirs, ours in mlp
-            for rule in decoder.linear(f"feed_forward.{theirs}", f"mlp.{ours}", every, False)
-        ),
+        *(rule.renamed(of_mlp) for rule in decoder.mlp_rules(spec)),
         *decoder.per_layer("conv.conv.weight", "attention.conv_heads", conv),
         *decoder.per_layer("conv.out_proj.weight", "attention.o.weight", conv),
-        *(
-            rule
-            for name, part in parts.items()
-            for rule in decoder.per_layer("conv.in_proj.weight", f"attention.{name}", conv, part)
-        ),
+        *decoder.parts_per_layer("conv.in_proj.weight", "attention.{part}_heads.weight", conv, parts),
     )
+
+
+FAMILIES = {
+    "Lfm2ForCausalLM": Family(
+        read=_spec,
+        defaults={
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1000000.0,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        weight_rules=_rules,
+        models="LFM2",
+        notes="short convolutions",
+    )
+}

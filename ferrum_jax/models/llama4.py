@@ -9,72 +9,38 @@ Source: Meta 2025 (Llama 4); Nakanishi 2025 (temperature); keys as in Hugging Fa
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
-from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder, text_part
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups
-from ferrum_jax.models.plain import attention_from, layers_where, mlp_from, norm_from, spec_from
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, layers_that_turn, mlp_from, spec_from, still_where
 from ferrum_jax.models.rope_reader import rope_from
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, ModelSpec, QkNorm, Temperature
+from ferrum_jax.models.text_part import text_part_of
+from ferrum_jax.spec import ExpertsSpec, ModelSpec, QkNorm, Temperature
 
-_MAX_POSITIONS = 4096 * 32
 # Keys of Llama4ForConditionalGeneration that concern images alone.
 _OF_IMAGES = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id")
 _BLOCK = "feed_forward"
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Llama 4 text config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _spec(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.require("num_hidden_layers")
-    for key in ("for_llm_compression", "for_llm_compressor"):  # which the reference does not read
-        reader.get(key, None)
-    period = reader.get("no_rope_layer_interval", 4)
-    turns = reader.flags("no_rope_layers", [int((i + 1) % period != 0) for i in range(num_layers)])
-    attention = _attention(reader)
-    still = dataclasses.replace(attention, rope=None, qk_norm=None, temperature=_temperature(reader))
+    reader.leave("for_llm_compression", "for_llm_compressor")  # which the reference does not read
+    turns = layers_that_turn(reader)
+    norm = QkNorm(after_rope=True, has_weight=False) if reader.flag("use_qk_norm", True) else None
+    rope = rope_from(reader, interleaved=True)
+    attention = attention_from(reader, biases="attention_bias", qk_norm=norm, rope=rope)
+    still = (not turn for turn in turns)
     kinds = reader.get("layer_types", ["chunked_attention" if turn else "full_attention" for turn in turns])
     chunk = reader.nullable("attention_chunk_size", 8192)
-    experts = _experts(reader, num_layers, none=config.get("moe_layers") == [])
-    width = reader.get("intermediate_size_mlp", 16384)
     return spec_from(
         reader,
-        "Llama4ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=attention,
-        other_attention=((layers_where(not turn for turn in turns), still),),
-        mlp=dataclasses.replace(mlp_from(reader), intermediate_size=width),
-        experts=experts,
-        norm=norm_from(reader, 1e-5),
+        other_attention=still_where(still, attention, qk_norm=None, temperature=_temperature(reader)),
+        mlp=mlp_from(reader, intermediate_size=reader.get("intermediate_size_mlp", 16384)),
+        experts=_experts(reader, num_layers),
         cache_groups=cache_groups(kinds, num_layers, chunk, "chunked_attention"),
-    )
-
-
-def text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a Llama 4, which is served as a text model.
-
-    Raises ValueError naming what is missing or not understood.
-    """
-    return text_part.text_part_from(config, _OF_IMAGES, spec_from_config)
-
-
-def _attention(reader: ConfigReader) -> AttentionSpec:
-    """That of the layers that turn."""
-    bias = bool(reader.get("attention_bias", False))
-    rope = rope_from(reader, reader.get("max_position_embeddings", _MAX_POSITIONS), default_theta=500000.0)
-    return attention_from(
-        reader,
-        max_positions=_MAX_POSITIONS,
-        num_key_value_heads=reader.get("num_key_value_heads", 8),
-        head_dim=reader.get("head_dim", 128),
-        bias=bias,
-        output_bias=bias,
-        qk_norm=QkNorm(after_rope=True, has_weight=False) if reader.get("use_qk_norm", True) else None,
-        rope=dataclasses.replace(rope, interleaved=True),
     )
 
 
@@ -84,8 +50,8 @@ def _temperature(reader: ConfigReader) -> Temperature | None:
     return None if is_tuned is not None and not is_tuned else Temperature(scale=scale, length=length, offset=1)
 
 
-def _experts(reader: ConfigReader, num_layers: int, none: bool) -> ExpertsSpec | None:
-    """Experts of the layers that moe_layers names, or of every nth. none: it names no layer."""
+def _experts(reader: ConfigReader, num_layers: int) -> ExpertsSpec | None:
+    """Experts of the layers that moe_layers names, or of every nth; an empty list is none."""
     step = reader.get("interleave_moe_layer_step", 1)
     layers = tuple(reader.get("moe_layers", []) or range(max(step, 1) - 1, num_layers, max(step, 1)))
     if not all(type(layer) is int and 0 <= layer < num_layers for layer in layers):
@@ -95,7 +61,7 @@ def _experts(reader: ConfigReader, num_layers: int, none: bool) -> ExpertsSpec |
         reader.get("num_local_experts", 16),
         reader.get("num_experts_per_tok", 1),
     )
-    if none:
+    if reader.config.get("moe_layers") == []:
         return None
     return ExpertsSpec(
         layers=layers,
@@ -109,36 +75,41 @@ def _experts(reader: ConfigReader, num_layers: int, none: bool) -> ExpertsSpec |
     )
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Llama 4, and the Hugging Face tensor it comes from."""
-    dense = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}.items()
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Experts are stacked, [E, in, out], gate by up."""
+    stack = f"{_BLOCK}.experts"
+    stacked = decoder.stacked_expert_rules(
+        spec.experts, f"{stack}.gate_up_proj", f"{stack}.down_proj", router=f"{_BLOCK}.router.weight", transposed=True
+    )
+    shared = () if spec.experts is None else decoder.shared_expert_rules(spec.experts, f"{_BLOCK}.shared_expert")
     return (
         *decoder.frame_rules(spec),
         *decoder.attention_rules(spec),
-        *(
-            rule
-            for ours, theirs in dense
-            for rule in decoder.linear(f"{_BLOCK}.{theirs}", f"mlp.{ours}", spec.dense_layers, spec.mlp.bias)
-        ),
-        *_expert_rules(spec.experts),
+        *(rule.renamed(lambda name: name.replace(".mlp.", f".{_BLOCK}.")) for rule in decoder.mlp_rules(spec)),
+        *stacked,
+        *shared,
     )
 
 
-def _expert_rules(experts: ExpertsSpec | None) -> tuple[Rule, ...]:
-    """Experts are stacked, [in, out], gate beside up."""
-    if experts is None:
-        return ()
-    layers, width, stack = experts.layers, experts.intermediate_size, f"{_BLOCK}.experts"
-    gate, up = TensorSlice(axis=2, stop=width, transposed=True), TensorSlice(axis=2, start=width, transposed=True)
-    return (
-        *decoder.per_layer(f"{_BLOCK}.router.weight", "mlp.router.weight", layers),
-        *decoder.per_layer(f"{stack}.gate_up_proj", "mlp.experts.gate", layers, gate),
-        *decoder.per_layer(f"{stack}.gate_up_proj", "mlp.experts.up", layers, up),
-        *decoder.per_layer(f"{stack}.down_proj", "mlp.experts.down", layers, TensorSlice(transposed=True)),
-        *decoder.shared_expert_rules(experts, f"{_BLOCK}.shared_expert"),
-    )
-
-
-def whole_weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """The same of a text part."""
-    return text_part.of_text(weight_rules(spec))
+_TEXT = Family(
+    read=_spec,
+    defaults={
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+    },
+    weight_rules=_rules,
+    models="MobileLLM-R1, and Llama 4 text saved alone",
+    notes="chunked attention, on XLA alone",
+)
+FAMILIES = {
+    "Llama4ForCausalLM": _TEXT,
+    "Llama4ForConditionalGeneration": text_part_of(
+        _TEXT,
+        _OF_IMAGES,
+        models="Llama 4 Scout, Maverick",
+        notes="its text part; images are refused; chunked attention, on XLA alone",
+    ),
+}

@@ -10,16 +10,17 @@ from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.plain import hybrid_groups
 from ferrum_jax.spec import CacheGroup, Mamba2Spec, ModelSpec
 
-# What layers are called, by the kind of their cache group; None has no cache.
+# What layers are called.
 _ATTENDS, _RECURS = ("full_attention", "attention"), ("linear_attention", "mamba")
 
 
 def mamba2_from(reader: ConfigReader, inner_size: int, **family: Any) -> Mamba2Spec:
     """The sizes of Mamba2. inner_size: of all its heads. Raises ValueError where they do not make it up."""
     reader.only(mamba_proj_bias=False)
-    reader.get("mamba_chunk_size", None)  # how a kernel cuts prompts, which is this engine's own choice
+    reader.leave("mamba_chunk_size")  # how a kernel cuts prompts, which is this engine's own choice
     heads = reader.get("mamba_n_heads", 128)
     size = reader.get("mamba_d_head", None)
     size = inner_size // heads if size in (None, "auto") else reader.get("mamba_d_head", 0)
@@ -31,7 +32,7 @@ def mamba2_from(reader: ConfigReader, inner_size: int, **family: Any) -> Mamba2S
         state_dim=reader.get("mamba_d_state", 256),
         num_groups=reader.get("mamba_n_groups", 1),
         conv_kernel_dim=reader.get("mamba_d_conv", 4),
-        conv_bias=bool(reader.get("mamba_conv_bias", True)),
+        conv_bias=reader.flag("mamba_conv_bias", True),
         step_limit=step_limit(reader),
         **family,
     )
@@ -46,14 +47,9 @@ def step_limit(reader: ConfigReader) -> tuple[float, float]:
     return float(limit[0]), float(limit[1])
 
 
-def hybrid_groups(kinds: Sequence[str], num_layers: int, without_cache: Sequence[str] = ()) -> tuple[CacheGroup, ...]:
-    """Layers that attend to all tokens, and those with a state. Raises ValueError for other kinds or another number."""
-    known = (*_ATTENDS, *_RECURS, *without_cache)
-    if len(kinds) != num_layers or any(kind not in known for kind in kinds):
-        raise ValueError(f"layer_types is {shown(kinds)}; it must name one of {known} for each of {num_layers} layers")
-    full, state = (tuple(i for i, kind in enumerate(kinds) if kind in names) for names in (_ATTENDS, _RECURS))
-    groups = (CacheGroup(kind="full", layers=full), CacheGroup(kind="state", layers=state))
-    return tuple(group for group in groups if group.layers)
+def mamba2_groups(kinds: Sequence[str], num_layers: int, others: Sequence[str] = ()) -> tuple[CacheGroup, ...]:
+    """Layers that attend to all tokens, and those with Mamba2. others: kinds of layers that have no cache."""
+    return hybrid_groups(kinds, num_layers, attend=_ATTENDS, recur=_RECURS, others=others)
 
 
 def mamba2_rules(spec: ModelSpec, source: str, target: str = "attention") -> tuple[Rule, ...]:

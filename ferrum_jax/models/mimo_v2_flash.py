@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
-from ferrum_jax.models.bounds import check_number, shown
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups
-from ferrum_jax.models.deepseek import experts_from
-from ferrum_jax.models.plain import attention_from, layers_where, norm_from, spec_from
+from ferrum_jax.models import decoder, deepseek
+from ferrum_jax.models.bounds import check_number
+from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.plain import attention_from, layers_where, sparse_layers, spec_from, windows_of
 from ferrum_jax.models.rope_reader import ropes_by_kind
 from ferrum_jax.spec import AttentionSpec, ModelSpec
 
-_MAX_POSITIONS = 131072
 _TURNING = 0.334  # of each head
 _THETAS = {"full_attention": ("rope_theta", 5e6), "sliding_attention": ("swa_rope_theta", 1e4)}
 # A list of 0 and 1 in published configs, what it is called in the reference's, and what they stand for there.
@@ -30,52 +29,30 @@ _LISTS = {
 }
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a MiMo-V2-Flash config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(_with_one_spelling(config))
-    num_layers = reader.require("num_hidden_layers")
+def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(topk_method="noaux_tc", scoring_func="sigmoid", n_shared_experts=0)
-    reader.get("attention_chunk_size", None)  # which the reference implementation does not read
-    is_full = [layer == 0 or (layer + 1) % 6 == 0 for layer in range(num_layers)]
+    reader.leave("attention_chunk_size")  # which the reference implementation does not read
+    is_full = [layer == 0 or (layer + 1) % 6 == 0 for layer in range(reader.require("num_hidden_layers"))]
     kinds = reader.get("layer_types", ["full_attention" if full else "sliding_attention" for full in is_full])
-    blocks = reader.get("mlp_layer_types", ["dense"] + ["sparse"] * (num_layers - 1))
-    if len(blocks) != num_layers or any(block not in ("dense", "sparse") for block in blocks):
-        raise ValueError(
-            f"mlp_layer_types is {shown(blocks)}; it must name 'dense' or 'sparse' for each of {num_layers} layers"
-        )
+    layers = sparse_layers(reader, 1)
     far, near = _attention(reader)
     windowed = layers_where(kind != "full_attention" for kind in kinds)
-    experts = experts_from(
-        reader,
-        layers_where(block == "sparse" for block in blocks),
-        num_experts=reader.get("n_routed_experts", 256),
-        shared_intermediate_size=0,
-    )
     return spec_from(
         reader,
-        "MiMoV2FlashForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=far,
         other_attention=((windowed, near),) if windowed else (),
-        experts=experts,
-        norm=norm_from(reader, 1e-5),
-        cache_groups=cache_groups(kinds, num_layers, reader.get("sliding_window", 129)),
+        experts=deepseek.experts_from(reader, layers, shared_intermediate_size=0),
+        cache_groups=windows_of(reader, kinds, reader.get("sliding_window", 129)),
     )
 
 
 def _attention(reader: ConfigReader) -> tuple[AttentionSpec, AttentionSpec]:
     """That of layers that attend to all, and that of those with a window."""
-    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    rope, near_rope = ropes_by_kind(
-        reader, max_positions, default_theta=5e6, local_theta=1e4, default_partial=_TURNING, local_partial=_TURNING
-    )
+    rope, near_rope = ropes_by_kind(reader, local_theta=1e4, default_partial=_TURNING, local_partial=_TURNING)
     far = attention_from(
         reader,
-        max_positions=_MAX_POSITIONS,
-        num_key_value_heads=reader.get("num_key_value_heads", 4),
-        head_dim=reader.get("head_dim", 192),
         v_head_dim=reader.get("v_head_dim", 128),
-        bias=bool(reader.get("attention_bias", False)),
+        bias=reader.flag("attention_bias"),
         output_multiplier=float(reader.nullable("attention_value_scale", 0.707) or 1.0),
         rope=rope,
     )
@@ -114,15 +91,26 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": own} | found
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a MiMo-V2-Flash, and the Hugging Face tensor it comes from."""
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     windowed = tuple(layer for layer in spec.attention_layers if spec.attention_of(layer).sinks)
-    return (
-        *decoder.weight_rules(spec),
-        *decoder.per_layer("self_attn.attention_sink_bias", "attention.sinks", windowed),
+    sinks = decoder.per_layer("self_attn.attention_sink_bias", "attention.sinks", windowed)
+    return (*decoder.weight_rules(spec), *sinks)
+
+
+FAMILIES = {
+    "MiMoV2FlashForCausalLM": Family(
+        read=_spec,
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 4,
+            "head_dim": 192,
+            "rope_theta": 5e6,
+            "rms_norm_eps": 1e-5,
+        },
+        respell=_with_one_spelling,
+        weight_rules=_rules,
+        harmless=with_unserved("model.mtp.*"),
+        models="MiMo-V2-Flash",
+        notes=f"keys wider than values, on XLA alone; {ONE_TOKEN}",
     )
-
-
-def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """The decoder's, and the layers that predict several tokens at once, which are not served."""
-    return (*decoder.harmless_tensors(spec), "model.mtp.*")
+}

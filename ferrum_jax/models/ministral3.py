@@ -6,18 +6,17 @@ Source: Mistral AI 2025 (Mistral Small 3.1, Ministral 3); keys as in Hugging Fac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
+from ferrum_jax.models import mistral
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader, window_within
-from ferrum_jax.models.llama import mistral_spec_from_config
-from ferrum_jax.models.plain import all_windowed, attention_from, norm_from, spec_from
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import all_windowed, attention_from, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
-from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.models.text_part import text_part_of
 from ferrum_jax.spec import ModelSpec, RopeSpec, Temperature
 
-_MAX_POSITIONS = 262144
 # Keys of Mistral3ForConditionalGeneration that concern images alone.
 _OF_IMAGES = (
     *("vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act"),
@@ -35,59 +34,51 @@ _ROPE = {
 }
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Ministral 3 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
-    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    rope, temperature = rope_and_temperature(reader, max_positions)
-    attention = attention_from(
-        reader,
-        max_positions=_MAX_POSITIONS,
-        num_key_value_heads=reader.get("num_key_value_heads", 8),
-        head_dim=reader.get("head_dim", 128),
-        rope=rope,
-        temperature=temperature,
-    )
-    return spec_from(
-        reader,
-        "Ministral3ForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention,
-        norm=norm_from(reader, 1e-5),
-        cache_groups=all_windowed(reader, window_within(reader, max_positions)),
-    )
+def _spec(reader: ConfigReader) -> ModelSpec:
+    rope, temperature = rope_and_temperature(reader)
+    attention = attention_from(reader, rope=rope, temperature=temperature)
+    return spec_from(reader, attention=attention, cache_groups=all_windowed(reader, window_within(reader)))
 
 
-def text_part_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of the text part of a Mistral or Ministral 3 that sees images; it is served as a text model.
-
-    Raises ValueError naming what is missing or not understood.
-    """
-    return text_part_from(config, _OF_IMAGES, _text_spec)
-
-
-def _text_spec(config: Mapping[str, Any]) -> ModelSpec:
-    kind = config.get("model_type", "mistral")
-    if not isinstance(kind, str) or kind not in _TEXTS:
-        raise ValueError(f"text_config's model_type is {shown(kind, repr)}; supported are {sorted(_TEXTS)}")
-    return _TEXTS[kind](config)
-
-
-def rope_and_temperature(
-    reader: ConfigReader, max_positions: int, turning_share: float = 1.0
-) -> tuple[RopeSpec, Temperature | None]:
+def rope_and_temperature(reader: ConfigReader, turning_share: float = 1.0) -> tuple[RopeSpec, Temperature | None]:
     """The rope, and the temperature that the same object describes. turning_share: of a head, as it may say again."""
+    longest = reader.require("max_position_embeddings")
     values = mapping(reader, "rope_parameters") or dict(_ROPE)
     values.pop("max_position_embeddings", None)  # repeats the model's
     if (share := values.pop("partial_rotary_factor", turning_share)) != turning_share:
         raise ValueError(f"partial_rotary_factor is {shown(share)}; the sizes of this model say {turning_share:g}")
     beta = values.pop(_BETA, None)
-    rope = rope_from(ConfigReader({"rope_parameters": values}), max_positions)
+    rope = rope_from(ConfigReader({"rope_parameters": values}), longest)
     if beta is None:
         return rope, None
     check_number(_BETA, beta)
-    length = rope.original_max_position_embeddings or max_positions
-    return rope, Temperature(scale=float(beta), length=length)
+    return rope, Temperature(scale=float(beta), length=rope.original_max_position_embeddings or longest)
 
 
-_TEXTS = {"mistral": mistral_spec_from_config, "ministral3": spec_from_config}
+def _text(reader: ConfigReader) -> ModelSpec:
+    kind = reader.config.get("model_type", "mistral")
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        raise ValueError(f"text_config's model_type is {shown(kind, repr)}; supported are {sorted(_TEXTS)}")
+    return _TEXTS[kind].spec_from_config(reader.config, reader.architecture)
+
+
+_MINISTRAL3 = Family(
+    read=_spec,
+    defaults={
+        "max_position_embeddings": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+    },
+    models="Ministral 3, text",
+)
+_TEXTS = {"mistral": mistral.FAMILIES["MistralForCausalLM"], "ministral3": _MINISTRAL3}
+FAMILIES = {
+    "Ministral3ForCausalLM": _MINISTRAL3,
+    "Mistral3ForConditionalGeneration": text_part_of(
+        dataclasses.replace(_MINISTRAL3, read=_text, defaults={}),
+        _OF_IMAGES,
+        models="Mistral Small 3.1 and 3.2, Ministral 3",
+        notes="its text part; images are refused",
+    ),
+}

@@ -26,6 +26,7 @@ from ferrum_jax.layers.text_rows import TextRows
 from ferrum_jax.models.bert import ACTIVATIONS
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_dtype
 from ferrum_jax.models.encoder_spec import EncoderSpec
+from ferrum_jax.models.family import EncoderFamily
 from ferrum_jax.models.rope_reader import ropes_by_kind
 from ferrum_jax.sharding import WHOLE, Shards
 from ferrum_jax.spec import RopeSpec
@@ -111,12 +112,11 @@ class ModernBert(nnx.Module):
         return self.final_norm(x)
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModernBertSpec:
+def _spec(config: Mapping[str, Any]) -> ModernBertSpec:
     """Raises ValueError when a key is missing, or changes the vectors and is not understood."""
-    reader = ConfigReader(config)
+    reader = ConfigReader(config, {"max_position_embeddings": 8192})
     architecture = str(config["architectures"][0])
-    for key in _UNREAD:
-        reader.get(key, None)
+    reader.leave(*_UNREAD)
     reader.only(attention_bias=False, mlp_bias=False, norm_bias=False)
     num_layers, every = reader.get("num_hidden_layers", 22), reader.get("global_attn_every_n_layers", 3)
     kinds = ["sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)]
@@ -124,7 +124,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModernBertSpec:
     groups = cache_groups(reader.get("layer_types", kinds), num_layers, reach)
     rope, near_rope = ropes_by_kind(
         reader,
-        max_positions := reader.get("max_position_embeddings", 8192),
         default_theta=reader.get("global_rope_theta", 160000.0),
         local_theta=reader.get("local_rope_theta", 10000.0),
     )
@@ -135,7 +134,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModernBertSpec:
         num_hidden_layers=num_layers,
         num_attention_heads=reader.get("num_attention_heads", 12),
         intermediate_size=reader.get("intermediate_size", 1152),
-        max_position_embeddings=max_positions,
+        max_position_embeddings=reader.require("max_position_embeddings"),
         norm_eps=reader.get("norm_eps", 1e-5),
         hidden_act=reader.get("hidden_activation", "gelu"),
         near=tuple(layer for group in groups if group.window for layer in group.layers),
@@ -153,7 +152,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModernBertSpec:
     return spec
 
 
-def weight_rules(spec: ModernBertSpec) -> tuple[Rule, ...]:
+def _rules(spec: ModernBertSpec) -> tuple[Rule, ...]:
     """Every parameter of a ModernBert of this spec, and the Hugging Face tensor it comes from."""
     D, F, layers = spec.hidden_size, spec.intermediate_size, tuple(range(spec.num_hidden_layers))
 
@@ -177,6 +176,17 @@ def weight_rules(spec: ModernBertSpec) -> tuple[Rule, ...]:
     )
 
 
-def harmless_tensors(spec: ModernBertSpec) -> tuple[str, ...]:
+def _harmless(spec: ModernBertSpec) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may carry and the vectors do not need: the head of a masked model."""
     return ("head.*", "decoder.*") if spec.prefix else ()
+
+
+_FAMILY = EncoderFamily(
+    spec_from_config=_spec,
+    model=ModernBert,
+    weight_rules=_rules,
+    harmless=_harmless,
+    models="ModernBERT, GTE-ModernBERT and others",
+    notes="embeddings alone; sentence-transformers folders",
+)
+ENCODERS = {"ModernBertForMaskedLM": _FAMILY, "ModernBertModel": _FAMILY}

@@ -9,26 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
-from ferrum_jax.models.rope_reader import rope_from
-from ferrum_jax.spec import ModelSpec, NormSpec
-
-_MAX_POSITIONS = 4096
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import attention_from, mlp_from, norm_from, spec_from
+from ferrum_jax.spec import ModelSpec
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Nemotron config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(_with_one_spelling(config))
-    bias = bool(reader.get("attention_bias", False))
-    rope = rope_from(reader, reader.get("max_position_embeddings", _MAX_POSITIONS), default_partial=0.5)
-    mlp_bias = bool(reader.get("mlp_bias", False))
+def _spec(reader: ConfigReader) -> ModelSpec:
     return spec_from(
         reader,
-        "NemotronForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention_from(reader, max_positions=_MAX_POSITIONS, bias=bias, output_bias=bias, rope=rope),
-        mlp=mlp_from(reader, hidden_act=reader.get("hidden_act", "relu2"), bias=mlp_bias, gated=False),
-        norm=NormSpec(kind="layer", eps=reader.get("norm_eps", 1e-5), bias=True, zero_centred=True),
+        attention=attention_from(reader, biases="attention_bias"),
+        mlp=mlp_from(reader, biases="mlp_bias", gated=False),
+        norm=norm_from(reader, key="norm_eps", kind="layer", bias=True, zero_centred=True),
     )
 
 
@@ -39,3 +30,18 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
         if found.get(key) is not None:
             found.setdefault("partial_rotary_factor", found.pop(key))
     return found
+
+
+FAMILIES = {
+    "NemotronForCausalLM": Family(
+        read=_spec,
+        defaults={
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.5,
+            "hidden_act": "relu2",
+            "norm_eps": 1e-5,
+        },
+        respell=_with_one_spelling,
+        models="Nemotron-4, Minitron",
+    )
+}

@@ -13,11 +13,11 @@ from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.mamba2_reader import hybrid_groups, mamba2_rules, step_limit
-from ferrum_jax.models.plain import attention_from, layers_where, spec_from
-from ferrum_jax.spec import ExpertsSpec, Mamba2Spec, MlpSpec, ModelSpec, NormSpec
+from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.mamba2_reader import mamba2_groups, mamba2_rules, step_limit
+from ferrum_jax.models.plain import attention_from, layers_where, mlp_from, norm_from, spec_from
+from ferrum_jax.spec import ExpertsSpec, Mamba2Spec, ModelSpec
 
-_MAX_POSITIONS = 4096
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _WITHOUT_CACHE = ("mlp", "moe")
 # How training began, how kernels work, layers that predict several tokens, and keys that nothing reads.
@@ -27,47 +27,42 @@ _LEFT = (
     *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
     *("rope_theta", "partial_rotary_factor", "rope_parameters", "norm_eps", "rms_norm_eps"),
 )
+_ONLY = {
+    **dict.fromkeys(("use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias", "residual_in_fp32"), False),
+    "mamba_hidden_act": "silu",
+    "n_shared_experts": 1,
+    "moe_latent_size": None,
+    "sliding_window": None,
+}
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Nemotron-H config.json. Raises ValueError naming what is missing or not understood."""
-    kinds = _kinds(ConfigReader(config))
-    reader = ConfigReader({**config, "num_hidden_layers": len(kinds)})
-    for key in ("hybrid_override_pattern", "layers_block_type", *_LEFT):
-        reader.get(key, None)
-    reader.only(
-        use_bias=False,
-        mlp_bias=False,
-        attention_bias=False,
-        mamba_proj_bias=False,
-        residual_in_fp32=False,
-        mamba_hidden_act="silu",
-        n_shared_experts=1,
-        moe_latent_size=None,
-        sliding_window=None,
-    )
+def _spec(reader: ConfigReader) -> ModelSpec:
+    reader.leave("hybrid_override_pattern", "layers_block_type", *_LEFT)
+    reader.only(**_ONLY)
+    kinds = _kinds(reader)
     act = reader.get("mlp_hidden_act", "relu2")
-    moe = layers_where(kind == "moe" for kind in kinds)
     return spec_from(
         reader,
-        "NemotronHForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention_from(reader, max_positions=_MAX_POSITIONS, rope=None),
-        mlp=MlpSpec(intermediate_size=reader.get("intermediate_size", 21504), hidden_act=act, gated=False),
-        experts=_experts(reader, moe),
+        attention=attention_from(reader, rope=None),
+        mlp=mlp_from(reader, hidden_act=act, gated=False),
+        experts=_experts(reader, layers_where(kind == "moe" for kind in kinds)),
         without_mlp=layers_where(kind not in _WITHOUT_CACHE for kind in kinds),
-        norm=NormSpec(eps=reader.get("layer_norm_epsilon", 1e-5)),
+        norm=norm_from(reader, key="layer_norm_epsilon"),
         recurrence=Mamba2Spec(
             num_heads=reader.get("mamba_num_heads", 128),
             head_dim=reader.get("mamba_head_dim", 64),
             state_dim=reader.get("ssm_state_size", 128),
             num_groups=reader.get("n_groups", 8),
             conv_kernel_dim=reader.get("conv_kernel", 4),
-            conv_bias=bool(reader.get("use_conv_bias", True)),
+            conv_bias=reader.flag("use_conv_bias", True),
             step_limit=step_limit(reader),
         ),
-        cache_groups=hybrid_groups(kinds, len(kinds), _WITHOUT_CACHE),
+        cache_groups=mamba2_groups(kinds, len(kinds), _WITHOUT_CACHE),
     )
+
+
+def _with_number_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**config, "num_hidden_layers": len(_kinds(ConfigReader(config)))}
 
 
 def _kinds(reader: ConfigReader) -> list[str]:
@@ -90,7 +85,7 @@ def _experts(reader: ConfigReader, layers: tuple[int, ...]) -> ExpertsSpec | Non
         "intermediate_size": reader.get("moe_intermediate_size", 7688),
         "num_groups": reader.get("n_group", 1),
         "num_chosen_groups": reader.get("topk_group", 1),
-        "norm_topk_prob": bool(reader.get("norm_topk_prob", True)),
+        "norm_topk_prob": reader.flag("norm_topk_prob", True),
         "routed_scaling_factor": float(reader.get("routed_scaling_factor", 1.0)),
         "shared_intermediate_size": reader.get("moe_shared_expert_intermediate_size", 7688),
     }
@@ -99,8 +94,8 @@ def _experts(reader: ConfigReader, layers: tuple[int, ...]) -> ExpertsSpec | Non
     return ExpertsSpec(layers=layers, scoring="sigmoid", corrected=True, shared_gate=False, has_gates=False, **sizes)
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Nemotron-H, and the tensor of its checkpoint: layers have one norm and one mixer each."""
+def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Layers have one norm and one mixer each."""
     mixing = spec.mixing_layers
     others = tuple(layer for layer in range(spec.num_hidden_layers) if layer not in mixing)
     names = {"up": "up_proj", "down": "down_proj"}
@@ -124,6 +119,14 @@ def _as_mixer(name: str) -> str:
     return name.replace("model.", "backbone.", 1)
 
 
-def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """The decoder's, and the layers that predict several tokens at once, which are not served."""
-    return (*decoder.harmless_tensors(spec), "mtp.*")
+FAMILIES = {
+    "NemotronHForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 4096, "intermediate_size": 21504, "layer_norm_epsilon": 1e-5},
+        respell=_with_number_of_layers,
+        weight_rules=_rules,
+        harmless=with_unserved("mtp.*"),
+        models="Nemotron-H, Nemotron Nano 2 and 3",
+        notes=f"Mamba2 layers; {ONE_TOKEN}",
+    )
+}

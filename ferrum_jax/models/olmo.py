@@ -8,72 +8,61 @@ Source: OLMo Team 2024 (OLMo 2), 2025 (OLMo 3); Muennighoff et al. 2024 (OLMoE);
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.config_reader import ConfigReader, cache_groups, window_within
-from ferrum_jax.models.plain import attention_from, every_nth_full, norm_from, spec_from
+from ferrum_jax.models.config_reader import ConfigReader, window_within
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.plain import (
+    attention_from,
+    every_nth_full,
+    experts_from,
+    layers_where,
+    norm_from,
+    spec_from,
+    windows_of,
+)
 from ferrum_jax.models.rope_reader import ropes_by_kind
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, ModelSpec, QkNorm
-
-_MAX_POSITIONS = 2048
+from ferrum_jax.spec import AttentionSpec, ModelSpec, QkNorm
 
 
-def olmo2_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an OLMo 2 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _attention(reader: ConfigReader, **family: Any) -> AttentionSpec:
+    return attention_from(reader, biases="attention_bias", qk_norm=QkNorm(over_all_heads=True), **family)
+
+
+def _olmo2(reader: ConfigReader) -> ModelSpec:
+    return spec_from(reader, attention=_attention(reader), norm=norm_from(reader, before=False, after=True))
+
+
+def _olmo3(reader: ConfigReader) -> ModelSpec:
+    full, near = ropes_by_kind(reader)
+    attention, kinds = _attention(reader, rope=full), every_nth_full(reader, 4)
+    windowed = layers_where(kind == "sliding_attention" for kind in kinds)
     return spec_from(
         reader,
-        "Olmo2ForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=_attention(reader),
-        norm=norm_from(reader, 1e-5, before=False, after=True),
-    )
-
-
-def olmo3_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an OLMo 3 config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
-    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    num_layers = reader.require("num_hidden_layers")
-    full, near = ropes_by_kind(reader, max_positions, default_theta=500000.0)
-    attention = _attention(reader, rope=full)
-    kinds = every_nth_full(reader, 4)
-    groups = cache_groups(kinds, num_layers, window_within(reader, max_positions, 4096))
-    windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-    return spec_from(
-        reader,
-        "Olmo3ForCausalLM",
-        max_positions=_MAX_POSITIONS,
         attention=attention,
         other_attention=((windowed, dataclasses.replace(attention, rope=near)),),
-        norm=norm_from(reader, 1e-5, before=False, after=True),
-        cache_groups=groups,
+        norm=norm_from(reader, before=False, after=True),
+        cache_groups=windows_of(reader, kinds, window_within(reader)),
     )
 
 
-def olmoe_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of an OLMoE config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(config)
+def _olmoe(reader: ConfigReader) -> ModelSpec:
     if reader.get("clip_qkv", None) is not None:
         raise ValueError("clip_qkv is not null; q, k and v are not clipped here, and no released OLMoE clips them")
-    return spec_from(
-        reader,
-        "OlmoeForCausalLM",
-        max_positions=4096,
-        attention=_attention(reader, max_positions=4096),
-        experts=ExpertsSpec(
-            layers=tuple(range(reader.require("num_hidden_layers"))),
-            num_experts=reader.get("num_experts", 64),
-            num_experts_per_tok=reader.get("num_experts_per_tok", 8),
-            intermediate_size=reader.require("intermediate_size"),
-            norm_topk_prob=bool(reader.get("norm_topk_prob", False)),
-        ),
-        norm=norm_from(reader, 1e-5),
-    )
+    experts = experts_from(reader, reader.get("num_experts", 64), norm_topk_prob=reader.flag("norm_topk_prob"))
+    return spec_from(reader, attention=_attention(reader), experts=experts)
 
 
-def _attention(reader: ConfigReader, max_positions: int = _MAX_POSITIONS, **family: Any) -> AttentionSpec:
-    bias = bool(reader.get("attention_bias", False))
-    norm = QkNorm(over_all_heads=True)
-    return attention_from(reader, max_positions=max_positions, bias=bias, output_bias=bias, qk_norm=norm, **family)
+_OLMO2 = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+FAMILIES = {
+    "Olmo2ForCausalLM": Family(read=_olmo2, defaults=_OLMO2, models="OLMo 2"),
+    "Olmo3ForCausalLM": Family(
+        read=_olmo3, defaults=_OLMO2 | {"rope_theta": 500000.0, "sliding_window": 4096}, models="OLMo 3"
+    ),
+    "OlmoeForCausalLM": Family(
+        read=_olmoe,
+        defaults=_OLMO2 | {"max_position_embeddings": 4096, "num_experts_per_tok": 8},
+        models="OLMoE",
+        notes="clip_qkv is refused",
+    ),
+}

@@ -6,51 +6,30 @@ Source: Abdin et al. 2024 (Phi-3); Liu et al. 2024 (GRIN); keys as in Hugging Fa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, window_within
-from ferrum_jax.models.plain import all_windowed, attention_from, norm_from, spec_from
-from ferrum_jax.models.rope_reader import rope_from
-from ferrum_jax.spec import ExpertsSpec, ModelSpec
-
-_MAX_POSITIONS = 131072
-_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
-_OF_TRAINING = ("input_jitter_noise", "hidden_dropout")
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.phi import LONGROPE
+from ferrum_jax.models.plain import all_windowed, attention_from, experts_from, norm_from, spec_from
+from ferrum_jax.spec import ModelSpec
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Phi-3.5-MoE config.json. Raises ValueError naming what is missing or not understood."""
-    reader = ConfigReader(_with_one_spelling(config))
+def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(num_experts_per_tok=2)
-    for key in _OF_TRAINING:
-        reader.get(key, None)
-    max_positions = reader.get("max_position_embeddings", _MAX_POSITIONS)
-    bias = bool(reader.get("attention_bias", False))
+    reader.leave("input_jitter_noise", "hidden_dropout")  # of training
+    within = 2 * reader.get("router_jitter_noise", 0.01)
     return spec_from(
         reader,
-        "PhimoeForCausalLM",
-        max_positions=_MAX_POSITIONS,
-        attention=attention_from(
-            reader,
-            max_positions=_MAX_POSITIONS,
-            bias=bias,
-            output_bias=bias,
-            rope=rope_from(reader, max_positions, default_theta=1e6),
-        ),
-        experts=ExpertsSpec(
-            layers=tuple(range(reader.require("num_hidden_layers"))),
-            num_experts=reader.get("num_local_experts", 16),
-            num_experts_per_tok=2,
-            intermediate_size=reader.require("intermediate_size"),
-            rivals_within=2 * reader.get("router_jitter_noise", 0.01),
-        ),
-        norm=norm_from(reader, 1e-5, kind="layer", bias=True),
-        head_bias=bool(reader.get("lm_head_bias", False)),
-        cache_groups=all_windowed(reader, window_within(reader, max_positions)),
+        attention=attention_from(reader, biases="attention_bias"),
+        experts=experts_from(reader, reader.get("num_local_experts", 16), rivals_within=within),
+        norm=norm_from(reader, kind="layer", bias=True),
+        head_bias=reader.flag("lm_head_bias"),
+        cache_groups=all_windowed(reader, window_within(reader)),
     )
 
 
@@ -75,7 +54,14 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of a Phi-3.5-MoE, and the Hugging Face tensor it comes from."""
-    experts = decoder.expert_rules(spec, block="block_sparse_moe", names=_EXPERTS)
-    return (*decoder.frame_rules(spec), *decoder.attention_rules(spec), *experts)
+FAMILIES = {
+    "PhimoeForCausalLM": Family(
+        read=_spec,
+        defaults={"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        respell=_with_one_spelling,
+        weight_rules=functools.partial(decoder.weight_rules, experts=decoder.MIXTRALS_EXPERTS),
+        also=("PhiMoEForCausalLM",),
+        models="Phi-3.5-MoE",
+        notes=LONGROPE,
+    )
+}

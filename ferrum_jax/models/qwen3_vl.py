@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.rules import BASE, HEAD, Rule
-from ferrum_jax.models import decoder
+from checkpoints.rules import Rule
+from ferrum_jax.models import decoder, qwen
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.qwen import qwen3_spec_from_config
-from ferrum_jax.models.text_part import text_part_from
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.text_part import beside_a_tower, text_part_from
 from ferrum_jax.models.vision_tower import tower_rules
 from ferrum_jax.spec import AttentionSpec, ModelSpec, VisionSpec
 
@@ -26,24 +26,19 @@ _OF_IMAGES = (
     *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
     "deepstack_visual_indexes",
 )
-_TEXT, _TOWER = "model.language_model.", "model.visual."
+_TOWER = "model.visual."
 _SECTIONS = [24, 20, 20]
 _DEEPSTACK = (8, 16, 24)
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """ModelSpec of a Qwen3-VL config.json. Raises ValueError naming what is missing or not understood."""
-    return spec_with_text(config, qwen3_spec_from_config)
+def _spec(text: Family, reader: ConfigReader) -> ModelSpec:
+    with_sections = dataclasses.replace(text, read=functools.partial(_text, text))
+    return with_tower(text_part_from(reader, _OF_IMAGES, with_sections), reader.config, _DEEPSTACK)
 
 
-def spec_with_text(config: Mapping[str, Any], spec_from_text: Callable[[Mapping[str, Any]], ModelSpec]) -> ModelSpec:
-    """The same over another text model, whose rotary positions get sections."""
-    text = text_part_from(config, _OF_IMAGES, functools.partial(_text_spec, spec_from_text))
-    return with_tower(text, config, _DEEPSTACK)
-
-
-def _text_spec(spec_from_text: Callable[[Mapping[str, Any]], ModelSpec], config: Mapping[str, Any]) -> ModelSpec:
-    config, sections = dict(config), None
+def _text(text: Family, reader: ConfigReader) -> ModelSpec:
+    """The text model, whose rotary positions get sections."""
+    config, sections = dict(reader.config), None
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(config.get(key), Mapping):
             rope = ConfigReader({name: config[key][name] for name in ("mrope_section",) if name in config[key]})
@@ -53,7 +48,7 @@ def _text_spec(spec_from_text: Callable[[Mapping[str, Any]], ModelSpec], config:
             own = ("mrope_section", "mrope_interleaved")
             config[key] = {name: value for name, value in config[key].items() if name not in own}
     config.setdefault("rope_theta", 500000.0) if not config.get("rope_parameters") else None
-    return with_sections(spec_from_text(config), sections or _SECTIONS)
+    return with_sections(text.spec_from_config(config, reader.architecture), sections or _SECTIONS)
 
 
 def with_tower(spec: ModelSpec, config: Mapping[str, Any], deepstack: Sequence[int] = ()) -> ModelSpec:
@@ -125,16 +120,24 @@ def _layers(config: Mapping[str, Any], reader: ConfigReader, default: Sequence[i
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
-    text = [_renamed(rule) for rule in decoder.weight_rules(spec)]
+    text = (rule.renamed(beside_a_tower) for rule in decoder.weight_rules(spec))
     return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
 
 
-def _renamed(rule: Rule) -> Rule:
-    if rule.source == HEAD:
-        return rule
-    return dataclasses.replace(rule, source=_TEXT + rule.source.removeprefix(BASE))
-
-
-def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the model does not need: of a model that is served for text alone, the tower's."""
+def _harmless(spec: ModelSpec) -> tuple[str, ...]:
+    """Of a model that is served for text alone, the tower's."""
     return (*decoder.harmless_tensors(spec), *((_TOWER + "*",) if spec.vision is None else ()))
+
+
+def over(text: Family, *, models: str, notes: str) -> Family:
+    """The family whose text model this is."""
+    return Family(
+        read=functools.partial(_spec, text), weight_rules=weight_rules, harmless=_harmless, models=models, notes=notes
+    )
+
+
+FAMILIES = {
+    "Qwen3VLForConditionalGeneration": over(
+        qwen.QWEN3, models="Qwen3-VL 2B to 32B", notes="[with images](../guides/images.md); videos are refused"
+    )
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,27 +22,32 @@ _ROPE_KEYS = {
     ),
     "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
 }
+# Beside the factor; a silent yarn, longrope or proportional rope has one.
+_NEEDED = {"llama3": {"low_freq_factor", "high_freq_factor"}, "longrope": {"short_factor", "long_factor"}}
 
 
 def rope_from(
     reader: ConfigReader,
-    max_position_embeddings: int,
+    max_positions: int | None = None,
     *,
-    default_theta: float = 10000.0,
-    default_partial: float | None = None,
+    partial_rotary_factor: float | None = None,
+    interleaved: bool = False,
 ) -> RopeSpec:
     """RopeSpec from `rope_theta` with `rope_scaling`, or from `rope_parameters`; both spellings are in use.
 
-    default_partial: partial_rotary_factor where the config is silent; None of families that always turn whole heads.
+    max_positions: of the config where it is None. partial_rotary_factor: where the config is silent, if the family's
+    defaults do not say; a family that has neither turns whole heads.
     """
+    default_partial = reader.default("partial_rotary_factor", partial_rotary_factor)
+    longest = reader.require("max_position_embeddings") if max_positions is None else max_positions
     scaling, nested = (mapping(reader, key) for key in ("rope_scaling", "rope_parameters"))
     values = {key: value for key, value in (scaling or nested).items() if value is not None}
-    outside = reader.get("rope_theta", None)
-    theta = values.pop("rope_theta", nested.get("rope_theta", default_theta) if outside is None else outside)
+    outside, silent = reader.said("rope_theta"), reader.default("rope_theta", 10000.0)
+    theta = values.pop("rope_theta", nested.get("rope_theta", silent) if outside is None else outside)
     check_number("rope_theta", theta)
     spelled = values.pop("type", "default")
     rope_type = values.pop("rope_type", spelled)
-    outside = reader.get("partial_rotary_factor", None)
+    outside = reader.said("partial_rotary_factor")
     inside = nested.get("partial_rotary_factor", default_partial or 1.0)
     partial = values.pop("partial_rotary_factor", inside if outside is None else outside)
     check_number("partial_rotary_factor", partial)
@@ -56,15 +60,20 @@ def rope_from(
         raise ValueError(f"rope scaling of type {rope_type!r} has keys that are not understood: {unknown}")
     for key, value in values.items():
         _check_rope_value(key, value)
-    rope = _rope_spec(rope_type, float(theta), values, max_position_embeddings)
-    return dataclasses.replace(rope, partial_rotary_factor=float(partial))
+    own = _values_of(rope_type, values, longest)
+    return RopeSpec(
+        rope_type=rope_type,
+        rope_theta=float(theta),
+        partial_rotary_factor=float(partial),
+        interleaved=interleaved,
+        **own,
+    )
 
 
 def ropes_by_kind(
     reader: ConfigReader,
-    max_positions: int,
     *,
-    default_theta: float,
+    default_theta: float = 10000.0,
     local_theta: float | None = None,
     default_partial: float | None = None,
     local_partial: float | None = None,
@@ -85,11 +94,12 @@ def ropes_by_kind(
     near = theta if local_theta is None else reader.get("rope_local_base_freq", local_theta)
     full = {"rope_theta": theta, **mapping(reader, "rope_scaling"), **(by_kind.get("full_attention") or {})}
     local = {"rope_theta": near, **(by_kind.get("sliding_attention") or {})}
-    near, far = (ConfigReader({"rope_parameters": values}) for values in (local, full))
-    return (
-        rope_from(far, max_positions, default_partial=default_partial),
-        rope_from(near, max_positions, default_partial=local_partial),
+    longest = reader.require("max_position_embeddings")
+    far, near = (
+        rope_from(ConfigReader({"rope_parameters": values}), longest, partial_rotary_factor=partial)
+        for values, partial in ((full, default_partial), (local, local_partial))
     )
+    return far, near
 
 
 def mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
@@ -118,55 +128,34 @@ def _check_rope_value(key: str, value: object) -> None:
         check_number(key, value)
 
 
-def _rope_spec(rope_type: str, theta: float, values: dict[str, Any], max_position_embeddings: int) -> RopeSpec:
+def _values_of(rope_type: str, values: dict[str, Any], longest: int) -> dict[str, Any]:
+    """RopeSpec's fields of a type. longest: the context of the config, for what the values do not say."""
     if rope_type == "default":
-        return RopeSpec(rope_theta=theta)
-    original = int(values.get("original_max_position_embeddings", max_position_embeddings))
-    if "factor" not in values and rope_type == "yarn":
-        values["factor"] = max_position_embeddings / original
-    if rope_type == "longrope":
-        values.setdefault("factor", max(max_position_embeddings / original, 1.0))
-    if rope_type == "proportional":
-        values.setdefault("factor", 1.0)
-    more = {"llama3": {"low_freq_factor", "high_freq_factor"}, "longrope": {"short_factor", "long_factor"}}
-    missing = sorted(({"factor"} | more.get(rope_type, set())) - set(values))
+        return {}
+    original = int(values.get("original_max_position_embeddings", longest))
+    silent = {"yarn": longest / original, "longrope": max(longest / original, 1.0), "proportional": 1.0}
+    values = {"factor": silent[rope_type]} | values if rope_type in silent else values
+    missing = sorted(({"factor"} | _NEEDED.get(rope_type, set())) - set(values))
     if missing:
         raise ValueError(f"rope scaling of type {rope_type!r} lacks {missing}")
+    found: dict[str, Any] = {"factor": float(values["factor"])}
     if rope_type in ("linear", "proportional"):
-        return RopeSpec(rope_type=rope_type, rope_theta=theta, factor=float(values["factor"]))
-    if rope_type == "dynamic":
-        own = {"factor": float(values["factor"]), "original_max_position_embeddings": original}
-        return RopeSpec(rope_type="dynamic", rope_theta=theta, **own)
+        return found
+    found["original_max_position_embeddings"] = original
     if rope_type == "llama3":
-        return RopeSpec(
-            rope_type="llama3",
-            rope_theta=theta,
-            factor=float(values["factor"]),
-            original_max_position_embeddings=original,
-            low_freq_factor=float(values["low_freq_factor"]),
-            high_freq_factor=float(values["high_freq_factor"]),
-        )
+        return found | {key: float(values[key]) for key in ("low_freq_factor", "high_freq_factor")}
     if rope_type == "longrope":
-        return RopeSpec(
-            rope_type="longrope",
-            rope_theta=theta,
-            factor=float(values["factor"]),
-            original_max_position_embeddings=original,
-            attention_factor=_longrope_attention_factor(values, original),
-            short_factor=tuple(map(float, values["short_factor"])),
-            long_factor=tuple(map(float, values["long_factor"])),
-            is_long=max_position_embeddings > original,
+        lists = {key: tuple(map(float, values[key])) for key in ("short_factor", "long_factor")}
+        factor = _longrope_attention_factor(values, original)
+        return found | lists | {"attention_factor": factor, "is_long": longest > original}
+    if rope_type == "yarn":
+        found["beta_fast"], found["beta_slow"] = (
+            float(values.get("beta_fast") or 32),
+            float(values.get("beta_slow") or 1),
         )
-    return RopeSpec(
-        rope_type="yarn",
-        rope_theta=theta,
-        factor=float(values["factor"]),
-        original_max_position_embeddings=original,
-        beta_fast=float(values.get("beta_fast") or 32),
-        beta_slow=float(values.get("beta_slow") or 1),
-        truncate=bool(values.get("truncate", True)),
-        attention_factor=_yarn_attention_factor(values),
-    )
+        found["truncate"] = bool(values.get("truncate", True))
+        found["attention_factor"] = _yarn_attention_factor(values)
+    return found
 
 
 def _longrope_attention_factor(values: dict[str, Any], original: int) -> float:

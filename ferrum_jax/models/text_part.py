@@ -1,17 +1,18 @@
-"""The text part of a model that sees images: served as a text model, under the architecture of the whole.
+"""Models whose config has its text model under `text_config`: that part of them, or a tower beside it.
 
-Its config stands under `text_config`, its tensors have a prefix of their own, and what concerns images alone is left.
+The text part alone is served as a text model, under the architecture of the whole. Its tensors have a prefix of their
+own, and what concerns images alone is left.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.family import Family
 from ferrum_jax.spec import ModelSpec
 
 _PREFIX = "language_model."
@@ -19,24 +20,33 @@ IMAGES = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")  # tens
 _INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 
 
-def text_part_from(
-    config: Mapping[str, Any], of_images: Iterable[str], spec_from_text: Callable[[Mapping[str, Any]], ModelSpec]
-) -> ModelSpec:
+def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family) -> ModelSpec:
     """ModelSpec of the text part. of_images: keys beside `text_config` that concern images alone.
 
     Raises ValueError naming what is missing or not understood.
     """
-    reader = ConfigReader(config)
-    for key in of_images:
-        reader.get(key, None)
+    reader.leave(*of_images)
     inherited = {key: reader.get(key, None) for key in _INHERITED}
     known = {key: value for key, value in inherited.items() if value is not None}
-    text = known | reader.require("text_config", like={})
+    config = known | reader.require("text_config", like={})
     reader.finish()
     if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
-        text["eos_token_id"] = inherited["eos_token_id"]
-    (architecture,) = config["architectures"]
-    return dataclasses.replace(spec_from_text(text), architecture=architecture)
+        config["eos_token_id"] = inherited["eos_token_id"]
+    return text.spec_from_config(config, reader.architecture)
+
+
+def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: str) -> Family:
+    """The architecture that sees images, of which the text part alone is served."""
+    return dataclasses.replace(
+        text,
+        read=lambda reader: text_part_from(reader, of_images, text),
+        defaults={},
+        respell=dict,
+        weight_rules=lambda spec: of_text(text.weight_rules(spec)),
+        harmless=lambda spec: left_over(text.harmless(spec)),
+        models=models,
+        notes=notes,
+    )
 
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -49,11 +59,11 @@ def of_text(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(rule.renamed(lambda name: _PREFIX + name) for rule in rules)
 
 
-def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """Patterns of tensors that the text part does not need: those of images, and what a Decoder may leave over."""
-    return left_over(decoder.harmless_tensors(spec))
-
-
 def left_over(patterns: Iterable[str]) -> tuple[str, ...]:
     """Tensors of images, and of a text part what a text model may leave over."""
     return (*IMAGES, *(_PREFIX + pattern for pattern in patterns))
+
+
+def beside_a_tower(name: str) -> str:
+    """The name that a tensor of a text model has beside those of images."""
+    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name

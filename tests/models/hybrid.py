@@ -10,9 +10,7 @@ state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o st
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +21,10 @@ from safetensors.numpy import save_file
 from checkpoints.rules import Rule
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear
+from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.decoder import Decoder, SideBySide
-from ferrum_jax.models.registry import Family, abstract_model, unbind
+from ferrum_jax.models.family import Family
+from ferrum_jax.models.registry import abstract_model, unbind
 from ferrum_jax.sharding import StateArray
 from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.state_rows import StateRows
@@ -72,7 +72,7 @@ class Hybrid(Decoder):
             self.layers[layer].attention = nnx.data(mixer)  # where there was None, which is no data
 
 
-def _spec(config: Mapping[str, Any]) -> ModelSpec:
+def _spec(reader: ConfigReader) -> ModelSpec:
     return ModelSpec(
         architecture=NAME,
         vocab_size=250,
@@ -103,7 +103,8 @@ def _source(parameter: str) -> str:
 
 
 FAMILY = Family(
-    spec_from_config=_spec,
+    read=_spec,
+    models=NAME,
     model=Hybrid,
     weight_rules=_rules,
     harmless=lambda spec: (),
@@ -115,7 +116,7 @@ def save(folder: Path) -> dict[str, np.ndarray]:
     """Writes a checkpoint of random weights with which greedy tokens vary; its family must be registered."""
     rng = np.random.default_rng(3)
     weights = {}
-    for name, shape in unbind(abstract_model(_spec({})))[1].items():
+    for name, shape in unbind(abstract_model(_spec(ConfigReader({}))))[1].items():
         draw = rng.normal(size=shape.shape).astype(np.float32)
         norm = "norm" in name
         weights[name] = 1 + 0.2 * draw if norm else draw * (0.5 if "embed" in name else 2.2 / shape.shape[-1] ** 0.5)
