@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import attention_from, every_nth_full, norm_from, spec_from, still_where, windows_of
@@ -40,7 +40,7 @@ FAMILIES = {
     "Cohere2ForCausalLM": Family(
         read=_spec,
         defaults={"max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "tie_word_embeddings": True},
-        weight_rules=functools.partial(decoder.weight_rules, norms={"attention_norm": "input_layernorm"}),
+        weight_rules=functools.partial(tensors.weight_rules, norms={"attention_norm": "input_layernorm"}),
         models="Command R7B, Command A",
         notes="attention beside the MLP; layers without rope",
     )

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.plain import spec_from
@@ -109,24 +109,24 @@ def experts_from(reader: ConfigReader, layers: tuple[int, ...] | None = None, **
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter, and the Hugging Face tensor it comes from; each expert's matrices are tensors of their own."""
-    body = (*decoder.frame_rules(spec), *attention_rules(spec), *decoder.mlp_rules(spec))
-    return (*body, *decoder.expert_rules(spec, shared="shared_experts"))
+    body = (*tensors.frame_rules(spec), *attention_rules(spec), *tensors.mlp_rules(spec))
+    return (*body, *tensors.expert_rules(spec, shared="shared_experts"))
 
 
 def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """The projections of latent attention, and the norms of its latents."""
     layers, own = spec.attention_layers, spec.attention
     has_latent = own.latent is not None and own.latent.q_lora_rank is not None
-    linear = functools.partial(decoder.linear, layers=layers)
+    linear = functools.partial(tensors.linear, layers=layers)
     queries = (
         *linear("self_attn.q_a_proj", "attention.q_a", bias=own.bias),
-        *decoder.per_layer("self_attn.q_a_layernorm.weight", "attention.q_a_norm.weight", layers),
+        *tensors.per_layer("self_attn.q_a_layernorm.weight", "attention.q_a_norm.weight", layers),
         *linear("self_attn.q_b_proj", "attention.q_b", bias=False),
     )
     return (
         *(queries if has_latent else linear("self_attn.q_proj", "attention.q", bias=False)),
         *linear("self_attn.kv_a_proj_with_mqa", "attention.kv_a", bias=own.bias),
-        *decoder.per_layer("self_attn.kv_a_layernorm.weight", "attention.kv_a_norm.weight", layers),
+        *tensors.per_layer("self_attn.kv_a_layernorm.weight", "attention.kv_a_norm.weight", layers),
         *linear("self_attn.kv_b_proj", "attention.kv_b", bias=False),
         *linear("self_attn.o_proj", "attention.o", bias=own.output_bias),
     )
@@ -135,7 +135,7 @@ def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     """The decoder's, and the layers that predict several tokens at once, behind the last."""
     behind = range(spec.num_hidden_layers, spec.num_hidden_layers + 4)
-    return (*decoder.harmless_tensors(spec), *(f"model.layers.{layer}.*" for layer in behind))
+    return (*tensors.harmless_tensors(spec), *(f"model.layers.{layer}.*" for layer in behind))
 
 
 FAMILIES = {

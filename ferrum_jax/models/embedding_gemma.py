@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.text_rows import TextRows
-from ferrum_jax.models import decoder
+from ferrum_jax.models import decoder, tensors
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
 from ferrum_jax.models.gemma import GEMMA3
@@ -93,8 +93,8 @@ ENCODERS = {
     "Gemma3TextModel": EncoderFamily(
         spec_from_config=_spec,
         model=EmbeddingGemma,
-        weight_rules=lambda spec: decoder.weight_rules(spec.decoder),
-        harmless=lambda spec: decoder.harmless_tensors(spec.decoder),
+        weight_rules=lambda spec: tensors.weight_rules(spec.decoder),
+        harmless=lambda spec: tensors.harmless_tensors(spec.decoder),
         models="EmbeddingGemma, whose tokens see both ways",
         notes="embeddings alone, with the Dense layers behind its pooling; sentence-transformers folders",
     )

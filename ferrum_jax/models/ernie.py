@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
@@ -52,7 +52,7 @@ def _experts(reader: ConfigReader) -> ExpertsSpec | None:
 
 def _moe_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     correction = "moe_statics.e_score_correction_bias"  # [1, E]
-    rules = decoder.weight_rules(spec, experts={"correction": correction, "shared": "shared_experts"})
+    rules = tensors.weight_rules(spec, experts={"correction": correction, "shared": "shared_experts"})
     first = TensorSlice(stop=1, alone=True)
     return tuple(dataclasses.replace(rule, part=first) if correction in rule.source else rule for rule in rules)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
@@ -76,12 +76,12 @@ def _numbers(reader: ConfigReader, key: str, count: int) -> list[float]:
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    frame = decoder.frame_rules(spec, {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"})
+    frame = tensors.frame_rules(spec, {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"})
     return (
         *(rule.renamed(lambda name: name.replace("model.norm.", "model.final_layernorm.")) for rule in frame),
-        *(_beside(rule) for rule in decoder.attention_rules(spec)),
+        *(_beside(rule) for rule in tensors.attention_rules(spec)),
         *mamba2_rules(spec, "mamba", "attention.recurrence"),
-        *(rule.renamed(lambda name: name.replace(".mlp.", ".feed_forward.")) for rule in decoder.mlp_rules(spec)),
+        *(rule.renamed(lambda name: name.replace(".mlp.", ".feed_forward.")) for rule in tensors.mlp_rules(spec)),
     )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, recurrent
+from ferrum_jax.models import decoder, recurrent, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.spec import ModelSpec
 
@@ -33,8 +33,8 @@ class Family:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     respell: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     model: type[decoder.Decoder] = decoder.Decoder
-    weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = decoder.weight_rules
-    harmless: Callable[[ModelSpec], tuple[str, ...]] = decoder.harmless_tensors
+    weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = tensors.weight_rules
+    harmless: Callable[[ModelSpec], tuple[str, ...]] = tensors.harmless_tensors
     state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = recurrent.state_arrays
     also: tuple[str, ...] = ()
     models: str
@@ -59,4 +59,4 @@ class EncoderFamily:
 
 def with_unserved(*patterns: str) -> Callable[[ModelSpec], tuple[str, ...]]:
     """What a decoder may leave over, and tensors of parts that are not served, such as more than one next token."""
-    return lambda spec: (*decoder.harmless_tensors(spec), *patterns)
+    return lambda spec: (*tensors.harmless_tensors(spec), *patterns)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, gemma4_vision
+from ferrum_jax.models import gemma4_vision, tensors
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
@@ -156,14 +156,14 @@ def _experts(reader: ConfigReader, mlp: MlpSpec) -> ExpertsSpec | None:
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
-    norms = decoder.BOTH if spec.experts is None else _OF_NORMED_EXPERTS
+    norms = tensors.BOTH if spec.experts is None else _OF_NORMED_EXPERTS
     return (
-        *decoder.frame_rules(spec, norms),
-        *decoder.attention_rules(spec),
-        *decoder.mlp_rules(spec),
+        *tensors.frame_rules(spec, norms),
+        *tensors.attention_rules(spec),
+        *tensors.mlp_rules(spec),
         *_expert_rules(spec),
         *_input_rules(spec),
-        *decoder.per_layer("layer_scalar", "scale", every),
+        *tensors.per_layer("layer_scalar", "scale", every),
     )
 
 
@@ -173,12 +173,12 @@ def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         return ()
     layers = spec.experts.layers
     return (
-        *decoder.per_layer("router.scale", "mlp.router_scale", layers),
-        *decoder.per_layer("router.per_expert_scale", "mlp.expert_scales", layers),
-        *decoder.stacked_expert_rules(
+        *tensors.per_layer("router.scale", "mlp.router_scale", layers),
+        *tensors.per_layer("router.per_expert_scale", "mlp.expert_scales", layers),
+        *tensors.stacked_expert_rules(
             spec.experts, "experts.gate_up_proj", "experts.down_proj", router="router.proj.weight"
         ),
-        *decoder.shared_expert_rules(spec.experts, "mlp"),
+        *tensors.shared_expert_rules(spec.experts, "mlp"),
     )
 
 
@@ -199,14 +199,14 @@ def _input_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
     return (
         *(Rule(source=f"model.{theirs}", target=f"layer_inputs.{ours}") for theirs, ours in of_model.items()),
-        *(rule for theirs, ours in of_layer.items() for rule in decoder.linear(theirs, ours, every, False)),
+        *(rule for theirs, ours in of_layer.items() for rule in tensors.linear(theirs, ours, every, False)),
     )
 
 
 def _harmless(spec: ModelSpec) -> tuple[str, ...]:
     """The decoder's, and what layers without keys and values of their own may bring along for these."""
     unused = (f"model.layers.{layer}.self_attn.{part}.weight" for layer, _ in spec.borrowed for part in _OF_LENDERS)
-    return (*decoder.harmless_tensors(spec), *unused)
+    return (*tensors.harmless_tensors(spec), *unused)
 
 
 _OF_LENDERS = ("k_proj", "v_proj", "k_norm", "v_norm")

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, deepseek
+from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.plain import attention_from, norm_from, sparse_layers, spec_from
 from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.spec import ModelSpec, QkNorm
 
-_NORMS = decoder.BEFORE | {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
+_NORMS = tensors.BEFORE | {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
 
 
 def _spec(reader: ConfigReader) -> ModelSpec:
@@ -28,7 +28,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return (*decoder.frame_rules(spec, _NORMS), *decoder.attention_rules(spec), *decoder.fused_mlp_rules(spec))
+    return (*tensors.frame_rules(spec, _NORMS), *tensors.attention_rules(spec), *tensors.fused_mlp_rules(spec))
 
 
 def _moe(reader: ConfigReader) -> ModelSpec:
@@ -71,7 +71,7 @@ FAMILIES = {
             "n_routed_experts": 128,
             "moe_intermediate_size": 1408,
         },
-        weight_rules=functools.partial(decoder.weight_rules, experts={"shared": "shared_experts"}),
+        weight_rules=functools.partial(tensors.weight_rules, experts={"shared": "shared_experts"}),
         harmless=deepseek.harmless_tensors,
         models="GLM-4.5 to 4.7, GLM-4.5-Air",
         notes=ONE_TOKEN,

@@ -8,7 +8,7 @@ Source: OpenAI 2025 (gpt-oss model card); keys as in Hugging Face's GptOssConfig
 from __future__ import annotations
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import attention_from, experts_from, spec_from, windows_of
@@ -53,16 +53,16 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
     gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
     return (
-        *decoder.frame_rules(spec),
-        *decoder.attention_rules(spec),
-        *decoder.per_layer("self_attn.sinks", "attention.sinks", every),
-        *decoder.linear("mlp.router", "mlp.router", every, True),
-        *decoder.per_layer(gate_up, "mlp.experts.gate", every, TensorSlice(axis=2, step=2, transposed=True)),
-        *decoder.per_layer(gate_up, "mlp.experts.up", every, TensorSlice(axis=2, start=1, step=2, transposed=True)),
-        *decoder.per_layer(down, "mlp.experts.down", every, TensorSlice(transposed=True)),
-        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.gate_bias", every, TensorSlice(axis=1, step=2)),
-        *decoder.per_layer(f"{gate_up}_bias", "mlp.experts.up_bias", every, TensorSlice(axis=1, start=1, step=2)),
-        *decoder.per_layer(f"{down}_bias", "mlp.experts.down_bias", every),
+        *tensors.frame_rules(spec),
+        *tensors.attention_rules(spec),
+        *tensors.per_layer("self_attn.sinks", "attention.sinks", every),
+        *tensors.linear("mlp.router", "mlp.router", every, True),
+        *tensors.per_layer(gate_up, "mlp.experts.gate", every, TensorSlice(axis=2, step=2, transposed=True)),
+        *tensors.per_layer(gate_up, "mlp.experts.up", every, TensorSlice(axis=2, start=1, step=2, transposed=True)),
+        *tensors.per_layer(down, "mlp.experts.down", every, TensorSlice(transposed=True)),
+        *tensors.per_layer(f"{gate_up}_bias", "mlp.experts.gate_bias", every, TensorSlice(axis=1, step=2)),
+        *tensors.per_layer(f"{gate_up}_bias", "mlp.experts.up_bias", every, TensorSlice(axis=1, start=1, step=2)),
+        *tensors.per_layer(f"{down}_bias", "mlp.experts.down_bias", every),
     )
 
 

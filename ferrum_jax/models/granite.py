@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import attention_from, experts_from, mlp_from, spec_from
@@ -41,13 +41,13 @@ def granite_spec(reader: ConfigReader, **family: Any) -> ModelSpec:
 def expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Routers and experts, none of a model without them."""
     moe = "block_sparse_moe"
-    return decoder.stacked_expert_rules(
+    return tensors.stacked_expert_rules(
         spec.experts, f"{moe}.input_linear.weight", f"{moe}.output_linear.weight", router=f"{moe}.router.layer.weight"
     )
 
 
 def _moe_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return (*decoder.frame_rules(spec), *decoder.attention_rules(spec), *expert_rules(spec))
+    return (*tensors.frame_rules(spec), *tensors.attention_rules(spec), *expert_rules(spec))
 
 
 _DEFAULTS = {"max_position_embeddings": 2048}

@@ -7,7 +7,7 @@ Source: Granite Team 2025 (Granite 4.0); keys as in Hugging Face's GraniteMoeHyb
 from __future__ import annotations
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.granite import expert_rules, granite_spec
@@ -45,14 +45,14 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every, own = tuple(range(spec.num_hidden_layers)), spec.experts
     width, target = (spec.mlp.intermediate_size, "mlp") if own is None else (own.shared_intermediate_size, "mlp.shared")
     return (
-        *decoder.frame_rules(spec),
-        *decoder.attention_rules(spec),
+        *tensors.frame_rules(spec),
+        *tensors.attention_rules(spec),
         *mamba2_rules(spec, "mamba"),
         *expert_rules(spec),
-        *decoder.parts_per_layer(
-            "shared_mlp.input_linear.weight", f"{target}.{{part}}.weight", every, decoder.halves(width)
+        *tensors.parts_per_layer(
+            "shared_mlp.input_linear.weight", f"{target}.{{part}}.weight", every, tensors.halves(width)
         ),
-        *decoder.per_layer("shared_mlp.output_linear.weight", f"{target}.down.weight", every),
+        *tensors.per_layer("shared_mlp.output_linear.weight", f"{target}.down.weight", every),
     )
 
 

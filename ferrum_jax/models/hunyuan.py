@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
@@ -68,7 +68,7 @@ def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
 
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _RULES = functools.partial(
-    decoder.weight_rules,
+    tensors.weight_rules,
     attention={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
     experts={"router": "gate.wg", "shared": "shared_mlp"},
 )

@@ -6,7 +6,7 @@ Source: the model card of LFM2 (Liquid AI, 2025); keys as in Hugging Face's Lfm2
 from __future__ import annotations
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import attention_from, hybrid_groups, norm_from, spec_from
@@ -56,7 +56,7 @@ def _cache_groups(reader: ConfigReader) -> tuple[CacheGroup, ...]:
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     size, conv = spec.hidden_size, spec.state_layers
     renamed = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.embedding_norm.weight"}
-    frame = decoder.frame_rules(spec, {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"})
+    frame = tensors.frame_rules(spec, {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"})
     mlp = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
     parts = {name: TensorSlice(start=i * size, stop=(i + 1) * size) for i, name in enumerate("bcv")}
 
@@ -67,11 +67,11 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
     return (
         *(rule.renamed(lambda name, rule=rule: renamed.get(rule.target, name)) for rule in frame),
-        *decoder.attention_rules(spec, "q_layernorm", "k_layernorm", output="out_proj"),
-        *(rule.renamed(of_mlp) for rule in decoder.mlp_rules(spec)),
-        *decoder.per_layer("conv.conv.weight", "attention.conv_heads", conv),
-        *decoder.per_layer("conv.out_proj.weight", "attention.o.weight", conv),
-        *decoder.parts_per_layer("conv.in_proj.weight", "attention.{part}_heads.weight", conv, parts),
+        *tensors.attention_rules(spec, "q_layernorm", "k_layernorm", output="out_proj"),
+        *(rule.renamed(of_mlp) for rule in tensors.mlp_rules(spec)),
+        *tensors.per_layer("conv.conv.weight", "attention.conv_heads", conv),
+        *tensors.per_layer("conv.out_proj.weight", "attention.o.weight", conv),
+        *tensors.parts_per_layer("conv.in_proj.weight", "attention.{part}_heads.weight", conv, parts),
     )
 
 

@@ -10,7 +10,7 @@ Source: Meta 2025 (Llama 4); Nakanishi 2025 (temperature); keys as in Hugging Fa
 from __future__ import annotations
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups
 from ferrum_jax.models.family import Family
@@ -78,14 +78,14 @@ def _experts(reader: ConfigReader, num_layers: int) -> ExpertsSpec | None:
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Experts are stacked, [E, in, out], gate by up."""
     stack = f"{_BLOCK}.experts"
-    stacked = decoder.stacked_expert_rules(
+    stacked = tensors.stacked_expert_rules(
         spec.experts, f"{stack}.gate_up_proj", f"{stack}.down_proj", router=f"{_BLOCK}.router.weight", transposed=True
     )
-    shared = () if spec.experts is None else decoder.shared_expert_rules(spec.experts, f"{_BLOCK}.shared_expert")
+    shared = () if spec.experts is None else tensors.shared_expert_rules(spec.experts, f"{_BLOCK}.shared_expert")
     return (
-        *decoder.frame_rules(spec),
-        *decoder.attention_rules(spec),
-        *(rule.renamed(lambda name: name.replace(".mlp.", f".{_BLOCK}.")) for rule in decoder.mlp_rules(spec)),
+        *tensors.frame_rules(spec),
+        *tensors.attention_rules(spec),
+        *(rule.renamed(lambda name: name.replace(".mlp.", f".{_BLOCK}.")) for rule in tensors.mlp_rules(spec)),
         *stacked,
         *shared,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.plain import hybrid_groups
@@ -66,8 +66,8 @@ def mamba2_rules(spec: ModelSpec, source: str, target: str = "attention") -> tup
     alone = {"A_log": "a_log", "dt_bias": "dt_bias", "D": "skip", "out_proj.weight": "o.weight"}
     alone |= {"norm.weight": "heads_norm.weight"} if own.norm else {}
     return (
-        *(rule for a, b, part in parts for rule in decoder.per_layer(f"{source}.{a}", f"{target}.{b}", layers, part)),
-        *(rule for a, b in alone.items() for rule in decoder.per_layer(f"{source}.{a}", f"{target}.{b}", layers)),
+        *(rule for a, b, part in parts for rule in tensors.per_layer(f"{source}.{a}", f"{target}.{b}", layers, part)),
+        *(rule for a, b in alone.items() for rule in tensors.per_layer(f"{source}.{a}", f"{target}.{b}", layers)),
     )
 
 

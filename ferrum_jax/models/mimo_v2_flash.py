@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, deepseek
+from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.bounds import check_number
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
@@ -93,8 +93,8 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     windowed = tuple(layer for layer in spec.attention_layers if spec.attention_of(layer).sinks)
-    sinks = decoder.per_layer("self_attn.attention_sink_bias", "attention.sinks", windowed)
-    return (*decoder.weight_rules(spec), *sinks)
+    sinks = tensors.per_layer("self_attn.attention_sink_bias", "attention.sinks", windowed)
+    return (*tensors.weight_rules(spec), *sinks)
 
 
 FAMILIES = {

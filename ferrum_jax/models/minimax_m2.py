@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.plain import attention_from, experts_from, spec_from
@@ -17,7 +17,7 @@ from ferrum_jax.spec import ModelSpec, QkNorm
 # Keys of published configs of which one value is served, and of layers that predict several tokens, which are not.
 _ONLY = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
 _ONLY |= {"shared_intermediate_size": 0}
-_EXPERTS = decoder.MIXTRALS_EXPERTS | {"correction": "e_score_correction_bias"}
+_EXPERTS = tensors.MIXTRALS_EXPERTS | {"correction": "e_score_correction_bias"}
 
 
 def _spec(reader: ConfigReader) -> ModelSpec:
@@ -43,7 +43,7 @@ FAMILIES = {
             "head_dim": 128,
             "num_experts_per_tok": 8,
         },
-        weight_rules=functools.partial(decoder.weight_rules, experts=_EXPERTS),
+        weight_rules=functools.partial(tensors.weight_rules, experts=_EXPERTS),
         harmless=with_unserved("model.mtp.*"),
         models="MiniMax-M2",
         notes=f"in bfloat16; {ONE_TOKEN}",

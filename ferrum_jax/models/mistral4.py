@@ -7,7 +7,7 @@ Source: Mistral AI 2026 (Mistral Small 4); keys as in Hugging Face's Mistral4Con
 from __future__ import annotations
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, deepseek
+from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.ministral3 import rope_and_temperature
@@ -32,11 +32,11 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     assert spec.experts is not None
     gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
     return (
-        *decoder.frame_rules(spec),
+        *tensors.frame_rules(spec),
         *deepseek.attention_rules(spec),
-        *decoder.mlp_rules(spec),
-        *decoder.stacked_expert_rules(spec.experts, gate_up, down, router="mlp.gate.weight"),
-        *decoder.shared_expert_rules(spec.experts, "mlp.shared_experts"),
+        *tensors.mlp_rules(spec),
+        *tensors.stacked_expert_rules(spec.experts, gate_up, down, router="mlp.gate.weight"),
+        *tensors.shared_expert_rules(spec.experts, "mlp.shared_experts"),
     )
 
 

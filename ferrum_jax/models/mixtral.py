@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import all_windowed, experts_from, spec_from
@@ -24,7 +24,7 @@ FAMILIES = {
     "MixtralForCausalLM": Family(
         read=_spec,
         defaults={"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-        weight_rules=functools.partial(decoder.weight_rules, experts=decoder.MIXTRALS_EXPERTS),
+        weight_rules=functools.partial(tensors.weight_rules, experts=tensors.MIXTRALS_EXPERTS),
         models="Mixtral 8x7B, 8x22B",
         notes="also with sliding windows",
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
@@ -102,12 +102,12 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     rules = (
         Rule(source="model.embeddings.weight", target="embed.weight"),
         Rule(source="model.norm_f.weight", target="norm.weight"),
-        *decoder.per_layer("norm.weight", "attention_norm.weight", mixing),
-        *decoder.per_layer("norm.weight", "mlp_norm.weight", others),
-        *decoder.attention_rules(spec),
+        *tensors.per_layer("norm.weight", "attention_norm.weight", mixing),
+        *tensors.per_layer("norm.weight", "mlp_norm.weight", others),
+        *tensors.attention_rules(spec),
         *mamba2_rules(spec, "mixer"),
-        *decoder.mlp_rules(spec),
-        *decoder.expert_rules(spec, names=names, shared="shared_experts"),
+        *tensors.mlp_rules(spec),
+        *tensors.expert_rules(spec, names=names, shared="shared_experts"),
     )
     head = () if spec.tie_word_embeddings else (Rule(source="lm_head.weight", target="head.weight"),)
     return (*(rule.renamed(_as_mixer) for rule in rules), *head)

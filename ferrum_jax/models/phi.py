@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import all_windowed, spec_from
@@ -50,10 +50,10 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     k = q + own.num_key_value_heads * own.head_dim
     parts = {"q": TensorSlice(stop=q), "k": TensorSlice(start=q, stop=k), "v": TensorSlice(start=k)}
     return (
-        *decoder.frame_rules(spec),
-        *decoder.parts_per_layer("self_attn.qkv_proj.weight", "attention.{part}.weight", every, parts),
-        *decoder.per_layer("self_attn.o_proj.weight", "attention.o.weight", every),
-        *decoder.fused_mlp_rules(spec),
+        *tensors.frame_rules(spec),
+        *tensors.parts_per_layer("self_attn.qkv_proj.weight", "attention.{part}.weight", every, parts),
+        *tensors.per_layer("self_attn.o_proj.weight", "attention.o.weight", every),
+        *tensors.fused_mlp_rules(spec),
     )
 
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
@@ -59,7 +59,7 @@ FAMILIES = {
         read=_spec,
         defaults={"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
         respell=_with_one_spelling,
-        weight_rules=functools.partial(decoder.weight_rules, experts=decoder.MIXTRALS_EXPERTS),
+        weight_rules=functools.partial(tensors.weight_rules, experts=tensors.MIXTRALS_EXPERTS),
         also=("PhiMoEForCausalLM",),
         models="Phi-3.5-MoE",
         notes=LONGROPE,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models import decoder, qwen3_next
+from ferrum_jax.models import qwen3_next, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family, with_unserved
 from ferrum_jax.models.plain import experts_from, mlp_from
@@ -76,9 +76,9 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     }
     alone = {f"in_proj_{part}.weight": f"{part}_heads.weight" for part in "zba"}
     return (
-        *decoder.joined(decoder.weight_rules(spec), spec),
+        *tensors.joined(tensors.weight_rules(spec), spec),
         *qwen3_next.recurrent_rules(spec, qwen3_next.RECURRENT | alone),
-        *decoder.parts_per_layer("linear_attn.in_proj_qkv.weight", "attention.{part}_heads.weight", layers, parts),
+        *tensors.parts_per_layer("linear_attn.in_proj_qkv.weight", "attention.{part}_heads.weight", layers, parts),
     )
 
 

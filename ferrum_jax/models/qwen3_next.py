@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.plain import attention_from, hybrid_groups, norm_from, spec_from
@@ -71,7 +71,7 @@ def recurrence_from(reader: ConfigReader, **family: Any) -> GatedDeltaSpec:
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     names = RECURRENT | {"in_proj_qkvz.weight": "qkvz.weight", "in_proj_ba.weight": "ba.weight"}
-    return (*decoder.weight_rules(spec), *recurrent_rules(spec, names))
+    return (*tensors.weight_rules(spec), *recurrent_rules(spec, names))
 
 
 def recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -79,7 +79,7 @@ def recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ..
     return tuple(
         rule
         for source, target in names.items()
-        for rule in decoder.per_layer(f"linear_attn.{source}", f"attention.{target}", spec.state_layers)
+        for rule in tensors.per_layer(f"linear_attn.{source}", f"attention.{target}", spec.state_layers)
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, qwen
+from ferrum_jax.models import qwen, tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
@@ -120,13 +120,13 @@ def _layers(config: Mapping[str, Any], reader: ConfigReader, default: Sequence[i
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
-    text = (rule.renamed(beside_a_tower) for rule in decoder.weight_rules(spec))
+    text = (rule.renamed(beside_a_tower) for rule in tensors.weight_rules(spec))
     return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
 
 
 def _harmless(spec: ModelSpec) -> tuple[str, ...]:
     """Of a model that is served for text alone, the tower's."""
-    return (*decoder.harmless_tensors(spec), *((_TOWER + "*",) if spec.vision is None else ()))
+    return (*tensors.harmless_tensors(spec), *((_TOWER + "*",) if spec.vision is None else ()))
 
 
 def over(text: Family, *, models: str, notes: str) -> Family:

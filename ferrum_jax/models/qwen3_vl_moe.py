@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder, qwen, qwen3_vl
+from ferrum_jax.models import qwen, qwen3_vl, tensors
 from ferrum_jax.spec import ModelSpec
 
 _EXPERTS = {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
@@ -22,7 +22,7 @@ def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return decoder.joined(qwen3_vl.weight_rules(spec), spec, transposed=True)
+    return tensors.joined(qwen3_vl.weight_rules(spec), spec, transposed=True)
 
 
 FAMILIES = {

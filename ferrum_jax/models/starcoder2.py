@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import all_windowed, attention_from, mlp_from, norm_from, spec_from
@@ -37,7 +37,7 @@ FAMILIES = {
             "use_bias": True,
             "tie_word_embeddings": True,
         },
-        weight_rules=functools.partial(decoder.weight_rules, mlp={"up": "c_fc", "down": "c_proj"}),
+        weight_rules=functools.partial(tensors.weight_rules, mlp={"up": "c_fc", "down": "c_proj"}),
         models="StarCoder 2",
     )
 }

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import decoder
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.spec import ModelSpec
@@ -51,7 +51,7 @@ def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: 
 
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    return of_text(decoder.weight_rules(spec))
+    return of_text(tensors.weight_rules(spec))
 
 
 def of_text(rules: Iterable[Rule]) -> tuple[Rule, ...]:
