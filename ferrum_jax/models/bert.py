@@ -22,6 +22,7 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.text_rows import TextRows
+from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.encoder_spec import SCORERS, EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
@@ -202,8 +203,6 @@ def scorer_from(reader: ConfigReader) -> str:
 def _rules(spec: BertSpec) -> tuple[Rule, ...]:
     """Every parameter of a Bert of this spec, and the Hugging Face tensor it comes from."""
     tables = {"word_embeddings": "words", "position_embeddings": "positions", "token_type_embeddings": "types"}
-    outside = {f"embeddings.{theirs}.weight": f"{ours}.weight" for theirs, ours in tables.items()}
-    outside |= {f"embeddings.LayerNorm.{part}": f"norm.{part}" for part in ("weight", "bias")}
     inside = {
         "attention.self.query": "q",
         "attention.self.key": "k",
@@ -214,24 +213,13 @@ def _rules(spec: BertSpec) -> tuple[Rule, ...]:
         "output.dense": "down",
         "output.LayerNorm": "mlp_norm",
     }
+    dense, out = ("classifier.dense", "classifier.out_proj") if spec.is_roberta else ("bert.pooler.dense", "classifier")
     layers = tuple(range(spec.num_hidden_layers))
-    scorer = ("classifier.dense", "classifier.out_proj") if spec.is_roberta else ("bert.pooler.dense", "classifier")
     return (
-        *(
-            Rule(source=f"{theirs}.{part}", target=f"scorer.{ours}.{part}")
-            for ours, theirs in (zip(("dense", "out"), scorer, strict=True) if spec.scorer else ())
-            for part in ("weight", "bias")
-        ),
-        *(Rule(source=spec.prefix + theirs, target=ours) for theirs, ours in outside.items()),
-        *(
-            Rule(
-                source=f"{spec.prefix}encoder.layer.{{i}}.{theirs}.{part}",
-                target=f"layers.{{i}}.{ours}.{part}",
-                layers=layers,
-            )
-            for theirs, ours in inside.items()
-            for part in ("weight", "bias")
-        ),
+        *tensors.named_rules("", "scorer.", {dense: "dense", out: "out"} if spec.scorer else {}),
+        *tensors.named_rules(f"{spec.prefix}embeddings.", "", tables, parts=("weight",)),
+        *tensors.named_rules(f"{spec.prefix}embeddings.", "", {"LayerNorm": "norm"}),
+        *tensors.named_rules(f"{spec.prefix}encoder.layer.{{i}}.", "layers.{i}.", inside, layers),
     )
 
 

@@ -10,7 +10,6 @@ Source: Zhai et al. 2023 (SigLIP); Gemma Team 2025 (Gemma 3).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
 from ferrum_jax.layers.segment_attention import segment_attention
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches, PatchProjection
@@ -111,19 +111,15 @@ def vision_spec_from(config: object, width: int, tokens: int) -> VisionSpec:
         hidden_act=reader.get("hidden_act", "gelu_pytorch_tanh"),
         tower="siglip",
     )
-    _only_eps(reader)
+    if reader.get("layer_norm_eps", _EPS) != _EPS:
+        raise ValueError(f"vision_config's layer_norm_eps is {reader.get('layer_norm_eps', _EPS)}; it must be {_EPS}")
     reader.finish()
     return spec
 
 
-def _only_eps(reader: ConfigReader) -> None:
-    if reader.get("layer_norm_eps", _EPS) != _EPS:
-        raise ValueError(f"vision_config's layer_norm_eps is {reader.get('layer_norm_eps', _EPS)}; it must be {_EPS}")
-
-
 def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
     """Every parameter of a tower, under PREFIX, and the Hugging Face tensor it comes from."""
-    inside: dict[str, Any] = {
+    inside = {
         "layer_norm1": "attention_norm",
         "self_attn.q_proj": "q",
         "self_attn.k_proj": "k",
@@ -133,28 +129,13 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
         "mlp.fc1": "up",
         "mlp.fc2": "down",
     }
-    both = ("weight", "bias")
     around = {"embeddings.patch_embedding": "convolution", "post_layernorm": "norm"}
+    layers, weight = tuple(range(spec.num_layers)), ("weight",)
+    transposed = TensorSlice(transposed=True)
     return (
-        *(
-            Rule(source=f"{_ENCODER}{theirs}.{p}", target=f"{PREFIX}{ours}.{p}")
-            for theirs, ours in around.items()
-            for p in both
-        ),
-        Rule(source=f"{_ENCODER}embeddings.position_embedding.weight", target=f"{PREFIX}positions.weight"),
-        *(
-            Rule(
-                source=f"{_ENCODER}encoder.layers.{{i}}.{theirs}.{part}",
-                target=f"{PREFIX}layers.{{i}}.{ours}.{part}",
-                layers=tuple(range(spec.num_layers)),
-            )
-            for theirs, ours in inside.items()
-            for part in both
-        ),
-        Rule(source=f"{_PROJECTOR}mm_soft_emb_norm.weight", target=f"{PREFIX}pooled_norm.weight"),
-        Rule(
-            source=f"{_PROJECTOR}mm_input_projection_weight",
-            target=f"{PREFIX}projection.weight",
-            part=TensorSlice(transposed=True),
-        ),
+        *tensors.named_rules(_ENCODER, PREFIX, around),
+        *tensors.named_rules(_ENCODER, PREFIX, {"embeddings.position_embedding": "positions"}, parts=weight),
+        *tensors.named_rules(f"{_ENCODER}encoder.layers.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers),
+        *tensors.named_rules(_PROJECTOR, PREFIX, {"mm_soft_emb_norm": "pooled_norm"}, parts=weight),
+        Rule(source=f"{_PROJECTOR}mm_input_projection_weight", target=f"{PREFIX}projection.weight", part=transposed),
     )

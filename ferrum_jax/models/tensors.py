@@ -6,7 +6,7 @@ Where a family's checkpoints only call things differently, `weight_rules` takes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -182,6 +182,22 @@ def parts_per_layer(
     """The rules of a tensor of these layers that holds several parameters; {part} in the target is the part's name."""
     found = (per_layer(source, target.replace("{part}", name), layers, part) for name, part in parts.items())
     return tuple(rule for rules in found for rule in rules)
+
+
+def named_rules(
+    source: str,
+    target: str,
+    names: Mapping[str, str],
+    layers: tuple[int, ...] | None = None,
+    parts: Sequence[str] = ("weight", "bias"),
+) -> tuple[Rule, ...]:
+    """A rule for each part of each module: ours by theirs, behind a prefix of both, which holds {i} if it has layers."""
+    if layers == ():
+        return ()
+    names = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in parts}
+    return tuple(
+        Rule(source=source + theirs, target=target + ours, layers=layers or ()) for theirs, ours in names.items()
+    )
 
 
 def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:

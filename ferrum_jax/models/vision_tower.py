@@ -24,6 +24,7 @@ from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm
 from ferrum_jax.layers.rope import rotate
 from ferrum_jax.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
+from ferrum_jax.models import tensors
 from ferrum_jax.spec import VisionSpec
 
 PREFIX = "vision."  # of the tower's parameters among those of its model
@@ -176,32 +177,10 @@ def tower_rules(spec: VisionSpec, source: str) -> tuple[Rule, ...]:
         "mlp.linear_fc2": "down",
     }
     merger = {"norm": "norm", "linear_fc1": "up", "linear_fc2": "down"}
-    both = ("weight", "bias")
+    around = {"patch_embed.proj": "patch"} | {f"merger.{theirs}": f"merger.{ours}" for theirs, ours in merger.items()}
     return (
-        *(Rule(source=f"{source}patch_embed.proj.{part}", target=f"{PREFIX}patch.{part}") for part in both),
-        Rule(source=f"{source}pos_embed.weight", target=f"{PREFIX}positions.weight"),
-        *(
-            Rule(
-                source=f"{source}blocks.{{i}}.{theirs}.{part}",
-                target=f"{PREFIX}layers.{{i}}.{ours}.{part}",
-                layers=layers,
-            )
-            for theirs, ours in inside.items()
-            for part in both
-        ),
-        *(
-            Rule(source=f"{source}merger.{theirs}.{part}", target=f"{PREFIX}merger.{ours}.{part}")
-            for theirs, ours in merger.items()
-            for part in both
-        ),
-        *(
-            Rule(
-                source=f"{source}deepstack_merger_list.{{i}}.{theirs}.{part}",
-                target=f"{PREFIX}deep.{{i}}.{ours}.{part}",
-                layers=deep,
-            )
-            for theirs, ours in merger.items()
-            for part in both
-            if deep
-        ),
+        *tensors.named_rules(source, PREFIX, around),
+        *tensors.named_rules(source, PREFIX, {"pos_embed": "positions"}, parts=("weight",)),
+        *tensors.named_rules(f"{source}blocks.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers),
+        *tensors.named_rules(f"{source}deepstack_merger_list.{{i}}.", f"{PREFIX}deep.{{i}}.", merger, deep),
     )
