@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from checkpoints.rules import Rule
-from ferrum_jax.models import siglip, text_part
+from ferrum_jax.models import siglip
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import attention_from, every_nth_full, mlp_from, norm_from, spec_from, windows_of
 from ferrum_jax.models.rope_reader import ropes_by_kind
+from ferrum_jax.models.text_part import IMAGES, in_language_model, seeing, text_part_from
 from ferrum_jax.spec import AttentionSpec, ModelSpec, QkNorm, RopeSpec
 
 # Keys of these families that no released model's result depends on: `hidden_activation` is what is read, and the other
@@ -88,23 +88,11 @@ def _attention(reader: ConfigReader, **family: Any) -> AttentionSpec:
 
 def _whole(reader: ConfigReader) -> ModelSpec:
     """A Gemma 3 that sees images; without a `vision_config` its text part alone."""
-    spec, config = text_part.text_part_from(reader, _OF_IMAGES, GEMMA3), reader.config
+    spec, config = text_part_from(reader, _OF_IMAGES, GEMMA3), reader.config
     if not config.get("vision_config"):
         return spec
     tokens = reader.get("mm_tokens_per_image", 256)
     return dataclasses.replace(spec, vision=siglip.vision_spec_from(config["vision_config"], spec.hidden_size, tokens))
-
-
-def _whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return (*text_part.weight_rules(spec), *(() if spec.vision is None else siglip.tower_rules(spec.vision)))
-
-
-def _whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """A model that is served for text alone does not need the tower's."""
-    found = text_part.left_over(GEMMA3.harmless(spec))
-    return (
-        found if spec.vision is None else (*siglip.HARMLESS, *(name for name in found if name not in text_part.IMAGES))
-    )
 
 
 _DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
@@ -120,10 +108,13 @@ FAMILIES = {
         models="Gemma 2",
     ),
     "Gemma3ForCausalLM": GEMMA3,
-    "Gemma3ForConditionalGeneration": Family(
-        read=_whole,
-        weight_rules=_whole_rules,
-        harmless=_whole_harmless,
+    "Gemma3ForConditionalGeneration": seeing(
+        GEMMA3,
+        _whole,
+        siglip.tower_rules,
+        of_tower=IMAGES,
+        beside_tower=siglip.HARMLESS,
+        rename=in_language_model,
         models="Gemma 3 from 4B on",
         notes="[with images](../guides/images.md)",
     ),

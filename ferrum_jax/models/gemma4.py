@@ -30,7 +30,7 @@ from ferrum_jax.models.plain import (
     windows_of,
 )
 from ferrum_jax.models.rope_reader import mapping, ropes_by_kind
-from ferrum_jax.models.text_part import beside_a_tower, text_part_from
+from ferrum_jax.models.text_part import seeing, text_part_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LayerInputSpec, MlpSpec, ModelSpec, QkNorm
 
 _ROPES = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
@@ -226,17 +226,6 @@ def _whole(reader: ConfigReader) -> ModelSpec:
     return dataclasses.replace(spec, vision=vision)
 
 
-def _whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    text = (rule.renamed(beside_a_tower) for rule in _rules(spec))
-    return (*text, *(() if spec.vision is None else gemma4_vision.tower_rules(spec.vision)))
-
-
-def _whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Tensors of sounds, and of text alone the tower's."""
-    others = ("audio_tower", "embed_audio", *(("vision_tower", "embed_vision") if spec.vision is None else ()))
-    return (*map(beside_a_tower, _harmless(spec)), *(f"model.{name}.*" for name in others))
-
-
 _SAID = "Gemma 4: E2B, E4B, 31B, 26B-A4B"
 _TEXT = Family(
     read=_spec,
@@ -255,10 +244,12 @@ _TEXT = Family(
 )
 FAMILIES = {
     "Gemma4ForCausalLM": _TEXT,
-    "Gemma4ForConditionalGeneration": Family(
-        read=_whole,
-        weight_rules=_whole_rules,
-        harmless=_whole_harmless,
+    "Gemma4ForConditionalGeneration": seeing(
+        _TEXT,
+        _whole,
+        gemma4_vision.tower_rules,
+        of_tower=("model.vision_tower.*", "model.embed_vision.*"),
+        unserved=("model.audio_tower.*", "model.embed_audio.*"),
         models=_SAID,
         notes="images of any size, on XLA alone; sounds and videos are refused",
     ),

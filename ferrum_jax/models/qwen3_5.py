@@ -15,11 +15,11 @@ from typing import Any
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import qwen3_next, tensors
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.family import Family, with_unserved
+from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.plain import experts_from, mlp_from
 from ferrum_jax.models.qwen3_vl import with_sections, with_tower
 from ferrum_jax.models.rope_reader import mapping
-from ferrum_jax.models.text_part import beside_a_tower, text_part_from
+from ferrum_jax.models.text_part import seeing, text_part_from
 from ferrum_jax.models.vision_tower import tower_rules
 from ferrum_jax.spec import GatedDeltaSpec, ModelSpec
 
@@ -82,37 +82,26 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     )
 
 
-def _whole_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    text = (rule.renamed(beside_a_tower) for rule in _rules(spec))
-    return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
-
-
-def _whole_harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Of a model that is served for text alone, the tower's too."""
-    return (*map(beside_a_tower, _HARMLESS(spec)), *((_TOWER + "*",) if spec.vision is None else ()))
-
-
 def _seeing(text: Family) -> Family:
-    return Family(
-        read=functools.partial(_whole, text),
-        weight_rules=_whole_rules,
-        harmless=_whole_harmless,
+    return seeing(
+        text,
+        functools.partial(_whole, text),
+        functools.partial(tower_rules, source=_TOWER),
+        of_tower=(_TOWER + "*",),
         models=text.models.removesuffix(", text saved alone"),
-        notes="[with images](../guides/images.md); videos are refused; layers that predict several tokens are not used",
+        notes=f"[with images](../guides/images.md); videos are refused; {text.notes}",
     )
 
 
-_HARMLESS = with_unserved("mtp.*")
 _DEFAULTS = {key: qwen3_next.DEFAULTS[key] for key in ("max_position_embeddings", "head_dim", "partial_rotary_factor")}
-_NOTES = "layers that predict several tokens are not used"
 _DENSE = Family(
     read=_spec,
     defaults=_DEFAULTS | {"num_key_value_heads": 4},
     respell=_without_sections,
     weight_rules=_rules,
-    harmless=_HARMLESS,
+    harmless=with_unserved("mtp.*"),
     models="Qwen3.5, Qwen3.6, text saved alone",
-    notes=_NOTES,
+    notes=ONE_TOKEN,
 )
 _EXPERTS = dataclasses.replace(
     _DENSE,

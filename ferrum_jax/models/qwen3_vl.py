@@ -12,12 +12,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.rules import Rule
-from ferrum_jax.models import qwen, tensors
+from ferrum_jax.models import qwen
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
-from ferrum_jax.models.text_part import beside_a_tower, text_part_from
+from ferrum_jax.models.text_part import seeing, text_part_from
 from ferrum_jax.models.vision_tower import tower_rules
 from ferrum_jax.spec import AttentionSpec, ModelSpec, VisionSpec
 
@@ -118,21 +117,15 @@ def _layers(config: Mapping[str, Any], reader: ConfigReader, default: Sequence[i
     return list(layers)
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text model and of the tower, and the Hugging Face tensor it comes from."""
-    text = (rule.renamed(beside_a_tower) for rule in tensors.weight_rules(spec))
-    return (*text, *(() if spec.vision is None else tower_rules(spec.vision, _TOWER)))
-
-
-def _harmless(spec: ModelSpec) -> tuple[str, ...]:
-    """Of a model that is served for text alone, the tower's."""
-    return (*tensors.harmless_tensors(spec), *((_TOWER + "*",) if spec.vision is None else ()))
-
-
 def over(text: Family, *, models: str, notes: str) -> Family:
     """The family whose text model this is."""
-    return Family(
-        read=functools.partial(_spec, text), weight_rules=weight_rules, harmless=_harmless, models=models, notes=notes
+    return seeing(
+        text,
+        functools.partial(_spec, text),
+        functools.partial(tower_rules, source=_TOWER),
+        of_tower=(_TOWER + "*",),
+        models=models,
+        notes=notes,
     )
 
 

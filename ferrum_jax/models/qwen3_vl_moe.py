@@ -22,16 +22,13 @@ def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return tensors.joined(qwen3_vl.weight_rules(spec), spec, transposed=True)
+    return tensors.joined(tensors.weight_rules(spec), spec, transposed=True)
 
 
 FAMILIES = {
-    "Qwen3VLMoeForConditionalGeneration": dataclasses.replace(
-        qwen3_vl.over(
-            dataclasses.replace(qwen.QWEN3_MOE, respell=_with_experts),
-            models="Qwen3-VL 30B-A3B, 235B-A22B",
-            notes="[with images](../guides/images.md); videos are refused; experts as published, `[in, out]`",
-        ),
-        weight_rules=_rules,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl.over(
+        dataclasses.replace(qwen.QWEN3_MOE, respell=_with_experts, weight_rules=_rules),
+        models="Qwen3-VL 30B-A3B, 235B-A22B",
+        notes="[with images](../guides/images.md); videos are refused; experts as published, `[in, out]`",
     )
 }

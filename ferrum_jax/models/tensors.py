@@ -191,7 +191,7 @@ def named_rules(
     layers: tuple[int, ...] | None = None,
     parts: Sequence[str] = ("weight", "bias"),
 ) -> tuple[Rule, ...]:
-    """A rule for each part of each module: ours by theirs, behind a prefix of both, which holds {i} if it has layers."""
+    """A rule for each part of each module, ours by theirs, behind prefixes; they hold {i} where there are layers."""
     if layers == ():
         return ()
     names = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in parts}

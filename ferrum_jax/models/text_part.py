@@ -7,17 +7,25 @@ own, and what concerns images alone is left.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.spec import ModelSpec, VisionSpec
 
-_PREFIX = "language_model."
 IMAGES = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")  # tensors that concern images alone
 _INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+
+
+def in_language_model(name: str) -> str:
+    """The name that a tensor of a text model has in a part of the whole."""
+    return f"language_model.{name}"
+
+
+def beside_a_tower(name: str) -> str:
+    """The name that a tensor of a text model has beside those of images, in later families."""
+    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
 def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family) -> ModelSpec:
@@ -42,28 +50,36 @@ def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: 
         read=lambda reader: text_part_from(reader, of_images, text),
         defaults={},
         respell=dict,
-        weight_rules=lambda spec: of_text(text.weight_rules(spec)),
-        harmless=lambda spec: left_over(text.harmless(spec)),
+        weight_rules=lambda spec: tuple(rule.renamed(in_language_model) for rule in text.weight_rules(spec)),
+        harmless=lambda spec: (*IMAGES, *map(in_language_model, text.harmless(spec))),
         models=models,
         notes=notes,
     )
 
 
-def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every parameter of the text part, and the Hugging Face tensor it comes from."""
-    return of_text(tensors.weight_rules(spec))
+def seeing(
+    text: Family,
+    read: Callable[[ConfigReader], ModelSpec],
+    tower_rules: Callable[[VisionSpec], tuple[Rule, ...]],
+    *,
+    of_tower: tuple[str, ...],
+    unserved: tuple[str, ...] = (),
+    beside_tower: tuple[str, ...] = (),
+    rename: Callable[[str], str] = beside_a_tower,
+    models: str,
+    notes: str,
+) -> Family:
+    """The architecture that sees images by a tower, if its spec has one. read: the spec of the whole.
 
+    of_tower: patterns of the tower's tensors, which a model that is served for text alone leaves over. unserved,
+    beside_tower: what all leave over, and those that have a tower. rename: from a name in the text model.
+    """
 
-def of_text(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules of a text model as those of a text part."""
-    return tuple(rule.renamed(lambda name: _PREFIX + name) for rule in rules)
+    def rules(spec: ModelSpec) -> tuple[Rule, ...]:
+        own = tuple(rule.renamed(rename) for rule in text.weight_rules(spec))
+        return own if spec.vision is None else (*own, *tower_rules(spec.vision))
 
+    def harmless(spec: ModelSpec) -> tuple[str, ...]:
+        return (*map(rename, text.harmless(spec)), *unserved, *(of_tower if spec.vision is None else beside_tower))
 
-def left_over(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Tensors of images, and of a text part what a text model may leave over."""
-    return (*IMAGES, *(_PREFIX + pattern for pattern in patterns))
-
-
-def beside_a_tower(name: str) -> str:
-    """The name that a tensor of a text model has beside those of images."""
-    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+    return Family(read=read, weight_rules=rules, harmless=harmless, models=models, notes=notes)
