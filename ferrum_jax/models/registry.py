@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,49 +15,7 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import (
-    arcee,
-    bert,
-    cohere2,
-    deepseek,
-    embedding_gemma,
-    ernie,
-    exaone4,
-    falcon_h1,
-    gemma,
-    gemma4,
-    gemma4_vision,
-    glm4,
-    gpt_oss,
-    granite,
-    granite_hybrid,
-    hunyuan,
-    kimi,
-    lfm2,
-    llama,
-    llama4,
-    mimo_v2_flash,
-    minimax_m2,
-    ministral3,
-    mistral,
-    mistral4,
-    mixtral,
-    modernbert,
-    nemotron,
-    nemotron_h,
-    olmo,
-    phi,
-    phimoe,
-    qwen,
-    qwen3_5,
-    qwen3_next,
-    qwen3_vl,
-    qwen3_vl_moe,
-    seed_oss,
-    siglip,
-    smollm3,
-    starcoder2,
-)
+from ferrum_jax.models import gemma4_vision, siglip
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -66,17 +25,23 @@ from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_fo
 from ferrum_jax.spec import ModelSpec, VisionSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 
-_MODULES = (
-    *(arcee, cohere2, deepseek, ernie, exaone4, falcon_h1, gemma, gemma4, glm4, gpt_oss, granite),
-    *(granite_hybrid, hunyuan, kimi, lfm2, llama4, llama, mimo_v2_flash, minimax_m2, ministral3, mistral4),
-    *(mistral, mixtral, nemotron, nemotron_h, olmo, phi, phimoe, qwen, qwen3_5, qwen3_next, qwen3_vl),
-    *(qwen3_vl_moe, seed_oss, smollm3, starcoder2),
-)
-FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
-# Encoders make embeddings, or score pairs of texts, and generate nothing.
-ENCODERS: dict[str, EncoderFamily] = dict(
-    sorted([*bert.ENCODERS.items(), *embedding_gemma.ENCODERS.items(), *modernbert.ENCODERS.items()])
-)
+# The files of families, in the order of the documentation.
+_FAMILIES = """
+    arcee cohere2 deepseek ernie exaone4 falcon_h1 gemma gemma4 glm4 gpt_oss granite granite_hybrid hunyuan kimi lfm2
+    llama4 llama mimo_v2_flash minimax_m2 ministral3 mistral4 mistral mixtral nemotron nemotron_h olmo phi phimoe qwen
+    qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 starcoder2
+""".split()  # noqa: SIM905
+# Those of encoders, which make embeddings or score pairs of texts, and generate nothing.
+_ENCODERS = ("bert", "embedding_gemma", "modernbert")
+
+
+def _declared(files: Iterable[str], name: str) -> dict[str, Any]:
+    tables = (getattr(importlib.import_module(f"ferrum_jax.models.{file}"), name) for file in files)
+    return {architecture: family for table in tables for architecture, family in table.items()}
+
+
+FAMILIES: dict[str, Family] = _declared(_FAMILIES, "FAMILIES")
+ENCODERS: dict[str, EncoderFamily] = dict(sorted(_declared(_ENCODERS, "ENCODERS").items()))
 _SPELLINGS = {spelling: name for name, family in FAMILIES.items() for spelling in family.also}
 # Families that are asked for and not served, by model_type, and what is missing.
 NOT_SERVED = {
