@@ -214,12 +214,12 @@ def _rules(spec: BertSpec) -> tuple[Rule, ...]:
         "output.LayerNorm": "mlp_norm",
     }
     dense, out = ("classifier.dense", "classifier.out_proj") if spec.is_roberta else ("bert.pooler.dense", "classifier")
-    layers = tuple(range(spec.num_hidden_layers))
+    layers, both = tuple(range(spec.num_hidden_layers)), tensors.WEIGHT_AND_BIAS
     return (
-        *tensors.named_rules("", "scorer.", {dense: "dense", out: "out"} if spec.scorer else {}),
-        *tensors.named_rules(f"{spec.prefix}embeddings.", "", tables, parts=("weight",)),
-        *tensors.named_rules(f"{spec.prefix}embeddings.", "", {"LayerNorm": "norm"}),
-        *tensors.named_rules(f"{spec.prefix}encoder.layer.{{i}}.", "layers.{i}.", inside, layers),
+        *tensors.named_rules("", "scorer.", {dense: "dense", out: "out"} if spec.scorer else {}, parts=both),
+        *tensors.named_rules(f"{spec.prefix}embeddings.", "", tables, parts=tensors.WEIGHT),
+        *tensors.named_rules(f"{spec.prefix}embeddings.", "", {"LayerNorm": "norm"}, parts=both),
+        *tensors.named_rules(f"{spec.prefix}encoder.layer.{{i}}.", "layers.{i}.", inside, layers, both),
     )
 
 

@@ -171,10 +171,9 @@ def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Routers, experts, which are stacked, gate by up, and the MLP beside them."""
     if spec.experts is None:
         return ()
-    layers = spec.experts.layers
+    scales = {"router.scale": "mlp.router_scale", "router.per_expert_scale": "mlp.expert_scales"}
     return (
-        *tensors.per_layer("router.scale", "mlp.router_scale", layers),
-        *tensors.per_layer("router.per_expert_scale", "mlp.expert_scales", layers),
+        *tensors.in_layers(scales, spec.experts.layers),
         *tensors.stacked_expert_rules(
             spec.experts, "experts.gate_up_proj", "experts.down_proj", router="router.proj.weight"
         ),
@@ -196,10 +195,9 @@ def _input_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         "per_layer_projection": "own_input.projection",
         "post_per_layer_input_norm": "own_input_norm",
     }
-    every = tuple(range(spec.num_hidden_layers))
     return (
-        *(Rule(source=f"model.{theirs}", target=f"layer_inputs.{ours}") for theirs, ours in of_model.items()),
-        *(rule for theirs, ours in of_layer.items() for rule in tensors.linear(theirs, ours, every, False)),
+        *tensors.named_rules("model.", "layer_inputs.", of_model),
+        *tensors.in_layers(of_layer, tuple(range(spec.num_hidden_layers)), tensors.WEIGHT),
     )
 
 

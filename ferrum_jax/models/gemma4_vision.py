@@ -26,6 +26,7 @@ from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import RMSNorm, unit_rms
 from ferrum_jax.layers.rope import rotate
 from ferrum_jax.layers.segment_attention import segment_attention
+from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches
@@ -200,17 +201,12 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
     of_products = ("linear.weight", *(_BOUNDS if spec.clipped else ()))
     inside = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in norms.items()}
     inside |= {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in products.items() for part in of_products}
-    around = {
-        f"{_TOWER}patch_embedder.input_proj.weight": "pixels.weight",
-        f"{_TOWER}patch_embedder.position_embedding_table": "positions",
-        _PROJECTION: "projection.weight",
-    }
+    around = {"patch_embedder.input_proj.weight": "pixels.weight"}
+    around |= {"patch_embedder.position_embedding_table": "positions"}
     if spec.standardized:
-        around |= {f"{_TOWER}{name}": name for name in ("std_bias", "std_scale")}
+        around |= {"std_bias": "std_bias", "std_scale": "std_scale"}
     return (
-        *(Rule(source=theirs, target=PREFIX + ours) for theirs, ours in around.items()),
-        *(
-            Rule(source=f"{_TOWER}encoder.layers.{{i}}.{theirs}", target=f"{PREFIX}layers.{{i}}.{ours}", layers=layers)
-            for theirs, ours in inside.items()
-        ),
+        *tensors.named_rules(_TOWER, PREFIX, around),
+        *tensors.named_rules("", PREFIX, {_PROJECTION: "projection.weight"}),
+        *tensors.named_rules(f"{_TOWER}encoder.layers.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers),
     )

@@ -67,7 +67,7 @@ def mamba2_rules(spec: ModelSpec, source: str, target: str = "attention") -> tup
     alone |= {"norm.weight": "heads_norm.weight"} if own.norm else {}
     return (
         *(rule for a, b, part in parts for rule in tensors.per_layer(f"{source}.{a}", f"{target}.{b}", layers, part)),
-        *(rule for a, b in alone.items() for rule in tensors.per_layer(f"{source}.{a}", f"{target}.{b}", layers)),
+        *tensors.named_rules(f"model.layers.{{i}}.{source}.", f"layers.{{i}}.{target}.", alone, layers),
     )
 
 

@@ -76,11 +76,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
     """Tensors of Gated DeltaNets that are parameters as they are. names: ours by theirs."""
-    return tuple(
-        rule
-        for source, target in names.items()
-        for rule in tensors.per_layer(f"linear_attn.{source}", f"attention.{target}", spec.state_layers)
-    )
+    return tensors.named_rules("model.layers.{i}.linear_attn.", "layers.{i}.attention.", names, spec.state_layers)
 
 
 FAMILIES = {

@@ -130,12 +130,12 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
         "mlp.fc2": "down",
     }
     around = {"embeddings.patch_embedding": "convolution", "post_layernorm": "norm"}
-    layers, weight = tuple(range(spec.num_layers)), ("weight",)
+    layers, weight, both = tuple(range(spec.num_layers)), tensors.WEIGHT, tensors.WEIGHT_AND_BIAS
     transposed = TensorSlice(transposed=True)
     return (
-        *tensors.named_rules(_ENCODER, PREFIX, around),
+        *tensors.named_rules(_ENCODER, PREFIX, around, parts=both),
         *tensors.named_rules(_ENCODER, PREFIX, {"embeddings.position_embedding": "positions"}, parts=weight),
-        *tensors.named_rules(f"{_ENCODER}encoder.layers.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers),
+        *tensors.named_rules(f"{_ENCODER}encoder.layers.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers, both),
         *tensors.named_rules(_PROJECTOR, PREFIX, {"mm_soft_emb_norm": "pooled_norm"}, parts=weight),
         Rule(source=f"{_PROJECTOR}mm_input_projection_weight", target=f"{PREFIX}projection.weight", part=transposed),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from checkpoints.rules import Rule, StoredTensor, TensorSlice
 from ferrum_jax.spec import ExpertsSpec, ModelSpec
 
+WEIGHT, WEIGHT_AND_BIAS = ("weight",), ("weight", "bias")
 _MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 # What Mixtral calls experts, and those after it.
 MIXTRALS_EXPERTS = {"block": "block_sparse_moe", "names": {"gate": "w1", "up": "w3", "down": "w2"}}
@@ -44,15 +45,15 @@ def weight_rules(
 def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
     """Embedding, head and the norms between layers. norms: names of those of a layer, by ours."""
     every = tuple(range(spec.num_hidden_layers))
-    of_head = () if spec.tie_word_embeddings else ("weight", "bias") if spec.head_bias else ("weight",)
-    final = ("weight", "bias") if spec.norm.bias else ("weight",)
+    head = {} if spec.tie_word_embeddings else {"lm_head": "head"}
+    of_norm = parts_of(spec.norm.bias)
     usual = BOTH if spec.norm.after and spec.norm.before else AFTER if spec.norm.after else BEFORE
-    of_layer = (usual if norms is None else norms).items()
+    of_layer = {theirs: ours for ours, theirs in (usual if norms is None else norms).items()}
     return (
         Rule(source="model.embed_tokens.weight", target="embed.weight"),
-        *(Rule(source=f"model.norm.{part}", target=f"norm.{part}") for part in final),
-        *(Rule(source=f"lm_head.{part}", target=f"head.{part}") for part in of_head),
-        *(rule for ours, theirs in of_layer for rule in linear(theirs, ours, every, spec.norm.bias)),
+        *named_rules("model.", "", {"norm": "norm"}, parts=of_norm),
+        *named_rules("", "", head, parts=parts_of(spec.head_bias)),
+        *in_layers(of_layer, every, of_norm),
     )
 
 
@@ -77,9 +78,8 @@ def attention_rules(
 def mlp_rules(spec: ModelSpec, up: str = "up_proj", down: str = "down_proj") -> tuple[Rule, ...]:
     """The MLPs of layers without experts, by their names."""
     parts = {"gate": "gate_proj"} if spec.mlp.gated else {}
-    names = (parts | {"up": up, "down": down}).items()
-    layers, bias = spec.dense_layers, spec.mlp.bias
-    return tuple(rule for ours, name in names for rule in linear(f"mlp.{name}", f"mlp.{ours}", layers, bias))
+    names = {f"mlp.{theirs}": f"mlp.{ours}" for ours, theirs in (parts | {"up": up, "down": down}).items()}
+    return in_layers(names, spec.dense_layers, parts_of(spec.mlp.bias))
 
 
 def fused_mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -158,10 +158,11 @@ def shared_expert_rules(experts: ExpertsSpec, name: str, bias: bool = False) -> 
     """The expert of all tokens, and its gate where it has one."""
     if not experts.shared_intermediate_size:
         return ()
-    names = (pair for pair in _MLP.items() if experts.has_gates or pair[0] != "gate")
-    parts = (linear(f"{name}.{theirs}", f"mlp.shared.{ours}", experts.layers, bias) for ours, theirs in names)
-    gate = per_layer(f"{name}_gate.weight", "mlp.shared_gate.weight", experts.layers if experts.shared_gate else ())
-    return (*(rule for rules in parts for rule in rules), *gate)
+    names = {f"{name}.{theirs}": f"mlp.shared.{ours}" for ours, theirs in _MLP.items()}
+    if not experts.has_gates:
+        del names[f"{name}.gate_proj"]
+    gate = {f"{name}_gate.weight": "mlp.shared_gate.weight"} if experts.shared_gate else {}
+    return (*in_layers(names, experts.layers, parts_of(bias)), *in_layers(gate, experts.layers))
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
@@ -185,22 +186,29 @@ def parts_per_layer(
 
 
 def named_rules(
-    source: str,
-    target: str,
-    names: Mapping[str, str],
-    layers: tuple[int, ...] | None = None,
-    parts: Sequence[str] = ("weight", "bias"),
+    source: str, target: str, names: Mapping[str, str], layers: tuple[int, ...] | None = None, parts: Sequence[str] = ()
 ) -> tuple[Rule, ...]:
-    """A rule for each part of each module, ours by theirs, behind prefixes; they hold {i} where there are layers."""
+    """A rule for each tensor, ours by theirs, behind prefixes; they hold {i} where there are layers.
+
+    parts: the names are those of modules that have these, such as a weight and a bias.
+    """
     if layers == ():
         return ()
-    names = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in parts}
-    return tuple(
-        Rule(source=source + theirs, target=target + ours, layers=layers or ()) for theirs, ours in names.items()
-    )
+    if parts:
+        names = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in parts}
+    return tuple(Rule(source=source + a, target=target + b, layers=layers or ()) for a, b in names.items())
+
+
+def in_layers(names: Mapping[str, str], layers: tuple[int, ...], parts: Sequence[str] = ()) -> tuple[Rule, ...]:
+    """`named_rules` of these layers of a decoder."""
+    return named_rules("model.layers.{i}.", "layers.{i}.", names, layers, parts)
 
 
 def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tuple[Rule, ...]:
     """The weight and, where there is one, the bias of a linear layer of each of these layers."""
-    weight = per_layer(f"{source}.weight", f"{target}.weight", layers)
-    return weight + (per_layer(f"{source}.bias", f"{target}.bias", layers) if bias else ())
+    return in_layers({source: target}, layers, parts_of(bias))
+
+
+def parts_of(bias: bool) -> tuple[str, ...]:
+    """What a module has."""
+    return WEIGHT_AND_BIAS if bias else WEIGHT

@@ -167,7 +167,7 @@ def _rotation(spec: VisionSpec, patches: ImagePatches) -> tuple[jax.Array, jax.A
 
 def tower_rules(spec: VisionSpec, source: str) -> tuple[Rule, ...]:
     """Every parameter of a tower, under PREFIX, and the Hugging Face tensor it comes from. source: their prefix."""
-    layers, deep = tuple(range(spec.num_layers)), tuple(range(len(spec.deepstack)))
+    both, layers, deep = tensors.WEIGHT_AND_BIAS, tuple(range(spec.num_layers)), tuple(range(len(spec.deepstack)))
     inside = {
         "norm1": "attention_norm",
         "attn.qkv": "qkv",
@@ -179,8 +179,8 @@ def tower_rules(spec: VisionSpec, source: str) -> tuple[Rule, ...]:
     merger = {"norm": "norm", "linear_fc1": "up", "linear_fc2": "down"}
     around = {"patch_embed.proj": "patch"} | {f"merger.{theirs}": f"merger.{ours}" for theirs, ours in merger.items()}
     return (
-        *tensors.named_rules(source, PREFIX, around),
-        *tensors.named_rules(source, PREFIX, {"pos_embed": "positions"}, parts=("weight",)),
-        *tensors.named_rules(f"{source}blocks.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers),
-        *tensors.named_rules(f"{source}deepstack_merger_list.{{i}}.", f"{PREFIX}deep.{{i}}.", merger, deep),
+        *tensors.named_rules(source, PREFIX, around, parts=both),
+        *tensors.named_rules(source, PREFIX, {"pos_embed": "positions"}, parts=tensors.WEIGHT),
+        *tensors.named_rules(f"{source}blocks.{{i}}.", f"{PREFIX}layers.{{i}}.", inside, layers, both),
+        *tensors.named_rules(f"{source}deepstack_merger_list.{{i}}.", f"{PREFIX}deep.{{i}}.", merger, deep, both),
     )
