@@ -9,7 +9,8 @@ Source: Abdin et al. 2024 (Phi-3); Ding et al. 2024 (LongRoPE); keys as in Huggi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
@@ -29,18 +30,24 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     return spec_from(reader, cache_groups=all_windowed(reader, window_within(reader)))
 
 
-def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with "longrope" for what older ones call "su" or "yarn", the original length beside the factors."""
+def with_ropes(
+    config: Mapping[str, Any], respell: Callable[[dict[str, Any], int], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The config with its rope respelled, given the original length, which older ones say beside it."""
     found = dict(config)
     original = found.pop("original_max_position_embeddings", None) or 4096
     for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(found.get(key), Mapping):
-            continue
-        rope = dict(found[key])
-        kind = rope.get("rope_type", rope.pop("type", "default"))
-        if kind in ("su", "yarn", "longrope"):
-            found[key] = {"original_max_position_embeddings": original} | rope | {"rope_type": "longrope"}
+        if isinstance(found.get(key), Mapping):
+            found[key] = respell(dict(found[key]), original)
     return found
+
+
+def _rope(rope: dict[str, Any], original: int) -> Mapping[str, Any]:
+    """Older ones call "longrope" "su" or "yarn"."""
+    if rope.get("rope_type", rope.get("type", "default")) not in ("su", "yarn", "longrope"):
+        return rope
+    rope.pop("type", None)
+    return {"original_max_position_embeddings": original} | rope | {"rope_type": "longrope"}
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -61,7 +68,7 @@ FAMILIES = {
     "Phi3ForCausalLM": Family(
         read=_spec,
         defaults={"max_position_embeddings": 4096, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5},
-        respell=_with_one_spelling,
+        respell=functools.partial(with_ropes, respell=_rope),
         weight_rules=_rules,
         models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
         notes=LONGROPE,

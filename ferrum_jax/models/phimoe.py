@@ -14,7 +14,7 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
-from ferrum_jax.models.phi import LONGROPE
+from ferrum_jax.models.phi import LONGROPE, with_ropes
 from ferrum_jax.models.plain import all_windowed, attention_from, experts_from, norm_from, spec_from
 from ferrum_jax.spec import ModelSpec
 
@@ -33,32 +33,25 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     )
 
 
-def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the original length and the factor of cos and sin among longrope's own keys."""
-    found = dict(config)
-    original = found.pop("original_max_position_embeddings", None) or 4096
-    for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(found.get(key), Mapping):
-            continue
-        rope = dict(found[key])
-        kind = rope.pop("type", "default")
-        if rope.setdefault("rope_type", kind) == "longrope":
-            short, long = rope.pop("short_mscale", None), rope.pop("long_mscale", None)
-            if short is None or short != long:
-                raise ValueError(
-                    f"short_mscale is {shown(short)} and long_mscale {shown(long)} of the rope; they must be one "
-                    "number, for keys in a cache cannot follow a change from one to the other"
-                )
-            rope = {"original_max_position_embeddings": original} | rope | {"attention_factor": short}
-        found[key] = rope
-    return found
+def _rope(rope: dict[str, Any], original: int) -> Mapping[str, Any]:
+    """The original length and the factor of cos and sin are longrope's own keys."""
+    kind = rope.pop("type", "default")
+    if rope.setdefault("rope_type", kind) != "longrope":
+        return rope
+    short, long = rope.pop("short_mscale", None), rope.pop("long_mscale", None)
+    if short is None or short != long:
+        raise ValueError(
+            f"short_mscale is {shown(short)} and long_mscale {shown(long)} of the rope; they must be one "
+            "number, for keys in a cache cannot follow a change from one to the other"
+        )
+    return {"original_max_position_embeddings": original} | rope | {"attention_factor": short}
 
 
 FAMILIES = {
     "PhimoeForCausalLM": Family(
         read=_spec,
         defaults={"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-        respell=_with_one_spelling,
+        respell=functools.partial(with_ropes, respell=_rope),
         weight_rules=functools.partial(tensors.weight_rules, experts=tensors.MIXTRALS_EXPERTS),
         also=("PhiMoEForCausalLM",),
         models="Phi-3.5-MoE",
