@@ -47,7 +47,7 @@ _KINDS: Mapping[type, tuple[Any, str]] = {
 class ConfigReader:
     """Hands out the values of a config and remembers which keys were asked for.
 
-    defaults: a family's own, of keys for which its config is silent. architecture: the one that is read.
+    defaults: a family's own, of keys for which its config is silent. architecture: the one that is read. asked: keys.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ConfigReader:
         self._defaults = defaults
         self._values = {key: value for key, value in config.items() if value not in (None, [], {})}
         self._nulls = {key for key, value in config.items() if value is None}
-        self._read: set[str] = set()
+        self.asked: set[str] = set()
 
     def get(self, key: str, default: Any) -> Any:
         """The value of key; where it is absent, null or empty, the family's default, or else this one.
@@ -68,7 +68,7 @@ class ConfigReader:
         return self._checked(key, self._defaults.get(key, default))
 
     def _checked(self, key: str, default: Any) -> Any:
-        self._read.add(key)
+        self.asked.add(key)
         value = self._values.get(key, default)
         kinds, what = _KINDS.get(type(default), (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and type(default) in (int, float)):
@@ -81,6 +81,7 @@ class ConfigReader:
 
     def nullable(self, key: str, default: Any) -> Any:
         """The value of key, None where it is null, and default where it is absent: for keys whose null means none."""
+        self.asked.add(key)
         return None if key in self._nulls else self.get(key, default)
 
     def said(self, key: str) -> Any:
@@ -127,7 +128,7 @@ class ConfigReader:
         value = self._values.get(key)
         if not isinstance(value, list | tuple):
             return self.get(key, default)
-        self._read.add(key)
+        self.asked.add(key)
         if len(value) > MOST_LISTED or any(each != value[0] for each in value):
             raise ValueError(f"{key} is {shown(value)}; layers that differ in it are not served")
         check_number(key, value[0])
@@ -142,7 +143,7 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raises one ValueError that names every key nobody understood."""
-        unknown = sorted(set(self._values) - self._read - HARMLESS_KEYS)
+        unknown = sorted(set(self._values) - self.asked - HARMLESS_KEYS)
         for key in set(KEYS) & set(unknown):
             raise ValueError(refusal(key, self._values[key]))
         if unknown:

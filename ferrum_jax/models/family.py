@@ -47,7 +47,11 @@ class Family:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderFamily:
-    """The same of an encoder: constructed as model(spec, dtype=...), called with token ids, `TextRows` and `Shards`."""
+    """How one architecture of an encoder is read and built.
+
+    model: constructed as model(spec, dtype=...), called with token ids, `TextRows` and `Shards`.
+    The others are as in `Family`.
+    """
 
     spec_from_config: Callable[[Mapping[str, Any]], Any]
     model: type[nnx.Module]

@@ -17,6 +17,7 @@ from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.embedding import Embedding
+from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.registry import (
     FAMILIES,
     NOT_SERVED,
@@ -28,6 +29,7 @@ from ferrum_jax.models.registry import (
     spec_of,
     unbind,
 )
+from ferrum_jax.models.weight_forms import without_forms
 from ferrum_jax.spec import AttentionSpec, CacheGroup, ExpertsSpec, Mamba2Spec, MlpSpec, RopeSpec
 from scripts.published import FAST, PUBLISHED, config_of
 
@@ -90,6 +92,17 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones():
         spec_of({"architectures": ["GPT2LMHeadModel"]})
     with pytest.raises(ValueError, match="must name one of"):
         spec_of({})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_family_reads_every_key_that_it_has_a_default_of(architecture: str):
+    family, read = FAMILIES[architecture], set()
+    for config, _ in PUBLISHED.values():
+        if config["architectures"] == [architecture]:
+            reader = ConfigReader(family.respell(without_forms(config)), family.defaults, architecture)
+            family.read(reader)
+            read |= reader.asked
+    assert set(family.defaults) <= read
 
 
 @pytest.mark.parametrize("model_type", NOT_SERVED)
