@@ -23,10 +23,11 @@ from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
 from checkpoints.convert import CastError, ConvertSummary, convert
 from checkpoints.export import to_huggingface
 from checkpoints.fingerprint import fingerprint
-from checkpoints.folder import has_chat_template, read_json, read_optional_json, tokenizer_files
+from checkpoints.folder import has_chat_template, tokenizer_files
 from checkpoints.formats import KEYS, Scheme, StoredForms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
+from ferrum_jax.files.json_files import read_json, read_optional_json
 from ferrum_jax.paths import is_url
 
 __all__ = [

@@ -17,12 +17,12 @@ import numpy as np
 from checkpoints import huggingface, orbax_folder
 from checkpoints.adapters.lora import HEAD_PART, Adapter, merged
 from checkpoints.fingerprint import fingerprint
-from checkpoints.folder import read_json
 from checkpoints.formats import PackedWeight, Scheme, join, scheme_of, stored_scale_dtype
 from checkpoints.placement import leaves_of, place
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import Rule, as_stored, expand
 from checkpoints.writer import describe, open_writer
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.paths import is_url
 from ferrum_jax.spec.stored_weight import WeightForm, weight_of
 

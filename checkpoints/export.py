@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from checkpoints import huggingface, orbax_folder
-from checkpoints.folder import check_space, copy_companions, new_folder, read_json
+from checkpoints.folder import check_space, copy_companions, new_folder
 from checkpoints.formats import KEYS, Leaf, PackedWeight, join, scheme_of
 from checkpoints.formats.packed import slices
 from checkpoints.formats.written import block_rows, quantization_config, shapes_of, tensors_of
 from checkpoints.rules import BASE, Rule, Shape, StoredTensor, as_stored, expand
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.spec.stored_weight import LEAVES, WeightForm, weight_of
 
 Plan = Mapping[str, tuple[StoredTensor, ...]]

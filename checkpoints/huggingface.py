@@ -23,13 +23,13 @@ import safetensors
 
 from checkpoints.file_names import name_inside
 from checkpoints.fingerprint import check_copies_of_head
-from checkpoints.folder import parse_json, read_json
 from checkpoints.formats import Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
 from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
+from ferrum_jax.files.json_files import parse_json, read_json
 from ferrum_jax.spec.stored_weight import weight_of
 
 INDEX = "model.safetensors.index.json"

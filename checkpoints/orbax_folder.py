@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.file_names import name_inside
-from checkpoints.folder import read_json
 from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
 from checkpoints.placement import aligned_empty, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.rules import Expansion
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.spec.stored_weight import WeightForm, weight_of
 
 FORMAT = 2

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from checkpoints.file_names import name_inside
-from checkpoints.folder import new_folder, read_json
+from checkpoints.folder import new_folder
 from checkpoints.orbax_folder import check_free, restore_arrays, save_arrays
+from ferrum_jax.files.json_files import read_json
 
 FORMAT = 1
 DESCRIPTION = "prefixes.json"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.file_names import name_inside
-from ferrum_jax.paths import errors_naming, open_url
+from ferrum_jax.files.store import UrlStore
 
 WEIGHTS = ".safetensors"  # files that are read in ranges
 
@@ -31,29 +31,23 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._system, self._root = open_url(url)
+        self.url, self._store = url, UrlStore.of(url)
         try:
-            with errors_naming(url):
-                found = self._system.find(self._root, detail=True)
+            sizes = self._store.sizes()
         except OSError as error:
             raise ValueError(f"{error}; name a folder that can be read") from error
-        root = self._root.rstrip("/") + "/"
-        if list(found) in ([], [self._root]):
+        if not sizes:
             raise ValueError(f"{url} holds no files; name the folder of a checkpoint")
-        self.sizes = {name_inside(name.removeprefix(root), url): int(entry["size"]) for name, entry in found.items()}
+        self.sizes = {name_inside(name, url): size for name, size in sizes.items()}
         self.path = Path(tempfile.mkdtemp(prefix="ferrum_jax-"))
         weakref.finalize(self, shutil.rmtree, self.path)
         for name in self.sizes:
             if not name.endswith(WEIGHTS):
-                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-                with errors_naming(f"{url.rstrip('/')}/{name}"):
-                    self._system.get_file(root + name, str(self.path / name))
+                self._store.copy_to(name, self.path / name)
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file. Raises ValueError when there are fewer."""
-        with errors_naming(f"{self.url}/{name}"):
-            data = self._system.cat_file(f"{self._root.rstrip('/')}/{name}", start=start, end=end)
+        data = self._store.read(name, start, end - start) or b""
         if len(data) != end - start:
             raise ValueError(f"{self.url}/{name} is truncated: {len(data)} of {end - start} bytes; copy it again")
         return data

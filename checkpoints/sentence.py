@@ -21,7 +21,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from safetensors.numpy import load_file
 
-from checkpoints.folder import LENGTHS, MODULES, PROMPTS, read_json, read_optional_json, sentence_modules
+from checkpoints.folder import LENGTHS, MODULES, PROMPTS, sentence_modules
+from ferrum_jax.files.json_files import read_json, read_optional_json
 
 _VECTOR = "sentence_embedding"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from checkpoints.folder import check_space, copy_companions, read_json
+from checkpoints.folder import check_space, copy_companions
 from checkpoints.orbax_folder import (
     DESCRIPTION,
     FORMAT,
@@ -33,6 +33,8 @@ from checkpoints.orbax_folder import (
     group_folder,
     save_arrays,
 )
+from ferrum_jax.files.json_files import read_json
+from ferrum_jax.files.whole_files import write_whole
 from ferrum_jax.spec.stored_weight import weight_of_leaf
 
 GROUP_BYTES = 1 << 29  # what is in memory at once, unless a single parameter is larger
@@ -78,9 +80,7 @@ class Writer:
         folder = self._part / PARAMS / group_folder(group)
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed before its record
         save_arrays(folder, params)
-        temporary = self._done(group).with_suffix(".tmp")
-        temporary.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(temporary, self._done(group))
+        write_whole(self._done(group), json.dumps(record).encode(), lasts=False)
 
     def finish(self, companions: Path, leftovers: Mapping[str, np.ndarray] | None = None) -> None:
         """Puts the folder in its place. leftovers: tensors of the source that the parameters do not say."""

@@ -8,33 +8,38 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints.names.patterns import Pattern
+from ferrum_jax.quoting import Elsewhere, quoted
+from ferrum_jax.quoting.known_fields import NAMES, FieldKind, Fields, Known, one_of
 
 CONFIG = "adapter_config.json"
-_PATTERNS = ("rank_pattern", "alpha_pattern")
 _MOST = 3e38  # of a rank or an alpha: scales are float32
 _MERGE = "merge it with PEFT and load the merged model"
-# Key -> values under which the tensors mean what they do without it. Any other value is refused.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "lora_bias": (False,),
-    "fan_in_fan_out": (False,),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "use_bdlora": (False,),
-    "layer_replication": (),
-    "trainable_token_indices": (),
-    "alora_invocation_tokens": (),
-    "arrow_config": (),
-    "kasa_config": (),
-    "velora_config": (),
-    "monteclora_config": (),
-    "megatron_config": (),
-}
+_UNKNOWN_TENSORS = (
+    *("lora_bias", "fan_in_fan_out", "use_dora", "use_qalora", "use_bdlora", "layer_replication"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "velora_config"),
+    *("monteclora_config", "megatron_config"),
+)
+_BIASES = ("none", "all", "lora_only")  # which of the base's were trained and saved
 # They change the base's weights, so that the tensors alone say too little.
 _CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
-
-
-_BIASES = ("none", "all", "lora_only")  # which of the base's were trained and saved
+_RANK = FieldKind(lambda value: type(value) is int and 0 < value < _MOST, "a whole number above 0")
+_ALPHA = FieldKind(lambda value: type(value) in (int, float) and 0 < value < _MOST, "a number above 0")
+_NUMBERS = FieldKind(lambda value: isinstance(value, dict), "an object of names and numbers")
+_EMPTY = (None, "", [], {})
+# In the keys that are not read, the values under which the tensors mean what they do without them.
+_FIELDS = Fields(
+    {
+        **{name: Elsewhere((*_EMPTY, False, 0), _MERGE) for name in _UNKNOWN_TENSORS},
+        "peft_type": Elsewhere((*_EMPTY, "LORA"), _MERGE),
+        "bias": Known(one_of(*_BIASES), "none"),
+        "modules_to_save": Known(NAMES, []),
+        "r": Known(_RANK),
+        "lora_alpha": Known(_ALPHA),
+        "rank_pattern": Known(_NUMBERS, {}),
+        "alpha_pattern": Known(_NUMBERS, {}),
+    },
+    refused="{name} is {value}: {instead}",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,42 +61,29 @@ class AdapterConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AdapterConfig:
-        problems = [
-            f"{key} is {config[key]!r}: {_MERGE}"
-            for key, plain in _PLAIN.items()
-            if config.get(key) and config[key] not in plain
-        ]
-        bias = config.get("bias") or "none"
-        if bias not in _BIASES:
-            problems.append(f"bias is {_short(bias)}; it must be one of {_BIASES}")
+        known = {name: config[name] for name in _FIELDS.table if config.get(name) not in _EMPTY}
+        problems, found = _FIELDS.problems(known), _FIELDS.values(known)
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start.startswith(_CHANGES_BASE):
             problems.append(
                 f"init_lora_weights is {start!r}, which changes the base; save it as a plain LoRA, with "
                 "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
             )
-        saved = config.get("modules_to_save") or []
-        if not isinstance(saved, list):
-            problems.append(f"modules_to_save is {saved!r}; it must be a list of names")
-            saved = []
+        saved = found["modules_to_save"] if NAMES.holds(found["modules_to_save"]) else []
         if others := [name for name in saved if name != "lm_head"]:
             problems.append(f"modules_to_save is {saved!r}, and of {others} whole weights were trained: {_MERGE}")
-        wrong = [problem for key in _PATTERNS for problem in _pattern_problems(key, config)]
-        ranks, alphas = ({} if wrong else config.get(key) or {} for key in _PATTERNS)
-        of_ranks, of_alphas = {"r": config.get("r"), **ranks}, {"lora_alpha": config.get("lora_alpha"), **alphas}
-        wrong += [
-            f"{k} is {_short(v)}; it must be a whole number above 0" for k, v in of_ranks.items() if not _is_rank(v)
-        ]
-        wrong += [f"{k} is {_short(v)}; it must be a number above 0" for k, v in of_alphas.items() if not _is_number(v)]
-        problems += wrong
+        for key, kind in (("rank_pattern", _RANK), ("alpha_pattern", _ALPHA)):
+            problems += _pattern_problems(key, found[key], kind)
+        if problems:
+            found = _FIELDS.values({})
         return cls(
-            rank=1 if wrong else config["r"],
-            alpha=1 if wrong else config["lora_alpha"],
-            ranks={} if wrong else {_of_names(name): rank for name, rank in ranks.items()},
-            alphas={} if wrong else {_of_names(name): alpha for name, alpha in alphas.items()},
+            rank=found["r"] or 1,
+            alpha=found["lora_alpha"] or 1,
+            ranks={_of_names(name): rank for name, rank in found["rank_pattern"].items()},
+            alphas={_of_names(name): alpha for name, alpha in found["alpha_pattern"].items()},
             by_root=bool(config.get("use_rslora")),
             base=str(config.get("base_model_name_or_path")),
-            bias=bias if bias in _BIASES else "none",
+            bias=found["bias"],
             saves_head="lm_head" in saved,
             problems=tuple(problems),
         )
@@ -123,29 +115,15 @@ def _of_names(text: str) -> Pattern:
     return Pattern(rf"(.*\.)?({text})$")
 
 
-def _pattern_problems(key: str, config: Mapping[str, Any]) -> list[str]:
-    """Why a field is no mapping of names, which may be regular expressions."""
-    patterns = config.get(key) or {}
-    if not isinstance(patterns, dict):
-        return [f"{key} is {_short(patterns)}; it must be an object of names and numbers"]
+def _pattern_problems(key: str, patterns: Any, kind: FieldKind) -> list[str]:
+    """What is wrong within a field of patterns: names, which may be regular expressions, and their numbers."""
     found = []
-    for pattern in patterns:
+    for name, value in patterns.items() if _NUMBERS.holds(patterns) else ():
         try:
-            Pattern(pattern)
-            _of_names(pattern)
+            Pattern(name)
+            _of_names(name)
         except ValueError as error:
-            found.append(f"{key} names {_short(pattern)}: {error}")
+            found.append(f"{key} names {quoted(name)}: {error}")
+        if not kind.holds(value):
+            found.append(f"{name} is {quoted(value)}; it must be {kind.words}")
     return found
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _MOST
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

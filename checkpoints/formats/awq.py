@@ -15,25 +15,34 @@ import numpy as np
 
 from checkpoints.formats.leaves import check_words, nibble_leaf, scale_leaf, unpacked, whole_leaf
 from checkpoints.formats.packed import PackedWeight
-from checkpoints.formats.scheme import Module, Scheme, Settings, group_size, is_within
+from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size, is_within
+from ferrum_jax.quoting.known_fields import ANY, NAMES, Known, one_of
 from ferrum_jax.spec.stored_weight import WeightForm
 
 _QWEIGHT, _QZEROS, _SCALES = ".qweight", ".qzeros", ".scales"
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble k of a word is output _ORDER[k]
 _PLACES = np.argsort(_ORDER)  # the nibble of each output
 
+_FIELDS = fields_of(
+    *("quant_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "backend", "exllama_config"),
+    bits=Known(one_of(4)),
+    w_bit=Known(one_of(4), 4),
+    version=Known(one_of("gemm", "GEMM"), "gemm"),
+    zero_point=Known(one_of(True), True),
+    group_size=Known(ANY),
+    q_group_size=Known(ANY, 128),
+    modules_to_not_convert=Known(NAMES, []),
+)
+
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of {"quant_method": "awq"}."""
-    settings.only(bits=(4,), w_bit=(None, 4), version=(None, "gemm", "GEMM"), zero_point=(None, True))
-    size = settings.get("group_size", settings.get("q_group_size", 128))
+    said = settings.read(_FIELDS)
+    size = said["q_group_size"] if said["group_size"] is None else said["group_size"]
     form = WeightForm(
         kind="int4", group=group_size(settings, "group_size", size), scale_dtype=scale_dtype, has_zeros=True
     )
-    dense = frozenset(settings.names("modules_to_not_convert"))
-    settings.ignore("quant_method", "q_group_size", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "backend")
-    settings.ignore("exllama_config")
-    settings.finish()
+    dense = frozenset(said["modules_to_not_convert"])
     return Scheme(
         method="awq",
         form_of=lambda module: None if module == "lm_head" or is_within(dense, module) else form,

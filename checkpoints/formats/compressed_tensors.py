@@ -30,12 +30,50 @@ from checkpoints.formats.leaves import (
     whole_leaf,
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
-from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
+from checkpoints.formats.scheme import NOTHING, Module, Scheme, Settings, fields_of, group_size
 from checkpoints.names.patterns import Pattern
+from ferrum_jax.quoting.known_fields import ANY, LIST, NAMES, OBJECT, TEXT, TRUTH, Known, one_of, whole
 from ferrum_jax.spec.stored_weight import WeightForm
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _KINDS = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8_e4m3"}
+_FIELDS = fields_of(
+    *("quant_method", "version", "global_compression_ratio"),
+    format=Known(one_of(None, *_FORMATS)),
+    quantization_status=Known(one_of(None, "compressed")),
+    sparsity_config=Known(OBJECT, {}),
+    kv_cache_scheme=NOTHING,
+    transform_config=NOTHING,
+    config_groups=Known(OBJECT, {}),
+    ignore=Known(NAMES, []),
+)
+_GROUP_FIELDS = fields_of(
+    format=Known(one_of(None, *_FORMATS)),
+    output_activations=NOTHING,
+    targets=Known(NAMES, []),
+    weights=Known(OBJECT, {}),
+    input_activations=Known(OBJECT, {}),
+)
+_HOW = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+_SIZES = {"group_size": Known(ANY, 0), "block_structure": Known(LIST, [0, 0]), "strategy": Known(TEXT, "tensor")}
+_WEIGHT_FIELDS = fields_of(
+    *_HOW,
+    **_SIZES | {"strategy": Known(one_of("tensor", "channel", "group", "block"))},
+    type=Known(TEXT, "int"),
+    num_bits=Known(whole(1), 8),
+    dynamic=Known(one_of(False), False),
+    actorder=Known(one_of(None, False, "weight", "static", "group", "dynamic", True)),
+    symmetric=Known(TRUTH, True),
+)
+_ACTIVATION_FIELDS = fields_of(
+    *_HOW,
+    **_SIZES,
+    type=Known(one_of("int", "float"), "int"),
+    num_bits=Known(one_of(8)),
+    dynamic=Known(TRUTH, False),
+    actorder=Known(ANY),
+    symmetric=Known(one_of(True), True),
+)
 _PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
 
 
@@ -59,18 +97,14 @@ class _Group:
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of a config with config_groups. Raises ValueError for what is not supported, by name."""
-    settings.only(format=(None, *_FORMATS), quantization_status=(None, "compressed"))
-    sparsity = settings.get("sparsity_config", {})
+    said = settings.read(_FIELDS)
+    sparsity, ignored = said["sparsity_config"], said["ignore"]
     if sparsity.get("format", "dense") != "dense":
         settings.refuse(f"sparsity_config = {sparsity!r}")
-    settings.nothing_in("kv_cache_scheme", "transform_config")
-    settings.ignore("quant_method", "version", "global_compression_ratio")
-    groups = [_group(settings, group, scale_dtype) for group in settings.get("config_groups", {}).values()]
+    groups = [_group(settings, group, scale_dtype) for group in said["config_groups"].values()]
     if not groups:
         settings.refuse("no config_groups")
-    ignored = settings.names("ignore")
     patterns = tuple(settings.pattern(name[3:]) for name in ignored if name.startswith("re:"))
-    settings.finish()
 
     def group_of(module: str) -> _Group | None:
         if module in ignored or any(pattern.match(module) for pattern in patterns):
@@ -101,16 +135,11 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
 def _group(settings: Settings, group: Any, scale_dtype: str) -> _Group:
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         settings.refuse(f"config_groups of {group!r}"[:200])
-    own = Settings(group, settings.key, "compressed-tensors")
-    own.only(format=(None, *_FORMATS))
-    own.nothing_in("output_activations")
-    targets = own.names("targets")
-    weights = Settings(own.get("weights", {}), settings.key, "compressed-tensors weights")
-    activations = own.get("input_activations", {})
-    own.finish()
-    form, rows = _weights(weights, scale_dtype)
-    if activations:
-        rounding = Settings(activations, settings.key, "compressed-tensors input_activations")
+    own = Settings(group, settings.key, "compressed-tensors").read(_GROUP_FIELDS)
+    targets = own["targets"]
+    form, rows = _weights(Settings(own["weights"], settings.key, "compressed-tensors weights"), scale_dtype)
+    if own["input_activations"]:
+        rounding = Settings(own["input_activations"], settings.key, "compressed-tensors input_activations")
         form = dataclasses.replace(form, **_activations(rounding))
     patterns = tuple(settings.pattern(name[3:]) for name in targets if name.startswith("re:"))
     return _Group(names=frozenset(targets), patterns=patterns, form=form, rows=rows)
@@ -118,48 +147,34 @@ def _group(settings: Settings, group: Any, scale_dtype: str) -> _Group:
 
 def _weights(settings: Settings, scale_dtype: str) -> tuple[WeightForm, int]:
     """The form, and the outputs of a block."""
-    kind, bits = settings.get("type", "int"), settings.get("num_bits", 8)
+    said = settings.read(_WEIGHT_FIELDS)
+    kind, bits, strategy, rows, group = said["type"], said["num_bits"], said["strategy"], 1, None
     if (kind, bits) not in _KINDS:
         settings.refuse(f"{bits} bits of type {kind}")
-    settings.only(
-        strategy=("tensor", "channel", "group", "block"),
-        dynamic=(None, False),
-        actorder=(None, False, "weight", "static", "group", "dynamic", True),
-    )
-    strategy, rows, group = settings.get("strategy", "tensor"), 1, None
     if strategy == "group":
-        group = group_size(settings, "group_size", settings.get("group_size", 0))
+        group = group_size(settings, "group_size", said["group_size"])
     if strategy == "block":
-        sizes = settings.get("block_structure", [0, 0])
+        sizes = said["block_structure"]
         rows, group = sizes if len(sizes) == 2 else (0, 0)
         rows, group = group_size(settings, "block_structure", rows), group_size(settings, "block_structure", group)
-    settings.ignore("group_size", "block_structure", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-    ordered = settings.get("actorder", None) in ("group", "dynamic", True)
-    symmetric = settings.get("symmetric", True)
-    settings.finish()
     form = WeightForm(
         kind=_KINDS[kind, bits],
         group=group,
         scale_dtype="float32" if kind == "float" else scale_dtype,
-        has_zeros=not symmetric,
-        has_order=ordered and group is not None,
+        has_zeros=not said["symmetric"],
+        has_order=said["actorder"] in ("group", "dynamic", True) and group is not None,
     )
     return form, rows or 1
 
 
 def _activations(settings: Settings) -> dict[str, Any]:
     """What a form says of activations."""
-    settings.only(num_bits=(8,), type=(None, "int", "float"), symmetric=(None, True))
-    strategy, dynamic = settings.get("strategy", "tensor"), settings.get("dynamic", False)
+    said = settings.read(_ACTIVATION_FIELDS)
+    strategy, dynamic = said["strategy"], said["dynamic"]
     if (strategy, dynamic) not in (("tensor", False), ("token", True), ("group", True)):
         settings.refuse(f"activations by {strategy}, dynamic = {dynamic}")
-    group = None if strategy != "group" else group_size(settings, "group_size", settings.get("group_size", 0))
-    kind = settings.get("type", "int")
-    settings.ignore(
-        "group_size", "block_structure", "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder"
-    )
-    settings.finish()
-    rounding = "int8" if kind == "int" else "fp8_e4m3"
+    group = None if strategy != "group" else group_size(settings, "group_size", said["group_size"])
+    rounding = "int8" if said["type"] == "int" else "fp8_e4m3"
     return {"activations": rounding, "activation_group": group, "has_input_scale": not dynamic}
 
 

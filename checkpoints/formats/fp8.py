@@ -17,31 +17,42 @@ from typing import Any
 
 from checkpoints.formats.leaves import finite_leaf, float8, input_scale_leaf, scale_leaf
 from checkpoints.formats.packed import PackedWeight, stored_leaf
-from checkpoints.formats.scheme import Module, Scheme, Settings, group_size, is_within
+from checkpoints.formats.scheme import NOTHING, Module, Scheme, Settings, fields_of, group_size, is_within
+from ferrum_jax.quoting.known_fields import LIST, NAMES, Known, one_of
 from ferrum_jax.spec.stored_weight import WeightForm
 
 _BLOCK_SCALE, _SCALE, _INPUT = ".weight_scale_inv", ".weight_scale", ".input_scale"
 
+_FIELDS = fields_of(
+    *("quant_method", "is_checkpoint_fp8_serialized", "modules_to_convert"),
+    fmt=Known(one_of("e4m3"), "e4m3"),
+    activation_scheme=Known(one_of("dynamic", "static"), "dynamic"),
+    scale_fmt=Known(one_of("float", "ue8m0"), "float"),
+    weight_block_size=Known(LIST, []),
+    modules_to_not_convert=Known(NAMES, []),
+    ignored_layers=Known(NAMES, []),
+    kv_cache_scheme=NOTHING,
+    kv_cache_quant_method=NOTHING,
+    dequantize=NOTHING,
+)
+
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of {"quant_method": "fp8"}."""
-    settings.only(fmt=(None, "e4m3"), activation_scheme=(None, "dynamic", "static"), scale_fmt=(None, "float", "ue8m0"))
-    settings.nothing_in("kv_cache_scheme", "kv_cache_quant_method", "dequantize")
-    settings.ignore("quant_method", "is_checkpoint_fp8_serialized", "modules_to_convert")
-    sizes = settings.get("weight_block_size", [])
+    said = settings.read(_FIELDS)
+    sizes = said["weight_block_size"]
     if sizes and len(sizes) != 2:
         settings.refuse(f"weight_block_size = {sizes!r}")
     rows, columns = (group_size(settings, "weight_block_size", size) for size in sizes or (-1, -1))
-    is_static = settings.get("activation_scheme", "dynamic") == "static"
-    dense = frozenset((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))
-    settings.finish()
+    is_static = said["activation_scheme"] == "static"
+    dense = frozenset((*said["modules_to_not_convert"], *said["ignored_layers"]))
     form = WeightForm(
         kind="fp8_e4m3",
         group=columns,
         activations="fp8_e4m3",
         activation_group=None if is_static else columns,
         has_input_scale=is_static,
-        has_power_scales=not is_static and settings.get("scale_fmt", "float") == "ue8m0",
+        has_power_scales=not is_static and said["scale_fmt"] == "ue8m0",
     )
     mark = _BLOCK_SCALE if sizes else _SCALE
     return Scheme(

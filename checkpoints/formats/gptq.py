@@ -25,7 +25,8 @@ from checkpoints.formats.leaves import (
     whole_leaf,
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
-from checkpoints.formats.scheme import Module, Scheme, Settings, group_size
+from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size
+from ferrum_jax.quoting.known_fields import LIST, OBJECT, TRUTH, Known, one_of
 from ferrum_jax.spec.stored_weight import WeightForm
 
 _QWEIGHT, _QZEROS, _SCALES, _G_IDX = ".qweight", ".qzeros", ".scales", ".g_idx"
@@ -37,33 +38,41 @@ _HOW = (
     *("cache_examples_on_gpu", "format", "pack_dtype", "quantizer", "version", "hyb_act", "is_marlin_format"),
     *("desc_act", "sym", "group_size", "bits", "lm_head", "modules_in_block_to_quantize"),
 )
+_VERSION = Known(one_of(None, "gptq", "gptq_v2"))
+_FIELDS = fields_of(
+    *_HOW,
+    bits=Known(one_of(4, 8)),
+    checkpoint_format=_VERSION,
+    format=_VERSION,
+    pack_dtype=Known(one_of("int32"), "int32"),
+    is_marlin_format=Known(one_of(False), False),
+    dynamic=Known(OBJECT, {}),
+    lm_head=Known(TRUTH, False),
+    modules_in_block_to_quantize=Known(LIST, []),
+)
 
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of {"quant_method": "gptq"}."""
-    settings.only(bits=(4, 8), checkpoint_format=(None, "gptq", "gptq_v2"), format=(None, "gptq", "gptq_v2"))
-    settings.only(pack_dtype=(None, "int32"), is_marlin_format=(None, False))
+    said = settings.read(_FIELDS)
     form = _form(settings, settings.values, scale_dtype)
-    versions = {settings.values.get(name) for name in ("checkpoint_format", "format")} - {None}
+    versions = {said["checkpoint_format"], said["format"]} - {None}
     if len(versions) > 1:
-        settings.refuse("checkpoint_format = {checkpoint_format!r} and format = {format!r}".format(**settings.values))
+        settings.refuse("checkpoint_format = {checkpoint_format!r} and format = {format!r}".format(**said))
     is_v1 = versions != {"gptq_v2"}
     overrides = []
-    for name, values in settings.get("dynamic", {}).items():
+    for name, values in said["dynamic"].items():
         if not isinstance(values, Mapping):
             settings.refuse(f"dynamic of {name!r}")
         changed = None if name.startswith("-:") else _form(settings, {**settings.values, **values}, scale_dtype)
         overrides.append((settings.pattern(name.removeprefix("-:").removeprefix("+:")), changed))
-    has_head = settings.get("lm_head", False)
-    blocks = settings.get("modules_in_block_to_quantize", [])
+    blocks = said["modules_in_block_to_quantize"]
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in blocks):
         settings.refuse(f"modules_in_block_to_quantize = {blocks!r}"[:200])
     inside = {name for names in blocks for name in names}
-    settings.ignore(*_HOW)
-    settings.finish()
 
     def form_of(module: str) -> WeightForm | None:
-        if module == "lm_head" and not has_head:
+        if module == "lm_head" and not said["lm_head"]:
             return None
         if inside and not any(module.endswith(f".{name}") for name in inside):
             return None
@@ -75,7 +84,7 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
         pack=lambda module: _pack(module, is_v1),
         marks=(_QWEIGHT, _QZEROS, _SCALES),
         others=(_G_IDX, ".weight"),
-        has_head=has_head,
+        has_head=said["lm_head"],
     )
 
 

@@ -16,19 +16,20 @@ import numpy as np
 
 from checkpoints.formats.leaves import checked_exponents
 from checkpoints.formats.packed import Leaf, PackedWeight, slices, stored_leaf
-from checkpoints.formats.scheme import Module, Scheme, Settings, is_within
+from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, is_within
+from ferrum_jax.quoting.known_fields import NAMES, Known
 from ferrum_jax.spec.stored_weight import WeightForm
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK = 32  # elements with one scale
 FORM = WeightForm(kind="mxfp4", group=BLOCK, scale_dtype="uint8")
 
+_FIELDS = fields_of("quant_method", "dequantize", "use_kernels", modules_to_not_convert=Known(NAMES, []))
+
 
 def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
     """The scheme of {"quant_method": "mxfp4"}: experts are packed, all else is dense."""
-    dense = frozenset(settings.names("modules_to_not_convert"))
-    settings.ignore("quant_method", "dequantize", "use_kernels")
-    settings.finish()
+    dense = frozenset(settings.read(_FIELDS)["modules_to_not_convert"])
 
     def form_of(module: str) -> WeightForm | None:
         return FORM if ".experts" in module and not is_within(dense, module) else None

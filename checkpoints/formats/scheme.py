@@ -9,6 +9,7 @@ from typing import Any
 
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.names.patterns import Pattern
+from ferrum_jax.quoting.known_fields import ANY, Fields, Known, one_of
 from ferrum_jax.spec.stored_weight import WeightForm
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
@@ -62,30 +63,17 @@ def refusal(key: str, value: Any, why: str | None = None) -> str:
 
 
 class Settings:
-    """The values of a quantisation's description, each asked for by name; what nobody asks for is refused."""
+    """A quantisation's description. where: in it, for what is inside."""
 
     def __init__(self, values: Mapping[str, Any], key: str, where: str = "") -> None:
-        self.values, self.key, self._where, self._read = values, key, where, set[str]()
+        self.values, self.key, self._where = values, key, where
 
-    def get(self, name: str, default: Any) -> Any:
-        """The value, or the default where it is absent or null. Refuses another type than the default's."""
-        self._read.add(name)
-        value = self.values.get(name)
-        if value is None:
-            return default
-        kinds = (int, float) if type(default) is float else type(default)
-        if default is not None and (
-            not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)
-        ):
-            self.refuse(f"{name} = {value!r}"[:_LONGEST])
-        return value
-
-    def names(self, name: str) -> list[str]:
-        """A list of texts, empty where it is absent."""
-        found = self.get(name, [])
-        if not all(isinstance(text, str) for text in found):
-            self.refuse(f"{name} = {found!r}"[:_LONGEST])
-        return found
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """The values by name; an empty one counts as absent. Raises ValueError for others, which may change a code."""
+        problems = fields.problems({name: value for name, value in self.values.items() if value not in (None, [], {})})
+        if problems:
+            self.refuse(", ".join(problems)[:_LONGEST])
+        return fields.values(self.values)
 
     def pattern(self, text: str) -> Pattern:
         """A pattern of module names. Raises ValueError for a text that is none."""
@@ -94,31 +82,17 @@ class Settings:
         except ValueError as error:
             raise ValueError(f"{self.key} of config.json names layers by {text[:_LONGEST]!r}: {error}") from None
 
-    def only(self, **allowed: Collection[Any]) -> None:
-        """Raises ValueError where a value is none of those that are allowed; None stands for absent."""
-        for name, choices in allowed.items():
-            value = self.get(name, None)
-            if not any(value == choice and type(value) is type(choice) for choice in choices):
-                self.refuse(f"{name} = {value!r}"[:_LONGEST])
-
-    def nothing_in(self, *names: str) -> None:
-        """Raises ValueError where one of these says anything."""
-        for name in names:
-            if self.get(name, None) not in (None, [], {}, False, ""):
-                self.refuse(f"{name} = {self.values[name]!r}"[:_LONGEST])
-
-    def ignore(self, *names: str) -> None:
-        """These say how the codes were found, not what they mean."""
-        self._read.update(names)
-
-    def finish(self) -> None:
-        """Raises ValueError for what nobody asked for: it may change what a code means."""
-        unknown = sorted(name for name in self.values.keys() - self._read if self.values[name] not in (None, [], {}))
-        if unknown:
-            self.refuse(", ".join(f"{name} = {self.values[name]!r}" for name in unknown)[:_LONGEST])
-
     def refuse(self, why: str) -> None:
         raise ValueError(refusal(self.key, self.values if not self._where else {"quant_method": self._where}, why))
+
+
+def fields_of(*ignored: str, **read: Known) -> Fields:
+    """What a description may say. ignored: how the codes were found, not what they mean."""
+    said = "{name} = {value}"
+    return Fields({**{name: Known(ANY) for name in ignored}, **read}, wrong=said, refused=said)
+
+
+NOTHING = Known(one_of(None, False, ""))  # it may be there, and say nothing
 
 
 def scale_dtype_of(config: Mapping[str, Any]) -> str:

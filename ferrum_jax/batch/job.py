@@ -32,12 +32,12 @@ from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, ob
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
-from ferrum_jax.batch.journal.store import open_local, open_store, split
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
 from ferrum_jax.batch.report.display import Display, Tally, summary_table
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.recorder import Recorder, report
 from ferrum_jax.batch.worker import Worker
+from ferrum_jax.files.store import open_local, open_store, split
 from ferrum_jax.paths import NamedPath, is_hub_id, is_url, kept_beside, require_apart, require_folder_of
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3

@@ -12,8 +12,8 @@ from rich.text import Text
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import object_in
 from ferrum_jax.batch.journal.journal import Journal
-from ferrum_jax.batch.journal.store import Store
 from ferrum_jax.batch.reach import measured
+from ferrum_jax.files.store import Store
 from ferrum_jax.prompt import PromptIds
 
 _MOST_NAMED = 5

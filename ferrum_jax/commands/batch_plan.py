@@ -22,9 +22,9 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
     from ferrum_jax.batch.job_plan import expected_time, make_plan, measured_rate, plan_table
     from ferrum_jax.batch.journal.job_folder import JobFolder
     from ferrum_jax.batch.journal.job_identity import begun_with, started_of
-    from ferrum_jax.batch.journal.store import open_local, open_store, split
     from ferrum_jax.batch.reach import as_logged, reach_of
     from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
+    from ferrum_jax.files.store import open_local, open_store, split
     from ferrum_jax.meshes.choices import Subject
     from ferrum_jax.meshes.forecast import least_time_s
     from ferrum_jax.meshes.settle import settled

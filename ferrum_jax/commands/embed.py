@@ -21,6 +21,7 @@ from ferrum_jax.batch.input.files import ARRAY, VECTORS, check_name, is_array, r
 from ferrum_jax.batch.input.lines import canonical, load_value, refuse_unreadable
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.files.whole_files import beside
 from ferrum_jax.paths import require_folder_of
 
 if TYPE_CHECKING:
@@ -80,13 +81,12 @@ def _run(args: argparse.Namespace) -> int:
         advance = stack.enter_context(texts_bar(num_lines, shown=None))
         how = {key: getattr(args, key) for key in ("prompt_name", "pooling", "normalize", "truncate")}
         entries = _entries(lambda requests: llm.embed_as_completed(requests, **how), file, advance)
-        temporary = args.output.with_name(f".{os.getpid()}.{args.output.name}")  # the suffix tells the form
-        try:
-            write = _write_array if is_array(args.output.name) else _write_lines
-            failed = write(temporary, entries, num_lines)
-            os.replace(temporary, args.output)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with beside(args.output, lasts=False) as written:
+            name = args.output.name
+            failed = (
+                _write_array(written, entries, num_lines) if is_array(name) else _write_lines(written, entries, name)
+            )
+            os.replace(written, args.output)
     for message in failed[:_MAX_NAMED]:
         print(message, file=sys.stderr)
     if failed:
@@ -145,10 +145,10 @@ def _parse(line: bytes) -> tuple[str | None, Any]:
     return custom_id, text
 
 
-def _write_lines(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
-    """Writes lines in the form of the path's name; returns the messages of those that failed."""
+def _write_lines(path: str, entries: Iterable[Entry], name: str) -> list[str]:
+    """Writes lines in the form of the output's name; returns the messages of those that failed."""
     failed = []
-    with open(path, "wb") as target, writing_rows(target, path.name, VECTORS) as file:
+    with open(path, "wb") as target, writing_rows(target, name, VECTORS) as file:
         for number, (custom_id, entry) in enumerate(entries, start=1):
             line: dict[str, Any] = {"custom_id": custom_id}
             if isinstance(entry, ValueError):
@@ -161,7 +161,7 @@ def _write_lines(path: Path, entries: Iterable[Entry], num_lines: int) -> list[s
     return failed
 
 
-def _write_array(path: Path, entries: Iterable[Entry], num_lines: int) -> list[str]:
+def _write_array(path: str, entries: Iterable[Entry], num_lines: int) -> list[str]:
     """Writes [num_lines, D] float32; returns the messages of the lines that failed, whose rows are NaN."""
     import numpy as np
 

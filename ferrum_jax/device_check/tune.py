@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, tiles_text
 from ferrum_jax.device_check.problem import interpreter, options_of
 from ferrum_jax.device_check.timing import measure
 from ferrum_jax.executables.verdicts import Verdict, entry_of
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models import registry
 from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.runtime.fit import PROBE_BLOCKS

@@ -32,7 +32,8 @@ from ferrum_jax.executables.executable_store import (
     others_may_write,
     write_beside,
 )
-from ferrum_jax.executables.remote_folder import FolderBehindUrl, local_folder, remote_of
+from ferrum_jax.executables.remote_folder import local_folder, remote_of
+from ferrum_jax.files.store import UrlStore
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.paths import is_url
 from ferrum_jax.spec import ModelSpec
@@ -79,7 +80,7 @@ class Bundle:
     path: pathlib.Path
     purpose: Purpose
     parts: Mapping[str, _BundledExecutable]
-    remote: FolderBehindUrl | None = None
+    remote: UrlStore | None = None
 
     @classmethod
     def open(cls, path: str | pathlib.Path) -> Bundle:
@@ -331,7 +332,7 @@ def _is_whole(folder: pathlib.Path, part: _BundledExecutable) -> bool:
         return False
 
 
-def _fetch_manifest(remote: FolderBehindUrl, folder: pathlib.Path) -> None:
+def _fetch_manifest(remote: UrlStore, folder: pathlib.Path) -> None:
     """Puts the manifest of a bundle behind a URL beside the parts that are kept of it. Raises ValueError."""
     try:
         data = remote.read(_MANIFEST)
@@ -344,7 +345,7 @@ def _fetch_manifest(remote: FolderBehindUrl, folder: pathlib.Path) -> None:
         raise ValueError(f"bundle {remote.url} cannot be read: {error}; name a copy in a folder, or none") from error
 
 
-def _fetch_executable(remote: FolderBehindUrl, folder: pathlib.Path, part: _BundledExecutable) -> None:
+def _fetch_executable(remote: UrlStore, folder: pathlib.Path, part: _BundledExecutable) -> None:
     """Puts a part where `_read_executable` finds it, and proves it. Raises ValueError."""
     path = _file(folder, part)
     try:

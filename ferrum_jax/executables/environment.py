@@ -30,6 +30,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/setting.py",
     "ferrum_jax/embeddings/encoder_runtime.py",
     "ferrum_jax/executables",
+    "ferrum_jax/files",
     "ferrum_jax/ints.py",
     "ferrum_jax/layers",
     "ferrum_jax/models",

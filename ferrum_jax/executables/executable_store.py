@@ -18,7 +18,6 @@ import os
 import pathlib
 import pickle
 import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +29,12 @@ from jax.experimental import serialize_executable
 
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.executables.environment import Environment
-from ferrum_jax.executables.remote_folder import FolderBehindUrl, local_folder, remote_of
+from ferrum_jax.executables.remote_folder import local_folder, remote_of
+from ferrum_jax.files.store import UrlStore
+from ferrum_jax.files.whole_files import write_whole
 
 MAX_BYTES = 8 << 30
+write_beside = functools.partial(write_whole, lasts=False, mode=0o600)
 _CHECK_BYTES = 32
 _SUFFIX = ".executable"
 STRAY_S = 3600  # nobody writes a file for so long
@@ -115,7 +117,7 @@ class ExecutableStore:
         self._keep(path, data)
         with self._asking() as remote:
             if remote is not None:
-                remote.write(path.name, data)
+                remote.replace(path.name, data)
         return executable
 
     def _fetch(self, path: pathlib.Path) -> bytes | None:
@@ -137,7 +139,7 @@ class ExecutableStore:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[FolderBehindUrl | None]:
+    def _asking(self) -> Iterator[UrlStore | None]:
         """The remote folder, if there is one. After its first error it is asked no more, which is said once."""
         remote = self._remote
         try:
@@ -217,19 +219,6 @@ def others_may_write(path: pathlib.Path) -> bool:
     """Whether somebody else than this user or root owns a file or folder, or may write to it."""
     status = path.stat()
     return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-
-
-def write_beside(path: pathlib.Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Puts a whole file in place of what is there: a reader sees the one or the other."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def digest(*parts: str) -> str:

@@ -10,38 +10,15 @@ import hashlib
 import pathlib
 from typing import Any
 
-from ferrum_jax.paths import errors_naming, is_url, open_url
+from ferrum_jax.files.store import UrlStore
+from ferrum_jax.paths import is_url
 
 FETCHED = "~/.cache/ferrum_jax"  # where a folder for each URL is made
 
 
-class FolderBehindUrl:
-    """Files of a folder behind a URL, by name. Raises ValueError where fsspec or the URL's own package is missing."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/") if not url.endswith("://") else url
-        self._system, self._root = open_url(url)
-
-    def read(self, name: str) -> bytes | None:
-        """The file's bytes; None if there is no such file. Raises OSError where the store does not answer."""
-        try:
-            with errors_naming(f"{self.url}/{name}"):
-                return self._system.cat_file(self._path(name))
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, data: bytes) -> None:
-        """Puts the whole file. Raises OSError where that cannot be done."""
-        with errors_naming(f"{self.url}/{name}"):
-            self._system.pipe_file(self._path(name), data)
-
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
-
-
-def remote_of(path: str) -> FolderBehindUrl | None:
+def remote_of(path: str) -> UrlStore | None:
     """The folder that a URL names; None of a local path, and of a file:// URL, which is one."""
-    return FolderBehindUrl(path) if is_url(path) and not path.lower().startswith(("file://", "local://")) else None
+    return UrlStore.of(path) if is_url(path) and not path.lower().startswith(("file://", "local://")) else None
 
 
 def local_folder(path: Any) -> pathlib.Path:

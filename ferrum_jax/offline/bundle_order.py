@@ -14,12 +14,12 @@ from typing import Any
 from jax.sharding import Mesh
 
 from checkpoints import stored_forms
-from checkpoints.folder import read_json
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
 from ferrum_jax.executables.bundle import Purpose, purpose_of
 from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.meshes.choices import MeshFit, Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models import registry

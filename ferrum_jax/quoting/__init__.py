@@ -58,8 +58,13 @@ class Elsewhere(NamedTuple):
 def require_harmless(name: str, value: Any, table: Mapping[str, Elsewhere]) -> None:
     """Raises ValueError for a value that asks for something there is not here. table: has the name."""
     harmless, instead = table[name]
-    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+    if not is_harmless(value, harmless):
         raise ValueError(f"{name} is {quoted(value)}, a setting that is not here: {instead}")
+
+
+def is_harmless(value: Any, harmless: Collection[Any]) -> bool:
+    """Whether the value is one of these; 1 and 1.0 are equal, and True is another."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless)
 
 
 def _cut(name: str) -> str:

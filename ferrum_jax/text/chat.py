@@ -19,10 +19,11 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
+from ferrum_jax.files.json_files import read_optional_json
 from ferrum_jax.prompt import is_image_part
 from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
-from ferrum_jax.text.tokenizer import read_json, read_tokenizer_config, special_tokens
+from ferrum_jax.text.tokenizer import read_tokenizer_config, special_tokens
 
 Message = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ class ChatTemplate:
         if (folder / "chat_template.jinja").is_file():
             return cls((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokens)
         for name in ("chat_template.json", "tokenizer_config.json"):
-            source = read_json(folder / name).get("chat_template")
+            source = read_optional_json(folder / name).get("chat_template")
             if source:
                 return cls(_default_of(source, folder / name), tokens)
         return None

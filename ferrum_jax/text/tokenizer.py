@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from ferrum_jax.files.json_files import read_optional_json
 from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
@@ -272,26 +273,13 @@ def require_tokenizer(tokenizer: Tokenizer | None, source: str | Path) -> Tokeni
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """What special_tokens_map.json and tokenizer_config.json say; the latter wins."""
-    named = read_json(folder / "special_tokens_map.json"), read_json(folder / "tokenizer_config.json")
+    named = [read_optional_json(folder / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
     return {key: value for values in named for key, value in values.items() if value is not None}
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Role ("bos_token", ...) to the text of the special token that a tokenizer's configuration names for it."""
     return {role: _text_of(role, config[role]) for role in _SPECIAL if config.get(role)}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is no such file. Raises ValueError naming the file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a JSON {type(value).__name__}; an object was expected")
-    return value
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -5,23 +5,26 @@ Every key has a meaning here, or one of the values that change nothing; any othe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.files.json_files import read_optional_json
+from ferrum_jax.quoting import Elsewhere
+from ferrum_jax.quoting.known_fields import ANY, OBJECT, TRUTH, FieldKind, Fields, Known, number, require, whole
 from ferrum_jax.vision.image import Normalising
 from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, ImageProcessor, QwenImages
 
 FILES = ("processor_config.json", "preprocessor_config.json")
-_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
-_FILTERS = range(6)
-_AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
 _MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
+_LEAST_STD = 1e-6
 _MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
+_PIXEL_INPUTS = ["pixel_values", "image_grid_thw"], ["pixel_values", "num_crops"]
 
 # key -> values that change nothing
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -39,16 +42,75 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "device": (None,),
     "disable_grouping": (None, True, False),
     "default_to_square": (True, False, None),
-    "model_input_names": (None, ["pixel_values", "image_grid_thw"], ["pixel_values", "num_crops"]),
+    "model_input_names": (None, *_PIXEL_INPUTS),
 }
-_LABELS = frozenset({"image_processor_type", "feature_extractor_type", "processor_class", "auto_map"})
-_COMMON = frozenset({"image_mean", "image_std", "rescale_factor", "resample", "size"})
-_QWEN = frozenset({"patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels"})
+_LABELS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
+_WHOLE = whole(1)
+_SCALE = FieldKind(
+    lambda value: type(value) in (int, float) and 0 < value <= 1, "a number over 0 and at most 1, such as 1 / 255"
+)
+_CHANNELS = FieldKind(
+    lambda value: (
+        isinstance(value, list | tuple)
+        and len(value) == 3
+        and all(type(each) in (int, float) and abs(each) <= _MOST_OF_CHANNEL for each in value)
+    ),
+    "three numbers, one for each of red, green and blue",
+)
+_FILTER = FieldKind(
+    lambda value: type(value) is int and 0 <= value < 6, "the number of one of Pillow's filters, 0 to 5"
+)
+
+
+def _fields(
+    own: Mapping[str, Known], normalising: tuple[list[float], list[float]], resample: int, size: Mapping[str, int]
+) -> Fields:
+    """The keys of a processor: its own, and with these defaults those that all have."""
+    mean, std = normalising
+    table: dict[str, Known | Elsewhere] = {name: Elsewhere(values, "") for name, values in _HARMLESS.items()}
+    table |= {name: Known(ANY) for name in _LABELS}
+    table |= {"image_mean": Known(_CHANNELS, mean), "image_std": Known(_CHANNELS, std), "size": Known(OBJECT, size)}
+    table |= {"rescale_factor": Known(_SCALE, 1 / 255), "resample": Known(_FILTER, resample), **own}
+    return Fields(table, refused="{name} is {value}, and no image is processed so here")
+
+
 _SCAN = "pan_and_scan_"
-_GEMMA = frozenset(
-    {"do_pan_and_scan", f"{_SCAN}min_crop_size", f"{_SCAN}max_num_crops", f"{_SCAN}min_ratio_to_activate"}
-) | {"image_seq_length"}
-_GEMMA4 = frozenset({"patch_size", "pooling_kernel_size", "max_soft_tokens", "image_seq_length", "do_normalize"})
+_QWEN = _fields(
+    {
+        "patch_size": Known(_WHOLE, 14),
+        "temporal_patch_size": Known(_WHOLE, 2),
+        "merge_size": Known(_WHOLE, 2),
+        "min_pixels": Known(ANY),
+        "max_pixels": Known(ANY),
+    },
+    _CLIP,
+    _BICUBIC,
+    {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+)
+_GEMMA3 = _fields(
+    {
+        "do_pan_and_scan": Known(TRUTH, False),
+        f"{_SCAN}min_crop_size": Known(_WHOLE, 256),
+        f"{_SCAN}max_num_crops": Known(_WHOLE, 4),
+        f"{_SCAN}min_ratio_to_activate": Known(number(1), 1.2),
+        "image_seq_length": Known(_WHOLE, 256),
+    },
+    _HALF,
+    _BILINEAR,
+    {"height": 224, "width": 224},
+)
+_GEMMA4 = _fields(
+    {
+        "patch_size": Known(_WHOLE, 16),
+        "pooling_kernel_size": Known(_WHOLE, 3),
+        "max_soft_tokens": Known(_WHOLE, 280),
+        "image_seq_length": Known(ANY),
+        "do_normalize": Known(TRUTH, False),
+    },
+    _AS_IT_IS,
+    _BICUBIC,
+    {},
+)
 
 
 def read_processor(folder: str | Path) -> ImageProcessor | None:
@@ -58,9 +120,7 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
     """
     folder = Path(folder)
     for name in FILES:
-        given = _object(folder / name)
-        if given is None:
-            continue
+        given = read_optional_json(folder / name)
         settings = given.get("image_processor", given if name == FILES[1] else {}) or {}
         if not isinstance(settings, dict):
             raise ValueError(f"{folder / name}: image_processor is {settings!r}; it must be an object")
@@ -68,7 +128,7 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
             continue
         if "image_seq_length" in given:
             settings = settings | {"image_seq_length": given["image_seq_length"]}
-        tower = (_object(folder / "config.json") or {}).get("vision_config") or {}
+        tower = read_optional_json(folder / "config.json").get("vision_config") or {}
         try:
             return processor_of(settings, tower)
         except ValueError as error:
@@ -85,186 +145,103 @@ def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Image
     kind = str(named).removesuffix("Fast").removesuffix("Pil")
     if kind not in _KINDS:
         raise ValueError(f"image_processor_type is {named!r}; known are {', '.join(sorted(_KINDS))}")
-    read, own = _KINDS[kind]
-    problems = [
-        f"{key} is {value!r}, and no image is processed so here"
-        for key, value in sorted(settings.items())
-        if key not in own | _COMMON | _LABELS and not any(value == v and type(value) is type(v) for v in _values(key))
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
-    return read(settings, tower)
+    make, fields = _KINDS[kind]
+    return make(fields.read(settings), tower)
 
 
-def _values(key: str) -> tuple[Any, ...]:
-    return _HARMLESS.get(key, ())
-
-
-def _qwen(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
-    size = _size(settings, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-    least, most = size.pop("shortest_edge", None), size.pop("longest_edge", None)
-    least, most = size.pop("min_pixels", least), size.pop("max_pixels", most)
-    if settings.get("min_pixels") is not None:
-        least = settings["min_pixels"]
-    if settings.get("max_pixels") is not None:
-        most = settings["max_pixels"]
-    if size or _whole("size.shortest_edge", least) > _whole("size.longest_edge", most):
+def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
+    size = _size(found)
+    edges = [size.pop(edge, None) for edge in ("shortest_edge", "longest_edge")]
+    least, most = (size.pop(name, edge) for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True))
+    least = least if found["min_pixels"] is None else found["min_pixels"]
+    most = most if found["max_pixels"] is None else found["max_pixels"]
+    if size or require("size.shortest_edge", least, _WHOLE) > require("size.longest_edge", most, _WHOLE):
         raise ValueError(
-            f"size is {settings.get('size')!r}; it must have a shortest_edge and a longest_edge that is no less, both "
+            f"size is {found['size']!r}; it must have a shortest_edge and a longest_edge that is no less, both "
             "in pixels of the whole image"
         )
     if least > _MOST_PIXELS:
         raise ValueError(
             f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MOST_PIXELS} at most"
         )
-    patch, merge, frames = (
-        _whole(key, settings.get(key, default))
-        for key, default in (("patch_size", 14), ("merge_size", 2), ("temporal_patch_size", 2))
-    )
-    _check_tower("patch_size", patch, tower)
-    _check_tower("merge_size", merge, tower, "spatial_merge_size")
-    _check_tower("temporal_patch_size", frames, tower)
+    for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
+        _check_tower(key, found[key], tower, its_key)
     return QwenImages(
-        normalising=_normalising(settings, *_CLIP),
-        patch_size=patch,
-        merge_size=merge,
-        temporal_patch_size=frames,
+        normalising=_normalising(found),
+        patch_size=found["patch_size"],
+        merge_size=found["merge_size"],
+        temporal_patch_size=found["temporal_patch_size"],
         min_pixels=least,
         max_pixels=most,
-        resample=_filter(settings, _BICUBIC),
+        resample=found["resample"],
     )
 
 
-def _gemma(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
-    size = _size(settings, {"height": 224, "width": 224})
-    patch = _whole("config.json's vision_config.patch_size", tower.get("patch_size", 14))
-    height, width = (_whole(f"size.{name}", size.pop(name, None)) for name in ("height", "width"))
+def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
+    size = _size(found)
+    patch = require("config.json's vision_config.patch_size", tower.get("patch_size", 14), _WHOLE)
+    height, width = (require(f"size.{name}", size.pop(name, None), _WHOLE) for name in ("height", "width"))
     if size or height % patch or width % patch:
-        raise ValueError(f"size is {settings.get('size')!r}; it must be a height and a width, multiples of {patch}")
-    scan = settings.get("do_pan_and_scan")
-    if scan not in (None, True, False):
-        raise ValueError(f"do_pan_and_scan is {scan!r}; it must be true or false")
-    ratio = _given(settings, f"{_SCAN}min_ratio_to_activate", 1.2)
-    least = _whole(f"{_SCAN}min_crop_size", _given(settings, f"{_SCAN}min_crop_size", 256))
-    most = _whole(f"{_SCAN}max_num_crops", _given(settings, f"{_SCAN}max_num_crops", 4))
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio < 1:
-        raise ValueError(f"{_SCAN}min_ratio_to_activate is {ratio!r}; it must be a number, 1 or more")
+        raise ValueError(f"size is {found['size']!r}; it must be a height and a width, multiples of {patch}")
+    least, most = found[f"{_SCAN}min_crop_size"], found[f"{_SCAN}max_num_crops"]
     if most > least:  # a crop could be empty
         raise ValueError(f"{_SCAN}max_num_crops is {most}, more than {_SCAN}min_crop_size, {least}; make it smaller")
     return Gemma3Images(
-        normalising=_normalising(settings, *_HALF),
+        normalising=_normalising(found),
         patch_size=patch,
         height=height,
         width=width,
-        tokens_per_crop=_whole("image_seq_length", _given(settings, "image_seq_length", 256)),
-        resample=_filter(settings, _BILINEAR),
-        pan_and_scan=scan is True,
+        tokens_per_crop=found["image_seq_length"],
+        resample=found["resample"],
+        pan_and_scan=found["do_pan_and_scan"],
         min_crop_size=least,
         max_crops=most,
-        min_ratio=float(ratio),
+        min_ratio=float(found[f"{_SCAN}min_ratio_to_activate"]),
     )
 
 
-def _gemma4(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
-    """Of `size` and `image_seq_length` no image depends, as in the reference."""
-    most = _whole("max_soft_tokens", _given(settings, "max_soft_tokens", 280))
+def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
+    """No image depends on `size` and `image_seq_length`, as in the reference."""
+    most = found["max_soft_tokens"]
     if most not in _SOFT_TOKENS:
         raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(_SOFT_TOKENS)}")
-    normalises = settings.get("do_normalize")
-    if normalises not in (None, True, False):
-        raise ValueError(f"do_normalize is {normalises!r}; it must be true or false")
-    patch, pooling = (
-        _whole(key, _given(settings, key, default)) for key, default in (("patch_size", 16), ("pooling_kernel_size", 3))
-    )
-    _check_tower("patch_size", patch, tower)
-    _check_tower("pooling_kernel_size", pooling, tower)
+    for key in ("patch_size", "pooling_kernel_size"):
+        _check_tower(key, found[key], tower, key)
+    mean, std = _AS_IT_IS
     return Gemma4Images(
-        normalising=_normalising(
-            settings if normalises else {**settings, "image_mean": None, "image_std": None}, *_AS_IT_IS
-        ),
-        patch_size=patch,
-        pooling=pooling,
+        normalising=_normalising(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
+        patch_size=found["patch_size"],
+        pooling=found["pooling_kernel_size"],
         max_tokens=most,
-        resample=_filter(settings, _BICUBIC),
+        resample=found["resample"],
     )
 
 
-def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str | None = None) -> None:
+def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
     """Raises ValueError where the tower's config has another value, which would see patches that are not there."""
-    its_key = its_key or key
     if tower.get(its_key, value) != value:
         raise ValueError(
             f"{key} is {value}, and config.json's vision_config has {its_key} {tower[its_key]!r}; make them equal"
         )
 
 
-_Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
-_KINDS: Mapping[str, tuple[_Reader, frozenset[str]]] = {
+_Make = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
+_KINDS: Mapping[str, tuple[_Make, Fields]] = {
     "Qwen2VLImageProcessor": (_qwen, _QWEN),
-    "Gemma3ImageProcessor": (_gemma, _GEMMA),
+    "Gemma3ImageProcessor": (_gemma3, _GEMMA3),
     "Gemma4ImageProcessor": (_gemma4, _GEMMA4),
 }
 
 
-def _normalising(settings: Mapping[str, Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Normalising:
-    scale = _given(settings, "rescale_factor", 1 / 255)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
-        raise ValueError(f"rescale_factor is {scale!r}; it must be a number over 0 and at most 1, such as 1 / 255")
-    return Normalising(
-        scale=float(scale),
-        mean=_channels(settings, "image_mean", mean),
-        std=_channels(settings, "image_std", std, least=1e-6),
-    )
-
-
-def _channels(
-    settings: Mapping[str, Any], key: str, default: tuple[float, ...], least: float | None = None
-) -> tuple[float, float, float]:
-    values = _given(settings, key, list(default))
-    fine = isinstance(values, list | tuple) and len(values) == 3
-    if not fine or not all(type(value) in (int, float) and abs(value) <= _MOST_OF_CHANNEL for value in values):
-        raise ValueError(f"{key} is {values!r}; it must be three numbers, one for each of red, green and blue")
-    if least is not None and min(values) < least:
+def _normalising(found: Mapping[str, Any]) -> Normalising:
+    std = found["image_std"]
+    if min(std) < _LEAST_STD:
         raise ValueError(
-            f"{key} is {values!r}; pixels are divided by it, so it must be three numbers of at least {least:g}"
+            f"image_std is {std!r}; pixels are divided by it, so it must be three numbers of at least {_LEAST_STD:g}"
         )
-    red, green, blue = map(float, values)
-    return red, green, blue
+    mean, std = (tuple(map(float, found[key])) for key in ("image_mean", "image_std"))
+    return Normalising(scale=float(found["rescale_factor"]), mean=mean, std=std)  # type: ignore[arg-type]
 
 
-def _size(settings: Mapping[str, Any], default: Mapping[str, int]) -> dict[str, Any]:
-    size = _given(settings, "size", dict(default))
-    if not isinstance(size, Mapping):
-        raise ValueError(f"size is {size!r}; it must be an object")
-    return {name: value for name, value in size.items() if value is not None}
-
-
-def _filter(settings: Mapping[str, Any], default: int) -> int:
-    number = _given(settings, "resample", default)
-    if type(number) is not int or number not in _FILTERS:
-        raise ValueError(f"resample is {number!r}; it must be the number of one of Pillow's filters, 0 to 5")
-    return number
-
-
-def _given(settings: Mapping[str, Any], key: str, default: Any) -> Any:
-    value = settings.get(key)
-    return default if value is None else value
-
-
-def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
-    return value
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no file. Raises ValueError naming it."""
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a JSON {type(value).__name__}; an object was expected")
-    return value
+def _size(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found["size"].items() if value is not None}

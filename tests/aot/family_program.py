@@ -16,10 +16,10 @@ import sys
 import time
 from typing import Any
 
-from checkpoints.folder import read_json
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.embeddings.encoder_runtime import encoder_programs, lay_out_encoder
 from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models.registry import encoder_spec_of, spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh

@@ -33,9 +33,9 @@ from ferrum_jax.batch.job import (
     JobStart,
     run_batch,
 )
-from ferrum_jax.batch.journal.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.page import page
+from ferrum_jax.files.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.openai.logprob_forms import number
 from tests.batch.fake_llm import FakeLLM
 

@@ -129,7 +129,7 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
         ({"r": 0}, r"r is 0; it must be a whole number above 0"),
         ({"r": 4.5}, r"r is 4.5; it must be a whole number above 0"),
         ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; it must be a number above 0"),
-        ({"lora_alpha": 10**400}, r"lora_alpha is 10000.*\.\.\.; it must be a number above 0"),
+        ({"lora_alpha": 10**400}, r"lora_alpha is a whole number of 1,329 bits; it must be a number above 0"),
         ({"rank_pattern": ["q_proj"]}, r"rank_pattern is \['q_proj'\]; it must be an object"),
         ({"alpha_pattern": {"(": 4}}, r"alpha_pattern names '\(': it is no regular expression: missing \)"),
         ({"rank_pattern": {"(?i)q": 4}}, r"rank_pattern names '\(\?i\)q': a flag is not supported"),

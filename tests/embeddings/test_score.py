@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from checkpoints.folder import read_json
 from ferrum_jax import LLM, EngineConfig
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models import registry
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.support import COMPILED, GOLDENS

@@ -13,8 +13,9 @@ import pytest
 from ferrum_jax.__main__ import main
 from ferrum_jax.executables.bundle import Bundle, BundledExecutables, BundleWriter
 from ferrum_jax.executables.executable_store import ExecutableStore, serialize
-from ferrum_jax.executables.remote_folder import FolderBehindUrl, local_folder, remote_of
+from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.executables.verdicts import VerdictStore
+from ferrum_jax.files.store import UrlStore
 from tests.executables.test_bundle import DOUBLE, compiled, purpose
 
 X = np.arange(3, dtype=np.float32)
@@ -104,10 +105,10 @@ def test_two_writers_of_a_name_do_no_harm(machine, url):
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 1000])
 def test_a_damaged_object_is_compiled_again_and_replaced(machine, url, damage):
     ExecutableStore(url).get("double", compile_trivial)
-    remote = FolderBehindUrl(url)
+    remote = UrlStore.of(url)
     (path,) = local_folder(url).iterdir()
     whole = remote.read(path.name)
-    remote.write(path.name, damage)
+    remote.replace(path.name, damage)
     machine("two")
     again = ExecutableStore(url)
     again.get("double", compile_trivial)
@@ -143,11 +144,11 @@ def test_verdicts_of_a_url_are_kept_on_this_machine(machine, url):
 @pytest.fixture
 def bundle_url(tmp_path, url):
     """A bundle with one part, behind a URL."""
-    folder, remote = tmp_path / "bundle", FolderBehindUrl(f"{url}/bundle")
+    folder, remote = tmp_path / "bundle", UrlStore.of(f"{url}/bundle")
     BundleWriter(folder, purpose()).put(DOUBLE, serialize(compiled(2)))
     for path in folder.rglob("*"):
         if path.is_file():
-            remote.write(str(path.relative_to(folder)), path.read_bytes())
+            remote.replace(str(path.relative_to(folder)), path.read_bytes())
     return remote.url
 
 
@@ -161,7 +162,7 @@ def get(url, compile=refuse, *, required=True):
 def test_a_bundle_behind_a_url_is_fetched_once(machine, bundle_url):
     np.testing.assert_array_equal(get(bundle_url)[1](X), 2 * X)
     (path,) = (local_folder(bundle_url) / "parts").iterdir()
-    FolderBehindUrl(bundle_url).write(f"parts/{path.name}", b"never read again")
+    UrlStore.of(bundle_url).replace(f"parts/{path.name}", b"never read again")
     np.testing.assert_array_equal(get(bundle_url)[1](X), 2 * X)
 
 
@@ -176,7 +177,7 @@ def test_a_named_bundle_that_cannot_be_read_is_an_error(machine, url, bundle_url
 def test_a_part_of_other_bytes_is_never_loaded(machine, bundle_url):
     opened = Bundle.open(bundle_url)
     (part,) = opened.parts.values()
-    FolderBehindUrl(bundle_url).write(f"parts/{part.sha256}.executable", b"other")
+    UrlStore.of(bundle_url).replace(f"parts/{part.sha256}.executable", b"other")
     source, executable = get(bundle_url, lambda: compiled(3), required=False)
     np.testing.assert_array_equal(executable(X), 3 * X)
     assert source.problems == [f"bundle {bundle_url}: double: its file has 5 bytes instead of {part.bytes:,}"]

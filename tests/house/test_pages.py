@@ -93,7 +93,7 @@ HELD = {
         (
             "2 and 3 bits and KV scales",
             "../checkpoints/formats/compressed_tensors.py",
-            'settings.nothing_in("kv_cache_scheme"',
+            "kv_cache_scheme=NOTHING",
         ),
         ("have no published form and are refused", "../checkpoints/export.py", "which is published for"),
     ],
@@ -121,7 +121,7 @@ HELD = {
         (
             "a whole batch are refused",
             "../checkpoints/formats/compressed_tensors.py",
-            'settings.nothing_in("kv_cache_scheme"',
+            "kv_cache_scheme=NOTHING",
         ),
     ],
     "guides/structured-output.md": [

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from checkpoints.folder import read_json
 from checkpoints.rules import expand
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.embeddings.encoder_runner import EncoderRunner
@@ -23,6 +22,7 @@ from ferrum_jax.embeddings.encoder_runtime import (
     lay_out_encoder,
 )
 from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.layers.text_rows import TextRows, attend
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoints import open_checkpoint
-from checkpoints.folder import read_json
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.layers.rope import frequencies
 from ferrum_jax.models import registry
 from ferrum_jax.models.bounds import BOUNDS

@@ -156,5 +156,5 @@ def test_a_folder_s_processor_is_read_from_either_file(tmp_path):
     second = read_processor(tmp_path)
     assert second == dataclasses.replace(first, tokens_per_crop=64)
     (tmp_path / "processor_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"processor_config.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"processor_config.json cannot be read as JSON"):
         read_processor(tmp_path)

@@ -13,7 +13,7 @@ from ferrum_jax.batch.journal.job_identity import RECORD, new_record, read_recor
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import require_nobody
 from ferrum_jax.batch.journal.merge import merge
-from ferrum_jax.batch.journal.store import Store, split
+from ferrum_jax.files.store import Store, split
 from ferrum_jax.paths import is_url
 
 

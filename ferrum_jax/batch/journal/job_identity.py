@@ -21,7 +21,8 @@ from typing import Any
 
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
-from ferrum_jax.batch.journal.store import Store
+from ferrum_jax.files.json_files import parse_json
+from ferrum_jax.files.store import Store
 from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity, digest_of
 
 FORMAT = 1  # of all files of a journal
@@ -175,8 +176,8 @@ def object_in(content: bytes | None) -> dict[str, Any] | None:
     """The JSON object that a file of a journal holds; None where there is no file, or it holds no object."""
     found: Any = None
     if content is not None:
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(content)
+        with contextlib.suppress(ValueError):
+            found = parse_json(content)
     return found if isinstance(found, dict) else None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.partials import decode_partial
-from ferrum_jax.batch.journal.store import Store
+from ferrum_jax.files.store import Store
 from ferrum_jax.outputs import CompletionOutput
 
 OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.store import Store, open_store
+from ferrum_jax.files.store import Store, open_store
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ferrum_jax.batch.journal.store import Store
+from ferrum_jax.files.store import Store
 
 
 class LeaseLost(OSError):

@@ -13,6 +13,7 @@ from typing import Any
 
 from ferrum_jax.config import EngineConfig, MeshShape
 from ferrum_jax.quoting import Elsewhere, require_harmless
+from ferrum_jax.quoting.known_fields import require, whole
 from ferrum_jax.setting import settings_of
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
@@ -81,7 +82,11 @@ def engine_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} and {field} are both given, and both set {field}; give one of them")
         elif name not in AXES and (value is not None or "None" in str(_FIELDS[field].type)):
             fields[field] = "fp8_e4m3" if (name, value) == ("kv_cache_dtype", "fp8") else value
-    sizes = {AXES[name]: _size(name, value) for name, value in given.items() if name in AXES and value is not None}
+    sizes = {
+        AXES[name]: require(name, value, whole(1))
+        for name, value in given.items()
+        if name in AXES and value is not None
+    }
     mesh = MeshShape(dp=sizes.get("dp", 1), tp=sizes.get("tp", 1))
     return fields | ({"mesh": str(mesh)} if sizes else {})
 
@@ -99,12 +104,6 @@ def with_fields(config: EngineConfig | None, fields: Mapping[str, Any]) -> Engin
         if before not in (now, getattr(_DEFAULTS, name)):
             raise ValueError(f"{name} is {now!r}, and config has {name}={before!r}; give it once")
     return made
-
-
-def _size(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
-    return value
 
 
 def _refusal(name: str) -> str:

@@ -14,8 +14,8 @@ from rich.console import Console
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.store import LocalStore, open_store
 from ferrum_jax.batch.ray import RayLLM
+from ferrum_jax.files.store import LocalStore, open_store
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM

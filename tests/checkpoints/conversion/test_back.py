@@ -15,10 +15,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import convert, open_checkpoint, to_huggingface, writer
-from checkpoints.folder import companion_files, read_json
+from checkpoints.folder import companion_files
 from checkpoints.huggingface import map_tensors, write_tensors
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.__main__ import main
+from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models import registry
 from tests.checkpoints.folders import HARMLESS, RULES, targets, tensors, write_single
 from tests.support import GOLDENS

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
+from ferrum_jax.files.whole_files import beside, sync_folder, write_whole
 from ferrum_jax.paths import errors_naming, is_url, open_url
 
 _MOST_TRIES, _MOST_PAUSE_S = 4, 0.5  # for a create that failed and left no file
@@ -93,20 +94,19 @@ class LocalStore:
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         path = self._path(name)
-        with _temporary(path, content, lasts=lasts) as written:
+        with beside(path, content, lasts=lasts) as written:
             try:
                 os.link(written, path)
             except FileExistsError:
                 return False
         if lasts:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         return True
 
     def replace(self, name: str, content: bytes) -> None:
         path = self._path(name)
-        with _temporary(path, content) as written:
-            os.replace(written, path)
-        _sync_folder(path.parent)
+        write_whole(path, content)
+        sync_folder(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         try:
@@ -130,20 +130,20 @@ class LocalStore:
 
     def move(self, name: str, target: str, *, mark: str) -> None:
         os.rename(self._root / name, self._root / target)
-        _sync_folder(self._root)
+        sync_folder(self._root)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
         path = self._path(name)
         for torn in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # what a killed process left
             torn.unlink(missing_ok=True)
-        with _temporary(path, lasts=False) as written:
+        with beside(path, lasts=False) as written:
             with open(written, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(written, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _path(self, name: str) -> Path:
         path = self._root / name
@@ -151,62 +151,31 @@ class LocalStore:
         return path
 
 
-@contextlib.contextmanager
-def _temporary(path: Path, content: bytes = b"", *, lasts: bool = True) -> Iterator[str]:
-    """The path of a file beside `path` that holds the content, on disk if it lasts; it is gone afterwards.
-
-    What fails in the block for this file, or for none that is named, is an error of `path`.
-    """
-    with _errors_of(path):
-        handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                if lasts:
-                    os.fsync(file.fileno())
-            os.chmod(written, 0o666 & ~_UMASK)
-            yield written
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # it was renamed to `path`
-                os.unlink(written)
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    """Names the file in the system's errors: a full disk fails calls that know a handle, or a temporary name, alone."""
-    try:
-        yield
-    except OSError as error:
-        is_its = error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
-        if error.errno is None or not is_its:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-_UMASK = _umask()  # read once: reading it changes it for a moment
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with _errors_of(folder):
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class UrlStore:
-    """A folder of an fsspec file system. An object is written by one put, whole or not at all."""
+    """A folder of an fsspec file system. An object is written by one put: a reader sees it whole or not at all."""
 
-    def __init__(self, system: Any, root: str) -> None:
+    def __init__(self, system: Any, root: str, url: str | None = None) -> None:
+        """url: as errors name the folder; None is as the file system writes it."""
         self._system, self._root = system, root
+        self.url = system.unstrip_protocol(root) if url is None else url if url.endswith("://") else url.rstrip("/")
+
+    @classmethod
+    def of(cls, url: str) -> UrlStore:
+        """Raises ValueError, with what to install, for a URL that cannot be opened."""
+        return cls(*open_url(url), url)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, in folders of it too, by its name."""
+        with errors_naming(self.url):
+            found = self._system.find(self._root, detail=True)
+        root = self._root.rstrip("/") + "/"
+        return {name.removeprefix(root): int(entry["size"]) for name, entry in found.items() if name != self._root}
+
+    def copy_to(self, name: str, path: Path) -> None:
+        """Copies a file to a path of this machine."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._at(name) as source:
+            self._system.get_file(source, str(path))
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         for left in reversed(range(_MOST_TRIES)):
@@ -276,7 +245,7 @@ class UrlStore:
     def _at(self, name: str) -> Iterator[str]:
         """The path of a name in the file system."""
         path = f"{self._root.rstrip('/')}/{name}"
-        with errors_naming(self._system.unstrip_protocol(path)):
+        with errors_naming(f"{self.url}/{name}"):
             yield path
 
 

@@ -1,0 +1,68 @@
+"""A file that is put in place whole: it is written beside, and takes its name by one rename or link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes, *, lasts: bool = True, mode: int | None = None) -> None:
+    """Puts a whole file in place of what is there: a reader sees the one or the other. lasts, mode: as `beside`."""
+    with beside(path, content, lasts=lasts, mode=mode) as written:
+        os.replace(written, path)
+
+
+@contextlib.contextmanager
+def beside(path: Path, content: bytes = b"", *, lasts: bool = True, mode: int | None = None) -> Iterator[str]:
+    """The path of a file beside `path` that holds the content; it is gone afterwards.
+
+    lasts: the content is on the disk. mode: None gives what the user's other new files have. What fails in the block
+    for this file, or for none that is named, is an error of `path`.
+    """
+    with _errors_of(path):
+        handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                if lasts:
+                    os.fsync(file.fileno())
+            os.chmod(written, 0o666 & ~_UMASK if mode is None else mode)
+            yield written
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # it was renamed to `path`
+                os.unlink(written)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with _errors_of(folder):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Names the file in the system's errors: a full disk fails calls that know a handle, or a temporary name, alone."""
+    try:
+        yield
+    except OSError as error:
+        is_its = error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
+        if error.errno is None or not is_its:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _umask()  # read once: reading it changes it for a moment
