@@ -39,18 +39,27 @@ class RowRecurrence:
 
     def __call__(
         self,
-        tokens: tuple[jax.Array, ...],  # [T, ...] each
-        out: jax.Array,  # [T, K, G, B], zeros
+        shared: tuple[jax.Array, ...],  # [T, K, A] each
+        v: jax.Array,  # [T, K * G, B]
+        scalars: tuple[jax.Array, ...],  # [T, K * G] each
         pool: jax.Array,  # [slots, K * G, ...] float32
         rows: StateRows,
         *,
-        tile: int,
+        tile: int | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """(out, the pool after the step)."""
+        """(out as v is, the pool after the step). tile: None is choose_tile's."""
+        T, K, _ = shared[0].shape
+        by_group = (T, K, v.shape[1] // K)
+        values = v.reshape(*by_group, -1)
+        tokens = (*shared, values, *(each.reshape(by_group) for each in scalars))
+        out = jnp.zeros(values.shape, v.dtype)
         if rows.sequential:
-            return self._sequential(tokens, out, pool, rows)
-        out, pool = self._singles(tokens, out, pool, rows)
-        return (out, pool) if rows.decode_only else self._tiles(tokens, out, pool, rows, tile)
+            out, pool = self._sequential(tokens, out, pool, rows)
+        else:
+            out, pool = self._singles(tokens, out, pool, rows)
+            if not rows.decode_only:
+                out, pool = self._tiles(tokens, out, pool, rows, tile or choose_tile(num_tokens=T))
+        return out.reshape(v.shape), pool
 
     def _singles(
         self, tokens: tuple[jax.Array, ...], out: jax.Array, pool: jax.Array, rows: StateRows

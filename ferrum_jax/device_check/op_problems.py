@@ -5,8 +5,8 @@ The cases are those of `pallas_kernels/*/cases.py`. Off a chip few tiny ones run
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,16 +51,10 @@ _TINY_ON_CHIP = (
 
 def problems(op: str, target: Target | None, platform: str, *, full: bool) -> Iterator[Problem]:
     """The problems of an op on a platform. target: of the chip; None on the CPU."""
-    make = {
-        "paged_attention": _attention,
-        "kv_write": _kv_write,
-        "quantized_matmul": products,
-        "grouped_matmul": lambda *given: itertools.chain(_experts(*given), packed_experts(*given)),
-        "gated_delta": _delta,
-        "state_space": _space,
-        "causal_conv": _conv,
-    }[op]
-    yield from make(target, platform, full)
+    if op in _PLAIN:
+        yield from _PLAIN[op].problems(op, platform, full)
+    if op in _WITH_KERNELS:
+        yield from _WITH_KERNELS[op](target, platform, full)
 
 
 def _attention(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
@@ -163,7 +157,6 @@ def _write_problem(case: write_cases.Case, names: tuple[str, ...], platform: str
         implementations=names,
         begin=begin,
         oracle=oracle,
-        take=lambda result: result,
         real=real,
         axes=("block", "token", "vector", "lane"),
         num_bytes=None if case.tiny else 2 * case.num_real * token_bytes,
@@ -171,97 +164,81 @@ def _write_problem(case: write_cases.Case, names: tuple[str, ...], platform: str
     )
 
 
-def _experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in chosen(expert_cases.CASES, "grouped_matmul", platform, full):
-        arguments = functools.partial(expert_cases.make_arguments, case)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _PlainOp:
+    """An op that has "xla" alone. given: its keywords in a case. shape: the case's class. has_rows: of states."""
 
-        def oracle(arguments: Any = arguments) -> np.ndarray:
-            *tokens, experts = arguments()
-            x, ids, weights, gate, up, down = map(np.asarray, (*tokens, experts.gate, experts.up, experts.down))
-            return expert_oracle.expert_mlp(x, ids, weights, gate, up, down)
+    run: Callable[..., Any]
+    cases: Any
+    oracle: Callable[..., Any]
+    shape: str
+    given: tuple[str, ...] = ("tile",)
+    has_rows: bool = True
 
-        run = functools.partial(expert_mlp, tile=case.tile)
-        shape = f"E={case.num_experts} X={case.num_experts_per_token} D={case.width} F={case.hidden}"
-        yield _plain("grouped_matmul", case.name, case.dtype, shape, run, arguments, oracle, slice(None), platform)
+    def problems(self, op: str, platform: str, full: bool) -> Iterator[Problem]:
+        for case in chosen(self.cases.CASES, op, platform, full):
+            yield self._problem(op, case, platform)
 
+    def _problem(self, op: str, case: Any, platform: str) -> Problem:
+        arguments = functools.partial(self.cases.make_arguments, case)
+        real = slice(case.num_real) if self.has_rows else slice(None)
+        keywords = {name: getattr(case, name) for name in self.given}
 
-def _delta(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in chosen(delta_cases.CASES, "gated_delta", platform, full):
-        arguments = functools.partial(delta_cases.make_arguments, case)
+        def run(*given: Any) -> Any:
+            found = self.run(*given, **keywords)
+            return found[0] if self.has_rows else found
 
-        def oracle(arguments: Any = arguments) -> np.ndarray:
-            *given, rows = arguments()
-            arrays: Any = [*map(np.asarray, given), rows]
-            return delta_oracle.gated_delta(*arrays)[0]
+        def begin(_: str) -> Callable[[], Any]:
+            compiled, given = jax.jit(run, compiler_options=options_of(platform)), arguments()
+            return lambda: compiled(*given)
 
-        run, real = functools.partial(_first_of, gated_delta, tile=case.tile), _real(case)
-        shape = f"K={case.num_key_heads} N={case.num_value_heads} A={case.key_dim} B={case.value_dim}"
-        yield _plain("gated_delta", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
+        def oracle() -> np.ndarray:
+            *given, last = arguments()
+            if self.has_rows:
+                return self.oracle(*map(np.asarray, given), last)[0][real]
+            return self.oracle(*map(np.asarray, (*given, last.gate, last.up, last.down)))
 
-
-def _space(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in chosen(space_cases.CASES, "state_space", platform, full):
-        arguments = functools.partial(space_cases.make_arguments, case)
-
-        def oracle(arguments: Any = arguments) -> np.ndarray:
-            *given, rows = arguments()
-            arrays: Any = [*map(np.asarray, given), rows]
-            return space_oracle.state_space(*arrays)[0]
-
-        run, real = functools.partial(_first_of, state_space, tile=case.tile), _real(case)
-        shape = f"K={case.num_groups} N={case.num_heads} A={case.state_dim} B={case.head_dim}"
-        yield _plain("state_space", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
-
-
-def _conv(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    for case in chosen(conv_cases.CASES, "causal_conv", platform, full):
-        arguments = functools.partial(conv_cases.make_arguments, case)
-
-        def oracle(arguments: Any = arguments) -> np.ndarray:
-            *given, rows = arguments()
-            arrays: Any = [*map(np.asarray, given), rows]
-            return conv_oracle.causal_conv(*arrays)[0]
-
-        run, real = functools.partial(_first_of, causal_conv), _real(case)
-        shape = f"I={case.width} taps={case.taps}"
-        yield _plain("causal_conv", case.name, case.dtype, shape, run, arguments, oracle, real, platform)
+        return Problem(
+            op=op,
+            name=case.name,
+            dtype=case.dtype,
+            shape=self.shape.format(**dataclasses.asdict(case)),
+            tolerance=tolerance_of(case.dtype, platform),
+            implementations=("xla",),
+            begin=begin,
+            oracle=oracle,
+            real=lambda result, _: np.asarray(result)[real],
+            axes=("token",),
+        )
 
 
-def _first_of(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    return run(*arguments, **options)[0]
-
-
-def _real(case: Any) -> slice:
-    return slice(sum(count for _, count in case.rows))
-
-
-def _plain(
-    op: str,
-    name: str,
-    dtype: str,
-    shape: str,
-    run: Callable[..., Any],
-    arguments: Callable[[], tuple[Any, ...]],
-    oracle: Callable[[], np.ndarray],
-    real: slice,
-    platform: str,
-) -> Problem:
-    """A problem of an op that has "xla" alone. real: the tokens that are no padding."""
-
-    def begin(_: str) -> Callable[[], Any]:
-        compiled, given = jax.jit(run, compiler_options=options_of(platform)), arguments()
-        return lambda: compiled(*given)
-
-    return Problem(
-        op=op,
-        name=name,
-        dtype=dtype,
-        shape=shape,
-        tolerance=tolerance_of(dtype, platform),
-        implementations=("xla",),
-        begin=begin,
-        oracle=lambda: oracle()[real],
-        take=lambda result: result,
-        real=lambda result, _: np.asarray(result)[real],
-        axes=("token",),
-    )
+_PLAIN = {
+    "grouped_matmul": _PlainOp(
+        run=expert_mlp,
+        cases=expert_cases,
+        oracle=expert_oracle.expert_mlp,
+        shape="E={num_experts} X={num_experts_per_token} D={width} F={hidden}",
+        has_rows=False,
+    ),
+    "gated_delta": _PlainOp(
+        run=gated_delta,
+        cases=delta_cases,
+        oracle=delta_oracle.gated_delta,
+        shape="K={num_key_heads} N={num_value_heads} A={key_dim} B={value_dim}",
+    ),
+    "state_space": _PlainOp(
+        run=state_space,
+        cases=space_cases,
+        oracle=space_oracle.state_space,
+        shape="K={num_groups} N={num_heads} A={state_dim} B={head_dim}",
+    ),
+    "causal_conv": _PlainOp(
+        run=causal_conv, cases=conv_cases, oracle=conv_oracle.causal_conv, shape="I={width} taps={taps}", given=()
+    ),
+}
+_WITH_KERNELS = {
+    "paged_attention": _attention,
+    "kv_write": _kv_write,
+    "quantized_matmul": products,
+    "grouped_matmul": packed_experts,
+}

@@ -41,8 +41,8 @@ class Problem:
     implementations: tuple[str, ...]
     begin: Callable[[str], Callable[[], Any]]
     oracle: Callable[[], np.ndarray]
-    take: Callable[[np.ndarray], np.ndarray]
-    real: Callable[[Any, str], np.ndarray]  # of an implementation's result, what real tokens have
+    take: Callable[[np.ndarray], np.ndarray] = lambda result: result
+    real: Callable[[Any, str], np.ndarray] = lambda result, _: np.asarray(result)  # what real tokens have
     axes: tuple[str, ...] = ()
     num_bytes: int | None = None
     flops: int | None = None

@@ -154,8 +154,6 @@ def _problem(
         implementations=implementations,
         begin=begin,
         oracle=oracle,
-        take=lambda result: result,
-        real=lambda result, _: np.asarray(result),
         axes=("token", "output"),
         num_bytes=num_bytes,
         flops=flops,

@@ -8,20 +8,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.row_cases import RowCase, make_pool, make_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """rows: (start, count) of each; the rest of a bucket of num_tokens tokens and num_rows rows is padding."""
+class Case(RowCase):
+    """width, taps: I and W."""
 
-    name: str
-    rows: tuple[tuple[int, int], ...]
-    num_tokens: int
-    num_rows: int
     width: int = 24
     taps: int = 4
-    dtype: str = "float32"
 
 
 CASES = (
@@ -35,25 +30,12 @@ CASES = (
 )
 
 
-def make_rows(rows: tuple[tuple[int, int], ...], num_rows: int, slots: np.ndarray, **options: bool) -> StateRows:
-    """StateRows of the (start, count) pairs at these slots, padded with absent rows to num_rows."""
-    absent = num_rows - len(rows)
-    starts, counts = np.array([*rows, *[(0, 0)] * absent], np.int32).reshape(-1, 2).T
-    offsets = np.cumsum(counts) - counts
-    where = np.pad(slots[: len(rows)], (0, absent))
-    slots_, starts, counts, offsets = (jnp.asarray(x, jnp.int32) for x in (where, starts, counts, offsets))
-    return StateRows(slots=slots_, starts=starts, counts=counts, offsets=offsets, **options)
-
-
 def make_arguments(case: Case, seed: int = 0) -> tuple[Any, ...]:
     """x, weight, pool, rows: random; slots that no row owns, and those of rows that begin, hold NaN."""
     rng = np.random.default_rng(seed)
-    num_slots = len(case.rows) + 3
-    slots = rng.permutation(np.arange(1, num_slots))[: len(case.rows)]
-    pool = np.full((num_slots, case.taps - 1, case.width), np.nan)
+    slots, pool = make_pool(case, rng, case.taps - 1, case.width)
     for slot, (start, _) in zip(slots, case.rows, strict=True):
         if start:
-            pool[slot] = rng.standard_normal(pool.shape[1:])
             pool[slot, : max(0, case.taps - 1 - start)] = 0
     x = rng.standard_normal((case.num_tokens, case.width))
     weight = rng.standard_normal((case.width, case.taps)) * case.taps**-0.5

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from pallas_kernels.row_oracle import each_row
+
 
 def causal_conv(
     x: np.ndarray,  # [T, I]
@@ -24,9 +26,3 @@ def causal_conv(
         if count:
             pool[slot] = inputs[count:]
     return out, pool
-
-
-def each_row(rows: Any) -> list[tuple[int, int, int, int]]:
-    """(slot, start, count, offset) of the rows that are there."""
-    columns = (np.asarray(x).tolist() for x in (rows.slots, rows.starts, rows.counts, rows.offsets))
-    return [row for row in zip(*columns, strict=True) if row[0]]

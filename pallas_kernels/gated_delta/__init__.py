@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.gated_delta import xla
-from pallas_kernels.row_recurrence import choose_tile
+from pallas_kernels.gated_delta.math import one_tile, one_token
+from pallas_kernels.row_recurrence import RowRecurrence
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 
-__all__ = ["choose_tile", "gated_delta"]
+__all__ = ["gated_delta"]
+
+_IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
 
 
 def gated_delta(
@@ -49,5 +51,5 @@ def gated_delta(
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} of k")
     if implementation == "xla":
-        return xla.gated_delta(q, k, v, log_decay, beta, pool, rows, tile=tile or choose_tile(num_tokens=sizes["T"]))
+        return _IN_XLA((q, k), v, (log_decay, beta), pool, rows, tile=tile)
     raise ValueError(f"implementation is {implementation!r}; gated_delta has only 'xla'")

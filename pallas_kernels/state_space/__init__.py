@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.row_recurrence import choose_tile
+from pallas_kernels.row_recurrence import RowRecurrence
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
-from pallas_kernels.state_space import xla
+from pallas_kernels.state_space.math import one_tile, one_token
 
 __all__ = ["state_space"]
+
+_IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
 
 
 def state_space(
@@ -45,5 +47,5 @@ def state_space(
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} groups of b")
     if implementation == "xla":
-        return xla.state_space(c, b, v, log_decay, pool, rows, tile=tile or choose_tile(num_tokens=sizes["T"]))
+        return _IN_XLA((c, b), v, (log_decay,), pool, rows, tile=tile)
     raise ValueError(f"implementation is {implementation!r}; state_space has only 'xla'")

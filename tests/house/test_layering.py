@@ -136,8 +136,8 @@ MAY_IMPORT = {
     "ferrum_jax.pools": ("ferrum_jax.sharding", "nouns", "pallas_kernels"),
     "ferrum_jax.engine.of_tokens": ("ferrum_jax.sampling", "nouns"),
     "ferrum_jax.scheduling": ("ferrum_jax.prefix_cache", "nouns"),
-    "pallas_kernels.gated_delta": ("pallas_kernels", "pallas_kernels.causal_conv"),
-    "pallas_kernels.state_space": ("pallas_kernels", "pallas_kernels.causal_conv"),
+    "pallas_kernels.gated_delta": ("pallas_kernels",),
+    "pallas_kernels.state_space": ("pallas_kernels",),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
     "pallas_kernels.paged_attention.tpu.latent": (

@@ -16,6 +16,7 @@ from pallas_kernels.causal_conv.oracle import causal_conv as conv_oracle
 from pallas_kernels.gated_delta import cases as delta
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.gated_delta.oracle import gated_delta as delta_oracle
+from pallas_kernels.row_cases import make_rows
 from pallas_kernels.state_space import cases as space
 from pallas_kernels.state_space import state_space
 from pallas_kernels.state_space.oracle import state_space as space_oracle
@@ -83,9 +84,7 @@ def test_a_row_has_the_same_bits_however_it_is_cut(ends: tuple[int, ...], sequen
     parts, start = [], 0
     for end in ends:
         count, other = end - start, 2
-        step = delta.make_rows(
-            ((9, other), (start, count)), 4, np.array([3, int(rows.slots[0])]), sequential=sequential
-        )
+        step = make_rows(((9, other), (start, count)), 4, np.array([3, int(rows.slots[0])]), sequential=sequential)
         cut = [jnp.pad(x[start:end], ((other, 128 - other - count), *((0, 0),) * (x.ndim - 1))) for x in tokens]
         out, pool = run(*cut, pool, step)
         parts.append(np.asarray(out[other : other + count]))
@@ -102,7 +101,7 @@ def test_a_convolution_has_the_same_bits_however_a_row_is_cut() -> None:
     whole, states = run(x, weight, pool, rows)
     parts, start = [], 0
     for end in (1, 2, 10, 60):
-        step = delta.make_rows(((start, end - start),), 2, np.asarray(rows.slots))
+        step = make_rows(((start, end - start),), 2, np.asarray(rows.slots))
         out, pool = run(jnp.pad(x[start:end], ((0, 64 - end + start), (0, 0))), weight, pool, step)
         parts.append(np.asarray(out[: end - start]))
         start = end
