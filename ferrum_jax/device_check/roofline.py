@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 380, 78, 40, 18, 52
-_INNER_WIDTH, _INNER_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+from ferrum_jax.pages.svg_plot import Frame
+
+_FRAME = Frame(height=380, right=40, top=18, bottom=52)
 
 
 class Point(NamedTuple):
@@ -30,28 +31,26 @@ class _Axes(NamedTuple):
     y: tuple[float, float]
 
     def at(self, per_byte: float, per_s: float) -> tuple[float, float]:
+        """Its place in the frame."""
         x, y = math.log10(per_byte), math.log10(per_s)
-        return (
-            _LEFT + _INNER_WIDTH * (x - self.x[0]) / (self.x[1] - self.x[0]),
-            _TOP + _INNER_HEIGHT * (1 - (y - self.y[0]) / (self.y[1] - self.y[0])),
-        )
+        return (x - self.x[0]) / (self.x[1] - self.x[0]), (y - self.y[0]) / (self.y[1] - self.y[0])
+
+    def drawn(self, per_byte: float, per_s: float) -> tuple[float, float]:
+        x, y = self.at(per_byte, per_s)
+        return _FRAME.x(x), _FRAME.y(y)
 
 
 def roofline(title: str, points: Sequence[Point], bytes_per_s: float, flops_per_s: float) -> str:
     """The figure. bytes_per_s, flops_per_s: of the roof."""
     axes = _axes(points, bytes_per_s, flops_per_s)
     parts = [*_grid(axes), *_roof(axes, bytes_per_s, flops_per_s)]
-    labels = [axes.at(p.per_byte, rate) for p in points for rate in (p.measured, p.predicted) if rate]
+    labels = [axes.drawn(p.per_byte, rate) for p in points for rate in (p.measured, p.predicted) if rate]
     for number, point in enumerate(points, start=1):
         parts += _marks(axes, number, point, labels)
-    names = (("a", "measured", [p.measured for p in points]), ("b", "predicted", [p.predicted for p in points]))
-    legend = "".join(f'<span class="{kind}">{name}</span>' for kind, name, there in names if any(there))
+    series = (("a", "measured", [p.measured for p in points]), ("b", "predicted", [p.predicted for p in points]))
+    names = {kind: name for kind, name, there in series if any(there)}
     listed = "".join(f"<li>{html.escape(point.name)}</li>" for point in points)
-    return (
-        f"<figure><figcaption>{html.escape(title)}<span>{legend}</span></figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
-        f'<ol class="cases">{listed}</ol></figure>'
-    )
+    return _FRAME.figure(title, names, title, parts, f'<ol class="cases">{listed}</ol>')
 
 
 def _axes(points: Sequence[Point], bytes_per_s: float, flops_per_s: float) -> _Axes:
@@ -64,17 +63,14 @@ def _axes(points: Sequence[Point], bytes_per_s: float, flops_per_s: float) -> _A
 
 
 def _grid(axes: _Axes) -> Iterator[str]:
-    bottom = _TOP + _INNER_HEIGHT
-    for power in range(int(axes.x[0]), int(axes.x[1]) + 1):
-        x, _ = axes.at(10.0**power, 10.0 ** axes.y[0])
-        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{10.0**power:,g}</text>'
-    for power in range(int(axes.y[0]), int(axes.y[1]) + 1):
-        _, y = axes.at(10.0 ** axes.x[0], 10.0**power)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 10}" y="{y:.1f}" dy=".35em" text-anchor="end">{10.0 ** (power - 12):g}</text>'
-    yield f'<text x="{_LEFT + _INNER_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">operations a byte of KV</text>'
-    yield f'<text x="{_LEFT + 8}" y="{_TOP + 4}" dy=".6em">Tflop/s</text>'
+    (left, right), (low, high) = axes.x, axes.y
+    for power in range(int(left), int(right) + 1):
+        x = (power - left) / (right - left)
+        yield _FRAME.vertical(x) + _FRAME.below(x, f"{10.0**power:,g}", rise=32)
+    for power in range(int(low), int(high) + 1):
+        yield _FRAME.horizontal((power - low) / (high - low), f"{10.0 ** (power - 12):g}")
+    yield _FRAME.below(0.5, "operations a byte of KV", rise=6)
+    yield f'<text x="{_FRAME.x(0) + 8}" y="{_FRAME.top + 4}" dy=".6em">Tflop/s</text>'
 
 
 def _roof(axes: _Axes, bytes_per_s: float, flops_per_s: float) -> Iterator[str]:
@@ -85,7 +81,7 @@ def _roof(axes: _Axes, bytes_per_s: float, flops_per_s: float) -> Iterator[str]:
         axes.at(ridge, flops_per_s),
         axes.at(10.0 ** axes.x[1], flops_per_s),
     )
-    yield f'<polyline class="roof" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in corners)}"/>'
+    yield _FRAME.lines("roof", corners)
 
 
 def _marks(axes: _Axes, number: int, point: Point, labels: list[tuple[float, float]]) -> Iterator[str]:
@@ -94,15 +90,14 @@ def _marks(axes: _Axes, number: int, point: Point, labels: list[tuple[float, flo
     labels: where marks and numbers stand already; this one is added to them.
     """
     there = [
-        (kind, *axes.at(point.per_byte, rate)) for kind, rate in (("a", point.measured), ("b", point.predicted)) if rate
+        (kind, axes.at(point.per_byte, rate)) for kind, rate in (("a", point.measured), ("b", point.predicted)) if rate
     ]
     if len(there) == 2:
-        (_, x1, y1), (_, x2, y2) = there
-        yield f'<line class="between" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
-    for kind, x, y in there:
-        name = html.escape(point.name)
+        yield _FRAME.line("between", there[0][1], there[1][1])
+    for kind, at in there:
+        x, y, name = _FRAME.x(at[0]), _FRAME.y(at[1]), html.escape(point.name)
         yield f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{name}</title></circle>'
-    _, x, y = there[0]
+    x, y = _FRAME.x(there[0][1][0]), _FRAME.y(there[0][1][1])
     places = ((x + side * (14 + 20 * (step // 3)), y + 13 * (step % 3 - 1)) for step in range(30) for side in (1, -1))
     free = (at for at in places if all(abs(at[0] - a) > 13 or abs(at[1] - b) > 11 for a, b in labels))
     labels.append(next(free, (x + 14, y)))

@@ -88,6 +88,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.quoting": (),
+    "ferrum_jax.pages": (),
     "ferrum_jax.files": ("nouns",),
     "ferrum_jax.prefix_cache": ("nouns",),
     "ferrum_jax.processes": ("ferrum_jax.vision", "nouns"),
@@ -125,7 +126,11 @@ MAY_IMPORT = {
         "ferrum_jax.openai",
         "nouns",
     ),
-    "ferrum_jax.batch.report": ("ferrum_jax.progress", "nouns"),
+    "ferrum_jax.batch.report": (
+        "ferrum_jax.pages",
+        "ferrum_jax.progress",
+        "nouns",
+    ),
     "ferrum_jax.adapters": (
         "checkpoints",
         "checkpoints.adapters",
@@ -299,11 +304,11 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.device_check": (
-        "ferrum_jax.batch.report",
         "ferrum_jax.executables",
         "ferrum_jax.files",
         "ferrum_jax.llm",
         "ferrum_jax.models",
+        "ferrum_jax.pages",
         "ferrum_jax.processes",
         "ferrum_jax.runtime",
         "ferrum_jax.sharding",

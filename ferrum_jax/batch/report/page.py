@@ -7,13 +7,12 @@ Light or dark as the reader's system is, from the width of a telephone to that o
 from __future__ import annotations
 
 import datetime
-import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.plots import figures
-from ferrum_jax.batch.report.style import STYLE
+from ferrum_jax.pages.html_page import document, escaped, grid, head, table
 from ferrum_jax.progress import clock
 
 _MOST_UNFOLDED = 60  # characters of a value
@@ -32,22 +31,15 @@ _ENGINE = {  # what of an engine's statistics stands on the page
 
 def page(report: Mapping[str, Any]) -> str:
     """The page of a report that `record.report` made."""
-    title = _text(f"Batch job {report['output']}")
-    body = "".join(
-        (
-            _head(report),
-            _tiles(report),
-            _errors(report),
-            "<h2>Over time</h2>",
-            f'<div class="grid plots">{figures(report["runs"])}</div>',
-            _runs(report),
-            _facts(report),
-        )
-    )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style><main>{body}</main></html>\n"
+    return document(
+        f"Batch job {report['output']}",
+        _head(report),
+        _tiles(report),
+        _errors(report),
+        "<h2>Over time</h2>",
+        grid("plots", [figures(report["runs"])]),
+        _runs(report),
+        _facts(report),
     )
 
 
@@ -57,11 +49,8 @@ def _head(report: Mapping[str, Any]) -> str:
     kind, state = _state(report)
     whole = max(rows["all"], 1)
     bar = "".join(f'<i class="{kind}" style="width:{100 * rows[name] / whole:.3f}%"></i>' for kind, name in _PARTS)
-    return (
-        f'<div class="soft">Batch job of {_text(model)}, begun {_moment(report["created"])} UTC</div>'
-        f'<h1>{_text(path.rpartition("/")[2])}</h1><div><span class="state {kind}">{_text(state)}</span>'
-        f'<span class="soft">{_text(path)}</span></div><div class="bar">{bar}</div>'
-    )
+    above = f"Batch job of {model}, begun {_moment(report['created'])} UTC"
+    return head(above, path.rpartition("/")[2], kind, state, path) + f'<div class="bar">{bar}</div>'
 
 
 def _state(report: Mapping[str, Any]) -> tuple[str, str]:
@@ -87,8 +76,10 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (clock(wall_s), _of_runs(len(report["runs"]))),
         (f"{report['padding_waste']:.1%}", "of token slots were padding"),
     )
-    shown = "".join(f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for value, name in tiles)
-    return f'<div class="grid tiles">{shown}</div>'
+    return grid(
+        "tiles",
+        (f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(name)}</span></div>' for value, name in tiles),
+    )
 
 
 def _of_runs(count: int) -> str:
@@ -104,12 +95,12 @@ def _errors(report: Mapping[str, Any]) -> str:
     more = failed - len(rows)
     how_many = f"{more:,} {'more' if rows else 'rows'}"
     rest = f'<p class="soft">{how_many}; each has its line in the output of the complete job.</p>' if more else ""
-    table = _table(("row", "error", "what was wrong"), rows, "texts") if rows else ""
-    return f"<h2>Rows that failed</h2>{table}{rest}"
+    there = table(("row", "error", "what was wrong"), rows, "texts") if rows else ""
+    return f"<h2>Rows that failed</h2>{there}{rest}"
 
 
 def _runs(report: Mapping[str, Any]) -> str:
-    head = ("run", "began (UTC)", "ended", "rows", "tokens in", "reused", "tokens out", "time", "start")
+    columns = ("run", "began (UTC)", "ended", "rows", "tokens in", "reused", "tokens out", "time", "start")
     rows = [_run(run) for run in report["runs"]]
     rows += [
         (what, "", "", f"{count:,}", "", "", "", "", "")
@@ -122,7 +113,7 @@ def _runs(report: Mapping[str, Any]) -> str:
     done = report["rows"]["ok"] + report["rows"]["failed"]
     tokens = [f"{report[name]:,}" for name in ("prompt_tokens", "cached_tokens", "output_tokens")]
     rows.append(("all", "", "", f"{done:,}", *tokens, clock(report["wall_s"]), ""))
-    return f"<h2>Runs</h2>{_table(head, rows, 'runs')}"
+    return f"<h2>Runs</h2>{table(columns, rows, 'runs')}"
 
 
 def _run(run: Mapping[str, Any]) -> Sequence[str]:
@@ -142,10 +133,10 @@ def _facts(report: Mapping[str, Any]) -> str:
         engine = report["runs"][-1]["engine"]
         found = {name: _with_unit(key, engine[key]) for key, name in _ENGINE.items() if key in engine}
         cards.append(("Engine of the last run", found))
-    shown = "".join(f'<div class="card"><h3>{_text(name)}</h3>{_facts_of(values)}</div>' for name, values in cards)
+    shown = (f'<div class="card"><h3>{escaped(name)}</h3>{_facts_of(values)}</div>' for name, values in cards)
     differing = report.get("differing_bits") or []
-    note = f'<p class="bad">Bits may differ between rows: {_text("; ".join(differing))}.</p>' if differing else ""
-    return f'<h2>What ran</h2>{note}<div class="grid facts">{shown}</div>'
+    note = f'<p class="bad">Bits may differ between rows: {escaped("; ".join(differing))}.</p>' if differing else ""
+    return f"<h2>What ran</h2>{note}{grid('facts', shown)}"
 
 
 def _facts_of(values: Mapping[str, Any]) -> str:
@@ -153,10 +144,10 @@ def _facts_of(values: Mapping[str, Any]) -> str:
     rows = []
     for name, value in values.items():
         text = _value(value)
-        shown = _text(text)
+        shown = escaped(text)
         if len(text) > _MOST_UNFOLDED:
-            shown = f"<details><summary>{_text(text[: _MOST_UNFOLDED // 2])} ...</summary>{shown}</details>"
-        rows.append(f"<tr><td>{_text(name.replace('_', ' '))}</td><td>{shown}</td></tr>")
+            shown = f"<details><summary>{escaped(text[: _MOST_UNFOLDED // 2])} ...</summary>{shown}</details>"
+        rows.append(f"<tr><td>{escaped(name.replace('_', ' '))}</td><td>{shown}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
@@ -172,20 +163,6 @@ def _value(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}"
     return json.dumps(value)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    top = f"<tr>{''.join(f'<th>{_text(name)}</th>' for name in head)}</tr>"
-    return f'<div class="card {kind}">{_rows(rows, top)}</div>'
-
-
-def _rows(rows: Iterable[Sequence[str]], top: str = "") -> str:
-    cells = ("".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows)
-    return f"<table>{top}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
 
 
 def _moment(seconds: float) -> str:

@@ -1,22 +1,17 @@
-"""Plots of a job's runs over time as SVG, which a page draws in its own colours and at any width.
-
-Runs stand one after the other, each with its start, and a dashed line between them. Classes `a` and `b` are the two
-series of a plot.
-"""
+"""Plots of a job's runs over time: they stand one after the other, each with its start, a dashed line between them."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.ints import ceil_div
+from ferrum_jax.pages.svg_plot import Frame
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 78, 30, 12, 34
-_INNER_WIDTH, _INNER_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+_FRAME = Frame(height=240, right=30, top=12, bottom=34)
 _MOST_POINTS = 120
 _MOST_ROWS = 200
 _WORD_WIDTH = 72  # of a band that has room for its word
@@ -109,11 +104,10 @@ def _rows(runs: Sequence[Mapping[str, Any]], axis: _Axis) -> str:
         return ""
     parts = [*_scales(axis, None)]
     for number, (began, first, ended) in enumerate(rows):
-        y = f"{_y(1 - (number + 0.5) / len(rows)):.1f}"
+        y = 1 - (number + 0.5) / len(rows)
         for kind, start, end in (("b", began, first), ("a", began if first is None else first, ended)):
             if start is not None and end is not None and end > start:
-                x1, x2 = (f"{_x(each / axis.last):.1f}" for each in (start, end))
-                parts.append(f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
+                parts.append(_FRAME.line(kind, (start / axis.last, y), (end / axis.last, y)))
     return _figure("Rows", {"b": "until the first token", "a": "tokens"}, parts)
 
 
@@ -123,46 +117,29 @@ def _plot(title: str, series: Series, axis: _Axis, top: float | None = None) -> 
     top = top or _round_above(max((y for _, y in drawn), default=0.0))
     parts = [*_scales(axis, top)]
     for kind, points in zip("ab", series.values(), strict=False):
-        path = " ".join(f"{_x(x / axis.last):.1f},{_y(y / top):.1f}" for x, y in points)
-        parts.append(f'<polyline class="{kind}" points="{path}"/>')
+        parts.append(_FRAME.lines(kind, ((x / axis.last, y / top) for x, y in points)))
     return _figure(title, dict(zip("ab", series, strict=False)), parts)
 
 
 def _figure(title: str, names: Mapping[str, str], parts: Sequence[str]) -> str:
     """names: of the series, by class."""
-    legend = "".join(f'<span class="{kind}">{html.escape(name)}</span>' for kind, name in names.items())
-    label = html.escape(f"{' and '.join(names.values())} over time")
-    return (
-        f"<figure><figcaption>{html.escape(title)}<span>{legend}</span></figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg></figure>'
-    )
+    return _FRAME.figure(title, names, f"{' and '.join(names.values())} over time", parts)
 
 
 def _scales(axis: _Axis, top: float | None) -> Iterator[str]:
     """Axes, what was done while nothing was answered, and where runs ended. top: None has no numbers at the y axis."""
     for start, end, what in axis.bands:
-        x, width = _x(start / axis.last), _INNER_WIDTH * (end - start) / axis.last
+        x, width = _FRAME.x(start / axis.last), _FRAME.inner_width * (end - start) / axis.last
         if width >= 1:
-            yield f'<rect class="band" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_INNER_HEIGHT}"/>'
+            size = f'width="{width:.1f}" height="{_FRAME.inner_height}"'
+            yield f'<rect class="band" x="{x:.1f}" y="{_FRAME.top}" {size}/>'
         if width >= _WORD_WIDTH:
-            yield f'<text x="{x + width / 2:.1f}" y="{_TOP + 16}" text-anchor="middle">{what}</text>'
+            yield f'<text x="{x + width / 2:.1f}" y="{_FRAME.top + 16}" text-anchor="middle">{what}</text>'
     for tick in (0.0, 0.5, 1.0):
-        y, x = _y(tick), _x(tick)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        if top is not None:
-            yield f'<text x="{_LEFT - 10}" y="{y:.1f}" dy=".35em" text-anchor="end">{_number(top * tick)}</text>'
-        yield f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_clock(axis.last * tick)}</text>'
+        yield _FRAME.horizontal(tick, "" if top is None else _number(top * tick))
+        yield _FRAME.below(tick, _clock(axis.last * tick))
     for end in axis.ends[:-1]:
-        x = f"{_x(end / axis.last):.1f}"
-        yield f'<line class="end" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_TOP + _INNER_HEIGHT}"/>'
-
-
-def _x(share: float) -> float:
-    return _LEFT + _INNER_WIDTH * share
-
-
-def _y(share: float) -> float:
-    return _TOP + _INNER_HEIGHT * (1 - share)
+        yield _FRAME.vertical(end / axis.last, "end")
 
 
 def _round_above(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The style sheet of the pages of jobs and checks: light or dark, at any width from a telephone's up."""
+"""The style sheet of all pages: light or dark, at any width from a telephone's up."""
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--text:#1b2430;--soft:#5b6675;--line:#dfe3e9;
@@ -47,4 +47,12 @@ summary{cursor:pointer}
 .texts tr:first-child,.texts tr:first-child+tr{border:0}.texts tr:first-child{padding:0}
 .texts td{display:block;border:0;padding:0;max-width:none!important}.texts td:first-child{font-weight:600}
 .runs{font-size:.9em}}
+svg circle.a{fill:var(--a);stroke:none}svg circle.b{fill:none;stroke:var(--b);stroke-width:2}
+svg .roof{stroke:var(--soft);stroke-width:2}svg .between{stroke:var(--rest)}
+svg .number{font-size:12px;fill:var(--text)}
+.cases{columns:2;margin:.8em 0 0;padding-left:2em;font-size:.86rem;color:var(--soft)}
+.text{text-align:left!important}.check td.result{white-space:normal;min-width:8ch}
+.pairs td{text-align:left;white-space:normal;overflow-wrap:anywhere}.pairs td:first-child{color:var(--soft);width:30%}
+.wrong{padding-left:2em}.wrong li{margin:.3em 0;overflow-wrap:anywhere}
+@media(max-width:600px){svg .number{font-size:18px}.cases{columns:1;font-size:.8rem}.check{font-size:.9em}}
 """
