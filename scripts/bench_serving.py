@@ -181,7 +181,7 @@ def served(llm: Any, loads: Sequence[Load]) -> dict[str, Any]:
 def measure(streams: int, tokens: int, step_s: float) -> dict[str, Any]:
     """The numbers of one run over a device that sleeps."""
     engine = SleepingEngine(step_s)
-    load = Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, rate=float("inf"))
+    load = Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, request_rate=float("inf"))
     found = served(_llm(engine, streams), [load])
     total = found["total_output_tokens"]
     return {
@@ -205,7 +205,7 @@ def measure_model(model: str, streams: int, tokens: int) -> dict[str, Any]:
     )
     llm = LLM(model, config)
     loads = [
-        Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, rate=float("inf"), seed=seed)
+        Load(num_prompts=streams, input_len=_PROMPT, output_len=tokens, request_rate=float("inf"), seed=seed)
         for seed in range(4)
     ]
     _offline(llm, loads[0])  # what comes first takes longer

@@ -12,8 +12,21 @@ from typing import Any
 
 from ferrum_jax.bench.serving import http_client, loads
 from ferrum_jax.bench.serving import run as serving
+from ferrum_jax.commands.flags import add_fields, given_fields
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.paths import require_folder_of, require_plot
+
+_LOAD_FLAGS = {
+    "num_prompts": (int, "requests"),
+    "input_len": (int, "tokens of a prompt; the most of a ragged load"),
+    "output_len": (int, "tokens to generate; the most of a ragged load"),
+    "prefix_len": (int, "tokens that prompts of a shared-prefix load have in common"),
+    "num_prefixes": (int, "different prefixes of that load"),
+    "max_token_id": (int, "highest token id of random prompts"),
+    "seed": (int, "seed of prompts and arrivals"),
+    "request_rate": (float, "requests a second; inf asks all at once"),
+    "burstiness": (float, "1 draws a Poisson process, less comes in bursts, more evenly"),
+}
 
 
 def add(commands: Any) -> None:
@@ -47,42 +60,17 @@ def add(commands: Any) -> None:
 
 
 def _add_load(serve: argparse.ArgumentParser) -> None:
-    group = serve.add_argument_group("load")
-    default = loads.Load()
-    group.add_argument("--load", choices=loads.LOADS, default=default.kind, help=f"kind (default: {default.kind})")
+    group, kind = serve.add_argument_group("load"), loads.Load.load
+    group.add_argument("--load", choices=loads.LOADS, default=kind, help=f"kind (default: {kind})")
     group.add_argument("--trace", type=Path, metavar="FILE", help="ask the requests of this file of JSON lines instead")
-    counts = {
-        "num_prompts": "requests",
-        "input_len": "tokens of a prompt; the most of a ragged load",
-        "output_len": "tokens to generate; the most of a ragged load",
-        "prefix_len": "tokens that prompts of a shared-prefix load have in common",
-        "num_prefixes": "different prefixes of that load",
-        "max_token_id": "highest token id of random prompts",
-        "seed": "seed of prompts and arrivals",
-    }
-    for name, text in counts.items():
-        value = getattr(default, name)
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=int, default=value, metavar="INT", help=f"{text} (default: {value})")
-    group.add_argument(
-        "--request-rate",
-        type=float,
-        default=default.rate,
-        metavar="R",
-        help="requests a second (default: 4; inf asks all at once)",
-    )
-    group.add_argument(
-        "--burstiness",
-        type=float,
-        default=default.burstiness,
-        metavar="B",
-        help="1 draws a Poisson process (default), less comes in bursts, more evenly",
-    )
+    add_fields(group, loads.Load, _LOAD_FLAGS)
     group.add_argument("--max-concurrency", type=int, metavar="INT", help="most requests at once (default: no limit)")
 
 
 def _run(args: argparse.Namespace) -> int:
-    limits, requests = serving.limits_of(args.goodput), _requests(args)
+    limits, load = serving.limits_of(args.goodput), loads.Load(**given_fields(args, loads.Load))
+    trace = None if args.trace is None else loads.read_trace(args.trace, max_token_id=load.max_token_id)
+    requests = trace or loads.requests_of(load)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ValueError(f"--max-concurrency is {args.max_concurrency}; it must be 1 or more")
     if args.plot is not None:
@@ -95,13 +83,13 @@ def _run(args: argparse.Namespace) -> int:
         model, answers = asyncio.run(_ask(args, place, headers, requests))
     except ConnectionError as error:
         raise ValueError(str(error)) from error
-    found = {"model_id": model, **_what(args), **serving.summary_of(answers, limits)}
+    found = {"model_id": model, **_what(args, load), **serving.summary_of(answers, limits)}
     if args.output is not None:
         args.output.write_text(json.dumps({**found, **serving.details_of(answers)}), encoding="utf-8")
     if args.plot is not None:
         from ferrum_jax.bench.serving.plot import draw
 
-        draw(answers, args.plot, f"{model}: {len(answers)} requests, {_how(args)}")
+        draw(answers, args.plot, f"{model}: {len(answers)} requests, {_how(args, load)}")
     print(json.dumps({**found, "first_error": next((each.error for each in answers if each.error), None)}))
     return 1 if found["failed"] else 0
 
@@ -117,24 +105,6 @@ async def _ask(
     return model, answers
 
 
-def _requests(args: argparse.Namespace) -> list[loads.TimedRequest]:
-    if args.trace is not None:
-        return loads.read_trace(args.trace, max_token_id=args.max_token_id)
-    load = loads.Load(
-        kind=args.load,
-        num_prompts=args.num_prompts,
-        input_len=args.input_len,
-        output_len=args.output_len,
-        prefix_len=args.prefix_len,
-        num_prefixes=args.num_prefixes,
-        max_token_id=args.max_token_id,
-        rate=args.request_rate,
-        burstiness=args.burstiness,
-        seed=args.seed,
-    )
-    return loads.requests_of(load)
-
-
 def _key(path: Path) -> str:
     words = path.read_text(encoding="utf-8").split()
     if not words:
@@ -142,21 +112,21 @@ def _key(path: Path) -> str:
     return words[0]
 
 
-def _how(args: argparse.Namespace) -> str:
+def _how(args: argparse.Namespace, load: loads.Load) -> str:
     """When they were asked, in words."""
     if args.trace is not None:
         return f"at the times of {args.trace.name}"
-    return "all at once" if math.isinf(args.request_rate) else f"{args.request_rate:g} a second"
+    return "all at once" if math.isinf(load.request_rate) else f"{load.request_rate:g} a second"
 
 
-def _what(args: argparse.Namespace) -> dict[str, Any]:
+def _what(args: argparse.Namespace, load: loads.Load) -> dict[str, Any]:
     """How it was asked."""
-    is_drawn = args.trace is None
+    rate = "inf" if math.isinf(load.request_rate) else load.request_rate
+    drawn = {"load": load.load, "num_prompts": load.num_prompts, "request_rate": rate, "burstiness": load.burstiness}
+    traced = {"load": str(args.trace), "num_prompts": None, "request_rate": "trace", "burstiness": None}
+    asked = drawn if args.trace is None else traced
     return {
         "date": datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
-        "load": args.load if is_drawn else str(args.trace),
-        "num_prompts": args.num_prompts if is_drawn else None,
-        "request_rate": ("inf" if math.isinf(args.request_rate) else args.request_rate) if is_drawn else "trace",
-        "burstiness": args.burstiness if is_drawn else None,
+        **asked,
         "max_concurrency": args.max_concurrency,
     }

@@ -88,35 +88,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "samplin
     """Adds a flag for every field of SamplingParams; --seed is the engine's. note: on what is not printed as text."""
     group = parser.add_argument_group(title)
     flags = {name: (how, text.replace(_AS_JSON, note)) for name, (how, text) in _SAMPLING_FLAGS.items()}
-    _add_fields(group, SamplingParams, flags)
-    repeated: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS}
-    group.add_argument("--stop", metavar="TEXT", help="end before this text; may be repeated", **repeated)
-    group.add_argument(
-        "--stop-token-id",
-        dest="stop_token_ids",
-        type=int,
-        metavar="ID",
-        help="end at this token; may be repeated",
-        **repeated,
-    )
-    group.add_argument(
-        "--logit-bias",
-        type=_bias,
-        metavar="ID=VALUE",
-        help="add to a token's logit, -inf: never; may be repeated",
-        **repeated,
-    )
-    group.add_argument(
-        "--allowed-token-id",
-        dest="allowed_token_ids",
-        type=int,
-        metavar="ID",
-        help="draw no other token; may be repeated",
-        **repeated,
-    )
-    group.add_argument(
-        "--bad-word", dest="bad_words", metavar="TEXT", help="never write this text; may be repeated", **repeated
-    )
+    add_fields(group, SamplingParams, flags)
+    for flag, field, read, metavar, text in _REPEATED_FLAGS:
+        how: dict[str, Any] = {"type": read, "metavar": metavar, "help": f"{text}; may be repeated"}
+        group.add_argument(flag, dest=field, action="append", default=argparse.SUPPRESS, **how)
     group.add_argument(
         "--structured-outputs",
         type=_json_object,
@@ -128,12 +103,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "samplin
 
 def engine_config(args: argparse.Namespace, base: Mapping[str, Any] = MappingProxyType({})) -> EngineConfig:
     """The config that the flags ask for, over the fields of `base`. Raises ValueError for a value not allowed."""
-    return EngineConfig(**{**base, **_given(args, EngineConfig)})
+    return EngineConfig(**{**base, **given_fields(args, EngineConfig)})
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The parameters that the flags ask for. Raises ValueError for a value that is not allowed."""
-    values = _given(args, SamplingParams)
+    values = given_fields(args, SamplingParams)
     values.pop("seed", None)  # --seed is the engine's; each prompt and choice gets its own from it
     if "logit_bias" in values:
         pairs = values["logit_bias"]
@@ -148,7 +123,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def row_defaults(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that the flags give, as a row has them. Raises ValueError for a value that is not allowed."""
     params = sampling_params(args)
-    values = {name: getattr(params, name) for name in _given(args, SamplingParams) if name != "seed"}
+    values = {name: getattr(params, name) for name in given_fields(args, SamplingParams) if name != "seed"}
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
     if "structured_outputs" in values:
@@ -156,7 +131,7 @@ def row_defaults(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def _add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) -> None:
+def add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) -> None:
     """A flag for each field; what is not given is absent from the result."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for name, (how, text) in flags.items():
@@ -169,7 +144,8 @@ def _add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) ->
         group.add_argument(flag, type=how, default=default, metavar=how.__name__.upper(), help=text + shown)
 
 
-def _given(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+def given_fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The fields of a dataclass whose flags are given, or have a default."""
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if field.name in args}
 
 
@@ -189,3 +165,13 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, as in 42=-1.5") from error
+
+
+# flag, field, type of each value, its name in the help, help
+_REPEATED_FLAGS: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("--stop", "stop", str, "TEXT", "end before this text"),
+    ("--stop-token-id", "stop_token_ids", int, "ID", "end at this token"),
+    ("--logit-bias", "logit_bias", _bias, "ID=VALUE", "add to a token's logit, -inf: never"),
+    ("--allowed-token-id", "allowed_token_ids", int, "ID", "draw no other token"),
+    ("--bad-word", "bad_words", str, "TEXT", "never write this text"),
+)

@@ -130,18 +130,18 @@ def test_without_serve_a_model_and_a_workload_are_needed(capsys):
 
 def test_arrivals_have_their_rate_and_bursts():
     for burstiness in (0.2, 1.0, 5.0):
-        found = requests_of(Load(num_prompts=4000, input_len=1, rate=10.0, burstiness=burstiness))
+        found = requests_of(Load(num_prompts=4000, input_len=1, request_rate=10.0, burstiness=burstiness))
         gaps = [later.at_s - sooner.at_s for sooner, later in itertools.pairwise(found)]
         assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.15)
         assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.15)
-    assert {each.at_s for each in requests_of(Load(rate=float("inf")))} == {0.0}
+    assert {each.at_s for each in requests_of(Load(request_rate=float("inf")))} == {0.0}
 
 
 def test_loads_have_the_lengths_and_the_prefixes_that_were_asked_for():
-    shared = requests_of(Load(kind="shared-prefix", input_len=50, prefix_len=40, num_prefixes=3))
+    shared = requests_of(Load(load="shared-prefix", input_len=50, prefix_len=40, num_prefixes=3))
     assert {len(each.prompt) for each in shared} == {50}
     assert len({tuple(each.prompt[:40]) for each in shared}) == 3 < len({tuple(each.prompt) for each in shared})
-    ragged = requests_of(Load(kind="ragged", input_len=50, output_len=9, num_prompts=500))
+    ragged = requests_of(Load(load="ragged", input_len=50, output_len=9, num_prompts=500))
     assert {len(each.prompt) for each in ragged} == set(range(1, 51))
     assert {each.max_tokens for each in ragged} == set(range(1, 10))
     assert requests_of(Load(seed=1)) == requests_of(Load(seed=1)) != requests_of(Load(seed=2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +34,34 @@ class TimedRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """kind: of LOADS. input_len, output_len: tokens; the most of a ragged load. max_token_id: most that is drawn.
+    """load: of LOADS. input_len, output_len: tokens; the most of a ragged load. max_token_id: most that is drawn.
 
     prefix_len: tokens that the prompts of a shared-prefix load begin with, which are part of input_len; num_prefixes:
-    how many different ones there are. rate: requests a second; infinite asks all at once. burstiness: 1 draws a
+    how many different ones there are. request_rate: requests a second; infinite asks all at once. burstiness: 1 draws a
     Poisson process, less comes in bursts, more evenly.
     """
 
-    kind: str = "uniform"
+    load: str = "uniform"
     num_prompts: int = 100
     input_len: int = 256
     output_len: int = 64
     prefix_len: int = 192
     num_prefixes: int = 4
     max_token_id: int = 255
-    rate: float = 4.0
+    request_rate: float = 4.0
     burstiness: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in LOADS:
-            raise ValueError(f"load is {self.kind!r}; it must be one of {', '.join(LOADS)}")
+        if self.load not in LOADS:
+            raise ValueError(f"load is {self.load!r}; it must be one of {', '.join(LOADS)}")
         for field in ("num_prompts", "input_len", "output_len", "num_prefixes"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be 1 or more")
-        for field in ("rate", "burstiness"):
+        for field in ("request_rate", "burstiness"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be more than 0")
-        if self.kind == "shared-prefix" and not 0 < self.prefix_len < self.input_len:
+        if self.load == "shared-prefix" and not 0 < self.prefix_len < self.input_len:
             raise ValueError(f"prefix_len is {self.prefix_len}; it must be 1 to {self.input_len - 1}, within input_len")
         if self.max_token_id <= _LEAST_ID:
             raise ValueError(f"max_token_id is {self.max_token_id}; it must be more than {_LEAST_ID}")
@@ -69,39 +69,26 @@ class Load:
 
 def requests_of(load: Load) -> list[TimedRequest]:
     """The requests of a load; the same for the same seed."""
-    draw = random.Random(load.seed)
-    arrivals, prefixes = _arrivals(draw, load), _prefixes(draw, load)
-    return [_request(draw, load, at_s, next(prefixes)) for at_s in arrivals]
-
-
-def _arrivals(draw: random.Random, load: Load) -> list[float]:
-    """Gaps are drawn from a gamma distribution of mean 1 / rate."""
-    at_s, found = 0.0, []
+    draw, at_s, arrivals = random.Random(load.seed), 0.0, []
     for _ in range(load.num_prompts):
-        found.append(at_s)
-        if load.rate != float("inf"):
-            at_s += draw.gammavariate(load.burstiness, 1 / (load.rate * load.burstiness))
-    return found
-
-
-def _prefixes(draw: random.Random, load: Load) -> Iterator[list[int]]:
-    """The prefix of each request, for ever."""
-    length = load.prefix_len if load.kind == "shared-prefix" else 0
-    kept = [_tokens(draw, load, length) for _ in range(load.num_prefixes)]
-    while True:
-        yield draw.choice(kept)
+        arrivals.append(at_s)
+        if load.request_rate != float("inf"):  # gaps are of a gamma distribution of mean 1 / rate
+            at_s += draw.gammavariate(load.burstiness, 1 / (load.request_rate * load.burstiness))
+    length = load.prefix_len if load.load == "shared-prefix" else 0
+    prefixes = [_tokens(draw, length, load.max_token_id) for _ in range(load.num_prefixes)]
+    return [_request(draw, load, at_s, draw.choice(prefixes)) for at_s in arrivals]
 
 
 def _request(draw: random.Random, load: Load, at_s: float, prefix: list[int]) -> TimedRequest:
-    is_ragged = load.kind == "ragged"
-    num_prompt = draw.randint(1, load.input_len) if is_ragged else load.input_len
-    max_tokens = draw.randint(1, load.output_len) if is_ragged else load.output_len
-    prompt = prefix + _tokens(draw, load, num_prompt - len(prefix))
+    num_prompt, max_tokens = (
+        draw.randint(1, most) if load.load == "ragged" else most for most in (load.input_len, load.output_len)
+    )
+    prompt = prefix + _tokens(draw, num_prompt - len(prefix), load.max_token_id)
     return TimedRequest(at_s=at_s, prompt=prompt, max_tokens=max_tokens, num_prompt_tokens=num_prompt)
 
 
-def _tokens(draw: random.Random, load: Load, count: int) -> list[int]:
-    return [draw.randint(_LEAST_ID, load.max_token_id) for _ in range(count)]
+def _tokens(draw: random.Random, count: int, max_token_id: int) -> list[int]:
+    return [draw.randint(_LEAST_ID, max_token_id) for _ in range(count)]
 
 
 def read_trace(path: str | Path, *, max_token_id: int = 255) -> list[TimedRequest]:
@@ -127,16 +114,14 @@ def read_trace(path: str | Path, *, max_token_id: int = 255) -> list[TimedReques
     return sorted((dataclasses.replace(each, at_s=each.at_s - first) for each in found), key=lambda each: each.at_s)
 
 
-def _traced(line: Mapping[str, Any], number: int, max_token_id: int) -> TimedRequest:
+def _traced(line: Mapping[str, Any], line_number: int, max_token_id: int) -> TimedRequest:
     at_s = float(line["timestamp"]) / 1000
     prompt = line.get("prompt", line.get("messages"))
     if prompt:
         return TimedRequest(at_s=at_s, prompt=prompt, max_tokens=int(line["max_tokens"]))
     length, prompt = int(line["input_length"]), []
     for hashed in line.get("hash_ids", ()):
-        draw = random.Random(f"block {hashed}")
-        prompt += [draw.randint(_LEAST_ID, max_token_id) for _ in range(_HASHED_TOKENS)]
-    own = random.Random(f"line {number}")
-    prompt += [own.randint(_LEAST_ID, max_token_id) for _ in range(length - len(prompt))]
+        prompt += _tokens(random.Random(f"block {hashed}"), _HASHED_TOKENS, max_token_id)
+    prompt += _tokens(random.Random(f"line {line_number}"), length - len(prompt), max_token_id)
     output = int(line["output_length"])
     return TimedRequest(at_s=at_s, prompt=prompt[:length], max_tokens=output, num_prompt_tokens=length)
