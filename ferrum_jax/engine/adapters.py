@@ -120,14 +120,14 @@ class HeldSlots:
     def __init__(self, loaded: LoadedAdapters, max_adapters: int, write: Callable[[int, Staged], None]) -> None:
         """write: puts an adapter's arrays into a slot, between steps."""
         self.loaded = loaded
-        self._pool = IdPool(max_adapters + 1) if max_adapters else None
+        self._pool = IdPool(max_adapters + 1)
         self._write = write
         self._staged: dict[bytes, concurrent.futures.Future[Any]] = {}
         self._num_writes = 0
 
     def prepare(self, adapter: LoadedAdapter) -> bool:
         """Whether `hold` would give a slot at once. Begins to bring the adapter to the devices where it has none."""
-        pool = self._slots
+        pool = self._pool
         if pool.find(adapter.key):
             return True
         if adapter.key not in self._staged and len(self._staged) < _STAGED_AHEAD:
@@ -145,7 +145,7 @@ class HeldSlots:
 
         Raises ValueError where it could not be brought to the devices; who asks next tries again.
         """
-        pool = self._slots
+        pool = self._pool
         slot = pool.find(adapter.key)
         if slot:
             pool.retain(slot)
@@ -162,22 +162,15 @@ class HeldSlots:
         return slot
 
     def release(self, slot: int) -> None:
-        self._slots.release((slot,))
+        self._pool.release((slot,))
 
     def keep_staged(self, waiting: set[bytes]) -> None:
         """Drops what was staged for adapters that nobody waits for any more."""
         for key in self._staged.keys() - waiting:
             del self._staged[key]
 
-    @property
-    def _slots(self) -> IdPool:
-        assert self._pool is not None, "an adapter is loaded only where there are slots"
-        return self._pool
-
     def counts(self) -> AdapterCounts:
         pool = self._pool
-        if pool is None:
-            return AdapterCounts()
         return AdapterCounts(
             adapters_loaded=len(self.loaded.names),
             adapters_live=pool.num_live,
@@ -187,5 +180,4 @@ class HeldSlots:
 
     def check_invariants(self, holders: dict[int, int]) -> None:
         """Prove the book. holders: submissions that hold each slot."""
-        if self._pool is not None:
-            self._pool.check_invariants(holders)
+        self._pool.check_invariants(holders)

@@ -20,9 +20,9 @@ class IdPool:
     """Ids 1 .. num_ids - 1; `acquire` hands out clean ones first, then the least recently used."""
 
     def __init__(self, num_ids: int) -> None:
-        """num_ids: how many ids, the null one included. Raises ValueError when that leaves none to hand out."""
-        if num_ids < 2:
-            raise ValueError(f"num_ids is {num_ids}; a pool needs at least 2, because id 0 is the null one")
+        """num_ids: how many ids, the null one included; with that one alone there is none to hand out."""
+        if num_ids < 1:
+            raise ValueError(f"num_ids is {num_ids}; a pool needs at least 1, because id 0 is the null one")
         self.num_ids = num_ids
         self.num_live = 0
         self.num_cached = 0
@@ -53,7 +53,7 @@ class IdPool:
     @property
     def usage(self) -> float:
         """Live ids as a share of all, 0 to 1."""
-        return self.num_live / (self.num_ids - 1)
+        return self.num_live / max(self.num_ids - 1, 1)
 
     @property
     def num_keyed(self) -> int:

@@ -41,7 +41,7 @@ class ImageBook:
 
     def __init__(self, num_runs: int = 0, max_patches: int = 0) -> None:
         """num_runs: 0 of an engine that takes no images. max_patches: that a step encodes while rows run."""
-        self._pool = IdPool(num_runs + 1) if num_runs else None
+        self._pool = IdPool(num_runs + 1)
         self._max_patches = max_patches
         self._budget = 0
         self._orders: list[EncodeOrder] = []
@@ -72,7 +72,7 @@ class ImageBook:
         return not self._one_waits
 
     def _hold_one(self, request: Request, index: int, others_run: bool) -> bool:
-        image, pool = request.images[index], self._runs
+        image, pool = request.images[index], self._pool
         keys = run_keys(image)
         found = pool.find_run(keys)
         if len(found) == len(keys):
@@ -98,11 +98,11 @@ class ImageBook:
 
     def _acquire(self, count: int, request: Request) -> list[int] | None:
         """Runs for an image; those that wait behind its request give theirs back, where it takes that."""
-        runs = self._runs.acquire(count)
+        runs = self._pool.acquire(count)
         if runs is None:
             for other in [other for other in self._early.values() if other is not request]:
                 self.release(other)
-            runs = self._runs.acquire(count)
+            runs = self._pool.acquire(count)
         return runs
 
     def take_orders(self) -> tuple[EncodeOrder, ...]:
@@ -118,18 +118,17 @@ class ImageBook:
         """Gives back all images that the request holds."""
         self._early.pop(request.id, None)
         for runs in request.image_runs.values():
-            self._runs.release(reversed(runs))
+            self._pool.release(reversed(runs))
         request.image_runs.clear()
 
     def release_behind(self, request: Request) -> None:
         """Gives back those whose last token the next plan computes."""
         for index in [i for i in request.image_runs if request.images[i].end <= request.num_computed]:
-            self._runs.release(reversed(request.image_runs.pop(index)))
+            self._pool.release(reversed(request.image_runs.pop(index)))
 
     def forget(self) -> None:
         """No image is found any more; rows keep those that they hold."""
-        if self._pool is not None:
-            self._pool.unkey_all()
+        self._pool.unkey_all()
 
     @property
     def has_orders(self) -> bool:
@@ -139,17 +138,10 @@ class ImageBook:
     @property
     def num_tokens(self) -> int:
         """Tokens of images that there is room for."""
-        return 0 if self._pool is None else (self._pool.num_ids - 1) * RUN
-
-    @property
-    def _runs(self) -> IdPool:
-        assert self._pool is not None, "a request has images only where there are runs"
-        return self._pool
+        return (self._pool.num_ids - 1) * RUN
 
     def counts(self) -> ImageCounts:
         pool = self._pool
-        if pool is None:
-            return ImageCounts()
         return ImageCounts(
             images_encoded=self._num_encoded,
             image_hits=self._num_hits,
@@ -165,8 +157,7 @@ class ImageBook:
             for runs in request.image_runs.values():
                 for run in runs:
                     holders[run] = holders.get(run, 0) + 1
-        if self._pool is not None:
-            self._pool.check_invariants(holders)
+        self._pool.check_invariants(holders)
 
 
 def run_keys(image: PlacedImage) -> list[bytes]:

@@ -77,9 +77,13 @@ def test_id_0_is_never_handed_out_published_or_retained() -> None:
         pool.retain(0)
 
 
-def test_a_pool_without_an_id_to_hand_out_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_ids is 1; a pool needs at least 2"):
-        IdPool(1)
+def test_a_pool_of_the_null_id_alone_hands_out_and_finds_nothing() -> None:
+    pool = IdPool(1)
+    assert pool.acquire(1) is None and pool.acquire(0) == [] and pool.find(_key(1)) == 0
+    assert (pool.num_free, pool.usage, pool.num_cached) == (0, 0.0, 0)
+    pool.check_invariants({})
+    with pytest.raises(ValueError, match="num_ids is 0; a pool needs at least 1"):
+        IdPool(0)
 
 
 def test_a_freed_published_id_stays_findable_and_is_revived_by_a_hit() -> None:
