@@ -29,9 +29,9 @@ from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.prompt import MediaSpan
 from scripts.git_state import git_state
-from scripts.published import config_of
+from scripts.published import config_of as published_config
 
-QWEN3_VL_2B = config_of("Qwen3-VL-2B")
+QWEN3_VL_2B = published_config("Qwen3-VL-2B")
 
 _REFERENCE = pathlib.Path(__file__).with_name("bench_vision_reference.py")
 _TOLERANCE = 1e-3

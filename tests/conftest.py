@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ferrum_jax.config import EngineConfig
 from tests.by_family import ByFamily
@@ -23,6 +24,10 @@ from tests.support import FAMILIES, small_llm
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 MOST_MAPS = 25_000
+
+# No test depends on the clock: on a busy machine inputs are made slowly, and an example may take long.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 
 @pytest.fixture(scope="session", params=[marked(name, TABLE[name]["ladder"]) for name in FAMILIES])
