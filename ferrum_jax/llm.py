@@ -25,6 +25,7 @@ from ferrum_jax.answers.collect import Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.embeddings.comparing import compare_all
 from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, by_steps, embed_all, in_order, run_all
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of, text_of_pair
@@ -564,10 +565,8 @@ class LLM:
 
         `requests` is read as there is room, so it may be endless. The rest is as in `embed`.
         """
-        params = self._opened.embedder.params(
-            prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
-        )
-        return embed_all(self._opened.embedder, requests, params, self._run_texts)
+        how = {"prompt_name": prompt_name, "pooling": pooling, "normalize": normalize, "truncate": truncate}
+        return embed_all(self._opened.embedder, requests, how, self._run_texts)
 
     @checked
     def score(
@@ -578,13 +577,12 @@ class LLM:
         instruction: str | None = None,
         progress: bool | None = None,
     ) -> list[ScoreOutput]:
-        """How well the two texts of each pair fit, in their order, by a model that reads both together.
+        """How well the two texts of each pair fit, in their order, by a model of pairs, or the cosine of their vectors.
 
         pairs: of texts, a query and a document, or objects with `query` and `document`, and perhaps their own
         `instruction`. A score with a sigmoid is in [0, 1]. truncate: cut pairs that are too long. instruction: what
         makes a document fit, for models that are told, such as Qwen3-Reranker. progress: as in `generate`. Raises
-        ValueError naming the pair that cannot be served, and for a model of vectors, whose texts are compared by the
-        cosine of `embed`'s.
+        ValueError naming the pair that cannot be served, and for a model that does neither.
         """
         outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
         with texts_bar(len(pairs), shown=progress) as advance:
@@ -594,7 +592,9 @@ class LLM:
         self, requests: Iterable[tuple[Key, Pair]], *, truncate: bool = False, instruction: str | None = None
     ) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
-        scorer = self.scorer
+        scorer, embedder = self.scorer, self._opened.embedder
+        if scorer is None and embedder.compares:
+            return compare_all(embedder, requests, self._run_texts, truncate=truncate, instruction=instruction)
 
         def text(key: Key, pair: Pair) -> Text[Key]:
             if scorer is None:
@@ -608,7 +608,7 @@ class LLM:
             assert scorer is not None, "without one all pairs are refused"
             return score_of(scorer, text, state, num_cached)
 
-        return run_all(requests, text, output, self._run_texts, "cls")
+        return run_all(requests, text, output, self._run_texts)
 
     @property
     def scorer(self) -> Scorer | None:
@@ -620,11 +620,11 @@ class LLM:
         encoder = self._encoder
         return by_steps(self.as_completed) if encoder is None else encoder.run
 
-    def encode(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray]]:
+    def encode(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray]]:
         """(text, its pooled state) of each, in the order in which steps end; of an encoder alone."""
         encoder = self._encoder
         assert encoder is not None, "a model that generates embeds through its engine"
-        return ((text, vector) for text, vector, _ in encoder.run(texts, pooling))
+        return ((text, vector) for text, vector, _ in encoder.run(texts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""

@@ -135,6 +135,12 @@ def unit_length(vector: np.ndarray) -> np.ndarray:  # [D] -> [D] float32
     return (vector / max(norm, _SMALLEST_NORM)).astype(np.float32)
 
 
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    """The cosine of the angle between two vectors [D]; 0 where one has no length."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return float(one @ other / max(np.linalg.norm(one) * np.linalg.norm(other), _SMALLEST_NORM))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreOutput:
     """How well the two texts of a pair fit, as the model says it."""

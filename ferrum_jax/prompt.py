@@ -9,9 +9,11 @@ with what else belongs to it:
     {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What is it?", "images": [Path("photo.jpg")]}
     {"messages": [{"role": "user", "content": [{"type": "image", "image": array}, {"type": "text", "text": "What?"}]}]}
     {"messages": messages, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
+    {"prompt": text, "prompt_name": "query", "truncate": True}
 
 add_special_tokens says whether the tokenizer adds BOS and EOS to the text; by default it does to a prompt and not to a
-chat, whose template writes its own. Messages go with the template's arguments, as in `LLM.chat`.
+chat, whose template writes its own. Messages go with the template's arguments, as in `LLM.chat`, and texts to embed
+with those of `LLM.embed`.
 Prompts with different salts never share cached blocks. A media span says that tokens stand for content that
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
@@ -23,8 +25,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -32,11 +34,13 @@ from ferrum_jax.quoting import quoted
 
 Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
-Prompt = Content | Mapping[str, Any]
+Prompt: TypeAlias = "Content | Mapping[str, Any] | PromptParts"  # the last where it was taken apart before
 
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
 _FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS += VECTOR_ARGUMENTS
 
 
 class PromptIds(Protocol):
@@ -191,7 +195,8 @@ def whole_chunk(images: Sequence[PlacedImage], start: int, count: int, most: int
 class PromptParts:
     """A prompt taken apart; adapter and cache_salt "" are none.
 
-    add_special_tokens: None is the default of its kind. template: arguments of the chat template by name.
+    add_special_tokens: None is the default of its kind. template: arguments of the chat template by name. vector: how
+    its vector is made, by names of arguments of `LLM.embed`.
     """
 
     content: Content
@@ -201,6 +206,7 @@ class PromptParts:
     images: tuple[Any, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def is_prompt_mapping(prompt: object) -> bool:
@@ -210,6 +216,8 @@ def is_prompt_mapping(prompt: object) -> bool:
 
 def take_apart(prompt: Prompt) -> PromptParts:
     """Content, salt and media of a prompt. Raises ValueError with the field, its value and what is allowed."""
+    if isinstance(prompt, PromptParts):
+        return prompt
     if not isinstance(prompt, Mapping):
         return PromptParts(content=prompt, images=_images_in(prompt))
     unknown = sorted(str(key) for key in set(prompt) - set(_FIELDS))
@@ -235,6 +243,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
         images=_images(prompt.get("images"), _images_in(content)),
         add_special_tokens=adds,
         template=template,
+        vector={name: prompt[name] for name in VECTOR_ARGUMENTS if prompt.get(name) is not None},
     )
 
 
@@ -242,10 +251,21 @@ def with_adapter(prompt: Any, name: str | None) -> Any:
     """The prompt with the adapter that it names; None leaves it as it is."""
     if name is None:
         return prompt
+    if isinstance(prompt, PromptParts):
+        return dataclasses.replace(prompt, adapter=name)
     if is_prompt_mapping(prompt):
         return {**prompt, "adapter": name}
     kind = "prompt" if isinstance(prompt, str) else "messages" if is_messages(prompt) else "prompt_token_ids"
     return {kind: prompt, "adapter": name}
+
+
+def side_prompts(known: Collection[str]) -> tuple[str | None, str | None]:
+    """Which of a checkpoint's prompts stand before a query and before what is ranked for it; None for none.
+
+    known: their names. They are named as in sentence-transformers.
+    """
+    first = "query" if "query" in known else None
+    return first, next((name for name in ("document", "passage", "corpus") if name in known), None)
 
 
 def is_messages(content: object) -> bool:
@@ -255,7 +275,7 @@ def is_messages(content: object) -> bool:
 
 def single(prompts: object) -> bool:
     """Whether `prompts` is one prompt, not a sequence of them."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | PromptParts):
         return True
     if not isinstance(prompts, Sequence | np.ndarray) or not len(prompts):
         return False

@@ -119,7 +119,7 @@ class SamplingParams:
         for field in ("stop", "stop_token_ids", "bad_words"):
             if getattr(self, field) is None:  # vLLM allows None for an empty list
                 object.__setattr__(self, field, ())
-        for field, low, high, what in _RANGES:
+        for field, low, high, what in RANGES:
             _check_number(field, getattr(self, field), low, high, what)
         for field in ("n", "min_tokens", "top_k"):
             _check_int(field, getattr(self, field))
@@ -218,7 +218,7 @@ class SamplingParams:
 
 _MOST = sys.float_info.max  # the bound of parameters that have no other: they must be finite
 
-_RANGES = (
+RANGES = (
     ("n", 1, 4096, "between 1 and 4096"),
     ("min_tokens", 0, _MOST, "0 or more"),
     ("temperature", 0.0, _MOST, "0 (greedy) or more"),

@@ -12,6 +12,7 @@ import datetime
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.outputs import EmbeddingOutput, ScoreOutput, unit_length
-from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, take_apart
+from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, PromptParts, take_apart
 from ferrum_jax.text.tokenizer import Tokenizer
 
 UNTRAINED = (
@@ -27,6 +28,7 @@ UNTRAINED = (
     "texts that mean the same; take a model for embeddings where vectors are compared"
 )
 _log = logging.getLogger("ferrum_jax.embeddings")
+NO_WISHES: Mapping[str, Any] = MappingProxyType({})
 Key = TypeVar("Key")
 Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
 
@@ -49,7 +51,8 @@ class EmbeddingParams:
 class Text(Generic[Key]):
     """One text to embed, or a pair to score, as the model will see it.
 
-    second: where the second text of a pair begins, in models that tell them apart.
+    second: where the second text of a pair begins, in models that tell them apart. pooling, normalizes: what becomes of
+    the states of its tokens.
     """
 
     key: Key
@@ -58,14 +61,17 @@ class Text(Generic[Key]):
     second: int | None = None
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
+    pooling: str = "cls"
+    normalizes: bool = False
 
-    def output(self, embedding: np.ndarray, num_cached_tokens: int, *, normalized: bool) -> EmbeddingOutput:
+    def output(self, state: np.ndarray, num_cached_tokens: int) -> EmbeddingOutput:
+        """state: [D], pooled."""
         return EmbeddingOutput(
             prompt=self.prompt,
             prompt_token_ids=tuple(self.token_ids),
-            embedding=embedding,
+            embedding=unit_length(state) if self.normalizes else state,
             num_cached_tokens=num_cached_tokens,
-            normalized=normalized,
+            normalized=self.normalizes,
         )
 
 
@@ -98,7 +104,12 @@ class Embedder:
         return self.layout.pooling is not None or len(self._poolings) > 1
 
     def params(
-        self, *, prompt_name: str | None, pooling: str | None, normalize: bool | None, truncate: bool
+        self,
+        *,
+        prompt_name: str | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
     ) -> EmbeddingParams:
         """What a call asks for; None takes what the checkpoint says. Raises ValueError for what cannot be.
 
@@ -130,9 +141,14 @@ class Embedder:
             max_tokens=self._max_tokens if truncate else None,
         )
 
-    def text(self, key: Key, prompt: Prompt, params: EmbeddingParams) -> Text[Key]:
-        """A prompt as the model will see it. Raises ValueError for one that it cannot."""
+    def text(self, key: Key, prompt: Prompt, params: EmbeddingParams, how: Mapping[str, Any] = NO_WISHES) -> Text[Key]:
+        """A prompt as the model will see it. Raises ValueError for one that it cannot.
+
+        params: what `how` asks for, of a prompt that does not say it itself.
+        """
         parts = take_apart(prompt)
+        if parts.vector:
+            params = self.params(**{**how, **parts.vector})
         content = parts.content
         if parts.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for prompts that are completed; leave it out")
@@ -154,6 +170,8 @@ class Embedder:
             token_ids=token_ids,
             cache_salt=parts.cache_salt,
             media=parts.media,
+            pooling=params.pooling,
+            normalizes=params.normalize,
         )
 
     def _encode(self, text: str, params: EmbeddingParams) -> list[int]:
@@ -189,31 +207,25 @@ def prompt_ids(encode: Callable[..., Sequence[int]], embedder: Embedder) -> Prom
     ) -> Sequence[int]:
         if not embeds:
             return encode(prompt, now, kept=kept)
-        params = embedder.params(prompt_name=None, pooling=None, normalize=None, truncate=False)
-        return embedder.text(None, take_apart(prompt).content, params).token_ids
+        parts = take_apart(prompt)
+        text = PromptParts(content=parts.content, vector=parts.vector)
+        return embedder.text(None, text, embedder.params()).token_ids
 
     return token_ids
 
 
-def finish(vector: np.ndarray, params: EmbeddingParams) -> np.ndarray:
-    """[D] float32: the pooled state, of length 1 where that is asked for."""
-    return unit_length(vector) if params.normalize else vector
-
-
-Run = Callable[[Iterable[Text[Any]], str], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
+Run = Callable[[Iterable[Text[Any]]], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
 Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
 
 
-def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], params: EmbeddingParams, run: Run) -> Vectors:
+def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], how: Mapping[str, Any], run: Run) -> Vectors:
     """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
 
-    run(texts, pooling): (text, its vector, tokens of it that were cached) of each, in any order.
+    how: arguments of `Embedder.params`. run(texts): (text, its state, tokens of it that were cached) of each, in any
+    order.
     """
-
-    def output(text: Text[Any], vector: np.ndarray, num_cached: int) -> EmbeddingOutput:
-        return text.output(finish(vector, params), num_cached, normalized=params.normalize)
-
-    return run_all(requests, lambda key, prompt: embedder.text(key, prompt, params), output, run, params.pooling)
+    params = embedder.params(**how)
+    return run_all(requests, lambda key, prompt: embedder.text(key, prompt, params, how), Text.output, run)
 
 
 def run_all(
@@ -221,7 +233,6 @@ def run_all(
     text_of: Callable[[Key, Any], Text[Key]],
     output_of: Callable[[Text[Key], np.ndarray, int], Output],
     run: Run,
-    pooling: str,
 ) -> Generator[tuple[Key, Output | ValueError], None, None]:
     """(key, output) of each request in the order in which they are ready; a refused one gives its ValueError."""
     refused: deque[tuple[Key, ValueError]] = deque()
@@ -233,7 +244,7 @@ def run_all(
             except ValueError as error:
                 refused.append((key, error))
 
-    for text, state, num_cached in run(texts(), pooling):
+    for text, state, num_cached in run(texts()):
         while refused:
             yield refused.popleft()
         if isinstance(state, ValueError):
@@ -272,7 +283,7 @@ def by_steps(as_completed: Callable[..., Generator[Any, None, None]]) -> Run:
             prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
             yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
 
-    def run(texts: Iterable[Text[Any]], pooling: str) -> Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]:
+    def run(texts: Iterable[Text[Any]]) -> Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]:
         running: dict[int, Text[Any]] = {}
         with contextlib.closing(as_completed(requests(texts, running), embeds=True)) as outputs:
             for index, output in outputs:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -49,16 +49,20 @@ class Encoder:
     def ledger(self) -> Ledger:
         return Ledger.of_weights(self.layout.model.weights_bytes)
 
-    def run(self, texts: Iterable[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
+    def run(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
         source = iter(texts)
         while window := list(itertools.islice(source, WINDOW)):
-            seconds = {i: text.second for i, text in enumerate(window) if text.second is not None}
-            for members, vectors in self.runner.run([text.token_ids for text in window], pooling, seconds):
-                for layer in self.behind:
-                    vectors = layer(vectors)
-                for member, vector in zip(members, vectors, strict=True):
-                    yield window[member], vector, 0
+            for pooling in dict.fromkeys(text.pooling for text in window):
+                yield from self._run([text for text in window if text.pooling == pooling], pooling)
+
+    def _run(self, texts: Sequence[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
+        seconds = {i: text.second for i, text in enumerate(texts) if text.second is not None}
+        for members, vectors in self.runner.run([text.token_ids for text in texts], pooling, seconds):
+            for layer in self.behind:
+                vectors = layer(vectors)
+            for member, vector in zip(members, vectors, strict=True):
+                yield texts[member], vector, 0
 
     def with_weights(self, copies: Copies) -> Encoder:
         """The same executables with copies of other weights in the place of those that have one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -66,14 +66,35 @@ def text_of_pair(scorer: Scorer, key: Key, pair: Any, *, truncate: bool, instruc
 
     Raises ValueError for one that it cannot see.
     """
+    parts = pair_parts(pair, truncate, instruction)
+    text = scorer.text(key, parts.both, truncate=parts.truncate, instruction=parts.instruction)
+    return dataclasses.replace(text, cache_salt=parts.cache_salt)
+
+
+class PairParts(NamedTuple):
+    """A pair taken apart. ranks: one of a ranking, whose texts may have prompts of the checkpoint before them.
+
+    query_counts: the tokens of a query that is read by itself are told with this pair, and not with one before it.
+    """
+
+    both: Any
+    truncate: bool
+    instruction: str | None
+    cache_salt: str = ""
+    ranks: bool = False
+    query_counts: bool = True
+
+
+def pair_parts(pair: Any, truncate: bool, instruction: str | None) -> PairParts:
+    """The parts of a pair. truncate, instruction: of the call. Raises ValueError for fields that are not known."""
     if not isinstance(pair, Mapping):
-        return scorer.text(key, pair, truncate=truncate, instruction=instruction)
-    own = dict(pair)
-    both, salt = [own.pop("query", None), own.pop("document", None)], own.pop("cache_salt", "")
-    how = {"truncate": own.pop("truncate", truncate), "instruction": own.pop("instruction", instruction)}
-    if own:
-        raise ValueError(f"the pair has {sorted(own)}; known are query, document, instruction, truncate, cache_salt")
-    return dataclasses.replace(scorer.text(key, both, **how), cache_salt=salt)
+        return PairParts(pair, truncate, instruction)
+    own = {"truncate": truncate, "instruction": instruction, **pair}
+    both = [own.pop("query", None), own.pop("document", None)]
+    unknown = sorted(set(own) - set(PairParts._fields))
+    if unknown:
+        raise ValueError(f"the pair has {unknown}; known are query, document, instruction, truncate, cache_salt")
+    return PairParts(both, **own)
 
 
 def both_of(pair: Any) -> tuple[str, str]:

@@ -1,11 +1,8 @@
-"""AnswerOptions: how a body asks for its answer to be written, in both doors."""
+"""How a body asks for its answer to be written, through every door."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-from ferrum_jax.openai.parameters import flag
+from typing import NamedTuple
 
 
 class AnswerOptions(NamedTuple):
@@ -22,10 +19,10 @@ class AnswerOptions(NamedTuple):
 PLAIN = AnswerOptions()
 
 
-def answer_options(body: Mapping[str, Any], num_tops: int | None) -> AnswerOptions:
-    """Raises ValueError for a field that is no flag."""
-    return AnswerOptions(
-        ids_as_names=flag(body, "return_tokens_as_token_ids") is True,
-        shows_reasoning=flag(body, "include_reasoning") is not False,
-        num_tops=num_tops,
-    )
+class ReadingForm(NamedTuple):
+    """How vectors and scores are written. dimensions: of vectors, None for all. top_n: of a ranking."""
+
+    dimensions: int | None = None
+    as_base64: bool = False
+    top_n: int | None = None
+    shows_documents: bool = True

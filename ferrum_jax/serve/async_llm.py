@@ -20,7 +20,6 @@ from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.embedder import finish
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
@@ -124,7 +123,7 @@ class AsyncLLM:
         finally:
             self._end(mailbox)
         assert output is not None and output.embedding is not None, "a text's output has its vector"
-        return text.output(finish(output.embedding, params), output.num_cached_tokens, normalized=params.normalize)
+        return text.output(output.embedding, output.num_cached_tokens)
 
     async def compute_logprobs(
         self,

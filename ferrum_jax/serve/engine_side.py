@@ -23,8 +23,11 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import Tool, ToolsAsked
 from ferrum_jax.delta import Delta
-from ferrum_jax.embeddings.embedder import UNTRAINED, EmbeddingParams, Text, finish
+from ferrum_jax.embeddings.comparing import TOLD
+from ferrum_jax.embeddings.embedder import UNTRAINED, Text
 from ferrum_jax.llm import LLM
+from ferrum_jax.outputs import unit_length
+from ferrum_jax.prompt import VECTOR_ARGUMENTS
 from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
@@ -41,7 +44,6 @@ class _AskedVector(NamedTuple):
     """made_of: what is wanted of the pooled state; raises ValueError where that cannot be."""
 
     text: Text[Any]
-    pooling: str
     made_of: Callable[[np.ndarray], np.ndarray]
 
 
@@ -208,15 +210,13 @@ class EngineSide:
         self.thread.add(ticket, text.token_ids, _EMBEDS, options)  # type: ignore[arg-type]
 
     def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
-        embedder = self._llm.embedder
-        how = {name: options.get(name) for name in ("pooling", "normalize", "prompt_name")}
-        params = embedder.params(**how, truncate=bool(options.get("truncate")))  # type: ignore[arg-type]
+        how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
+        params = self._llm.embedder.params(**how)
         if options.get("instruction") is not None:
-            raise ValueError("instruction is for models that score pairs; this one compares vectors of single texts")
-        salt = options.get("cache_salt")
-        content: Any = prompt if not salt else {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": salt}
-        made_of = functools.partial(_cut_vector, params=params, dimensions=options.get("dimensions"))
-        return _AskedVector(embedder.text(request_id, content, params), params.pooling, made_of)
+            raise ValueError(TOLD)
+        content = {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": options.get("cache_salt") or None}
+        text = self._llm.embedder.text(request_id, content, params)
+        return _AskedVector(text, functools.partial(_cut_vector, text=text, dimensions=options.get("dimensions")))
 
     def _to_score(self, request_id: int, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
         scorer = self._llm.scorer
@@ -224,22 +224,20 @@ class EngineSide:
         truncate, instruction = bool(options.get("truncate")), options.get("instruction")
         text = scorer.text(request_id, pair, truncate=truncate, instruction=instruction)
         text = dataclasses.replace(text, cache_salt=options.get("cache_salt") or "")
-        return _AskedVector(text, "cls", lambda state: np.asarray([scorer.score(state)], np.float32))
+        return _AskedVector(text, lambda state: np.asarray([scorer.score(state)], np.float32))
 
     def _encode(self) -> None:
-        """On the engine's thread: all texts that wait, those of a pooling together."""
+        """On the engine's thread: all texts that wait."""
         waiting, self._waiting = self._waiting, []
-        found = [(ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))]
-        for pooling in {asked.pooling for _, asked in found}:
-            chosen = {each[1].text.key: each for each in found if each[1].pooling == pooling}
-            try:
-                for text, vector in self._llm.encode([asked.text for _, asked in chosen.values()], pooling):
-                    ticket, asked = chosen.pop(text.key)
-                    if (request_id := self._forget(ticket)) is not None:
-                        self._send([_vector(request_id, vector, asked, 0)])
-            except Exception as error:
-                for ticket, _ in chosen.values():
-                    self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
+        found = {each: (ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))}
+        try:
+            for text, vector in self._llm.encode([asked.text for _, asked in found.values()]):
+                ticket, asked = found.pop(text.key)
+                if (request_id := self._forget(ticket)) is not None:
+                    self._send([_vector(request_id, vector, asked, 0)])
+        except Exception as error:
+            for ticket, _ in found.values():
+                self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
 
     # -- how it goes -----------------------------------------------------------------------------------
 
@@ -287,11 +285,11 @@ def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached:
     return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
 
 
-def _cut_vector(state: np.ndarray, *, params: EmbeddingParams, dimensions: int | None) -> np.ndarray:
+def _cut_vector(state: np.ndarray, *, text: Text[Any], dimensions: int | None) -> np.ndarray:
     """The beginning of a vector. Cut first, so that what is left has length 1 where it is to."""
     if (dimensions or 0) > len(state):
         raise ValueError(f"dimensions is {dimensions}; the model's vectors have {len(state)}")
-    return finish(state[:dimensions], params)
+    return unit_length(state[:dimensions]) if text.normalizes else state[:dimensions]
 
 
 def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:

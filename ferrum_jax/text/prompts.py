@@ -80,6 +80,8 @@ class PromptEncoder:
                 f"the prompt has {len(parts.images)} images, and this model takes none: it sees no images, is served "
                 "with max_image_tokens=0, or its folder has no preprocessor_config.json"
             )
+        if parts.vector:
+            raise ValueError(f"{' and '.join(parts.vector)} is for texts whose vectors are made; leave it out")
         places = len(image_parts(parts.content))
         if places and places != len(parts.images):
             raise ValueError(

@@ -46,12 +46,28 @@ def test_a_pair_that_is_too_long_or_none_is_refused_by_its_place():
     assert abs(found["good"].score - wanted[2]) < 1e-5 and "must be two texts" in str(found["bad"])
 
 
-def test_a_model_that_scores_makes_no_vectors_and_one_of_vectors_does_not_score():
+def test_a_model_that_scores_makes_no_vectors_and_one_of_vectors_compares_them():
     with pytest.raises(ValueError, match=r"scores pairs of texts and makes no vectors; ask LLM\.score"):
         cross_encoder("bert").embed("x")
-    vectors = LLM(str(GOLDENS / "encoders" / "bert"), CONFIG)
-    with pytest.raises(ValueError, match=r"BertModel does not read two texts together; compare vectors of LLM\.embed"):
-        vectors.score([("a", "b")])
+    llm, texts = LLM(str(GOLDENS / "encoders" / "bert"), CONFIG), ["a block", "keys of a row", "a block"]
+    one, other, _ = llm.embed(texts)
+    pairs = [("a block", "a block"), ("a block", "keys of a row"), {"query": texts[1], "document": texts[0]}]
+    found = llm.score(pairs)
+    cosine = float(one.embedding @ other.embedding)
+    np.testing.assert_allclose([each.score for each in found], [1, cosine, cosine], atol=1e-6)
+    lengths = len(one.prompt_token_ids), len(other.prompt_token_ids)
+    read = [len(each.prompt_token_ids) for each in found]
+    assert read == [2 * lengths[0], sum(lengths), sum(lengths)]
+    ranked, again = (llm.score([{**pairs[2], **more}]) for more in ({"ranks": True}, {"query_counts": False}))
+    assert len(again[0].prompt_token_ids) == lengths[0]
+    query, document = (
+        llm.embed({"prompt": text, "prompt_name": name})[0].embedding
+        for text, name in ((texts[1], "query"), (texts[0], "document"))
+    )
+    np.testing.assert_allclose(ranked[0].score, query @ document, atol=1e-6)
+    refused = dict(llm.score_as_completed(enumerate(["ab", ("a", "b"), {**pairs[2], "instruction": "i"}, {"x": 1}])))
+    assert [type(refused[place]) for place in range(4)] == [ValueError, type(found[0]), ValueError, ValueError]
+    assert "must be two texts" in str(refused[0]) and "models that score pairs" in str(refused[2])
 
 
 def test_what_a_cross_encoder_is_asked_to_be_beyond_one_score_is_refused():

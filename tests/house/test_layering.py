@@ -326,7 +326,7 @@ MAY_IMPORT = {
         "pallas_kernels.state_space",
     ),
     "ferrum_jax.serve.link": ("ferrum_jax.vision", "nouns"),
-    "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "ferrum_jax.quoting", "nouns"),
+    "ferrum_jax.serve.bodies": ("ferrum_jax.openai", "ferrum_jax.quoting"),
     "ferrum_jax.serve.http": (
         "ferrum_jax.answers",
         "ferrum_jax.openai",
@@ -347,6 +347,7 @@ MAY_IMPORT = {
         "ferrum_jax.serve.link",
         "ferrum_jax.text",
         "ferrum_jax.vision",
+        "nouns",
     ),
     "ferrum_jax.serve": (
         "ferrum_jax.answers",

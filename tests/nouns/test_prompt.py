@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.openai.parameters import messages_of
+from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.prompt import MediaSpan, single, take_apart
 
 SPAN = MediaSpan(kind="image", digest=b"cat", start=1, length=2)

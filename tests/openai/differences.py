@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 BySection = Mapping[str, Sequence[str]]
 
-# These are as they are to be.
-_MEANT: Mapping[str, BySection] = {
+ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
     "only streams have their options": {
         "completions": ("what streams say of their use", "use in every chunk"),
         "completions_refused": ("stream = yes", "stream_options = {'include_usage': True}"),
@@ -36,6 +35,7 @@ _MEANT: Mapping[str, BySection] = {
     "AsyncLLM says so in its output where a structure does not compile": {
         "completions_refused": ("structured_outputs = {'regex': '('}",),
     },
+    "a call is given texts themselves": {"scores": ("texts in objects",)},
     "a call takes what Python can read": {
         "completions_refused": ("logit_bias = {'05': 1, '5': 1}", "prompt = 5"),
         "chats_refused": (
@@ -55,33 +55,6 @@ _MEANT: Mapping[str, BySection] = {
         "scores_refused": ("text_1 = ", "text_2 = ", "text_2 = []", "truncate = yes"),
     },
 }
-# Two readers of one body have come apart here; who mends one of these takes it out.
-_TO_MEND: Mapping[str, BySection] = {
-    "rows of vectors do not say how they are made": {
-        "embeddings": (
-            "not truncated",
-            "truncated",
-            "another pooling",
-            "not normalised",
-            "a prompt of the checkpoint",
-        ),
-        "embeddings_of_states": ("normalised",),
-    },
-    "rows are not compared by vectors": {
-        "scores_of_vectors": ("a pair", "one beside several", "pairs", "truncated", "a salt"),
-        "rankings_of_vectors": ("documents", "the best", "without the documents"),
-    },
-    "HTTP knows no harmless values of other fields here": {
-        "embeddings": ("no stream",),
-        "scores": ("all that is harmless",),
-        "rankings": ("all that is harmless",),
-    },
-    "rows take no encoding_format that asks for nothing": {"scores": ("numbers",)},
-    "only rows take text_2 in objects": {"scores": ("texts in objects",)},
-    "only rows take one document that is no list": {"rankings_refused": ("documents = x",)},
-    "only rows take an empty salt": {"scores_refused": ("cache_salt = ",), "rankings_refused": ("cache_salt = ",)},
-}
-ANSWERED_ELSEWHERE: Mapping[str, BySection] = {**_MEANT, **_TO_MEND}
 
 # Refused by a row and over HTTP, in other words: a limit, a name or advice that is of one of them.
 OTHER_WORDS: BySection = {
@@ -95,12 +68,11 @@ OTHER_WORDS: BySection = {
         *("messages = [{'role': 'user', 'content': '" + "x " * 20, "stream_options = {'include_usage': 'yes'}"),
     ),
     "embeddings_refused": (
-        *("input = None", "normalize = 1", "pooling = median", "pooling = 5", "prompt = x", "prompt_name = poem"),
-        *("prompt_name = {}", "truncate = yes", "model = other", "priority = high", "timeout = 0", "unknown = 1"),
+        *("input = None", "prompt = x", "model = other", "priority = high", "timeout = 0", "unknown = 1"),
         *("adapter = poet", "request_id = r", "store = True", "stream = True", "stream_options = {}"),
     ),
 }
 
-# A call gives another answer: the template sees messages as they are, not as `parameters.messages_of` reads them, and
+# A call gives another answer: the template sees messages as they are, not as `contents.messages_of` reads them, and
 # the echo of a chat is not that of its last message.
 OTHER_ANSWERS: BySection = {"chats": ("parts of a text", "what was thought and called", "an echo of what goes on")}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ferrum_jax.openai import parameters
-from ferrum_jax.serve.bodies import compare_body, http_body, response_body
+from ferrum_jax.openai.body_rules import rules_of
+from ferrum_jax.serve.bodies import response_body
 from tests.openai.differences import ANSWERED_ELSEWHERE, OTHER_ANSWERS, OTHER_WORDS
 from tests.openai.sections import CHAT, COMPLETE, EMBED, RANK, RESPOND, SCORE, SECTIONS, differences_of, recorded
 
@@ -16,12 +16,14 @@ from tests.openai.sections import CHAT, COMPLETE, EMBED, RANK, RESPOND, SCORE, S
 ONE_SIDED = {"created", "system_fingerprint", "stop_reason", "token_ids", "prompt_token_ids", "prompt_tokens_details"}
 ONE_SIDED |= {"id", "usage", "Warning"}
 KNOWN_AT = {
-    COMPLETE: (http_body.COMPLETION, parameters.JOB_COMPLETION),
-    CHAT: (http_body.CHAT, parameters.JOB_CHAT),
     RESPOND: (response_body._RULES,),
-    EMBED: (http_body.EMBEDDING, parameters.JOB_EMBEDDING),
-    SCORE: (compare_body._SCORE, parameters.JOB_SCORE),
-    RANK: (compare_body._RERANK, parameters.JOB_RERANK),
+    **{
+        path: (rules_of(body, "http"), rules_of(body, "row"))
+        for path, body in (
+            *((COMPLETE, "completion"), (CHAT, "chat")),
+            *((EMBED, "embedding"), (SCORE, "score"), (RANK, "rerank")),
+        )
+    },
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from ferrum_jax.batch.input.formats import BadRow, parse_line
 from ferrum_jax.batch.journal.responses import failed_line
-from ferrum_jax.openai import parameters
+from ferrum_jax.openai import contents, errors
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.quoting import MOST_CHARACTERS
-from ferrum_jax.serve.bodies.http_body import BodyLimits, asked_text
 from ferrum_jax.serve.http.http_errors import http_error
 
 MANY = {f"unknown_{i}": 1 for i in range(20_000)}
@@ -33,9 +34,9 @@ LONG = {
 def searches(monkeypatch):
     """How many known names each search for a close one has compared."""
     found = []
-    search = parameters.get_close_matches
+    search = errors.get_close_matches
     monkeypatch.setattr(
-        parameters, "get_close_matches", lambda *given, **named: found.append(given) or search(*given, **named)
+        errors, "get_close_matches", lambda *given, **named: found.append(given) or search(*given, **named)
     )
     return found
 
@@ -106,7 +107,7 @@ def test_every_list_has_a_bound(field, door):
 @pytest.mark.parametrize("field", CHATS)
 def test_a_chat_has_a_bound_of_its_parts_before_one_is_read(field, monkeypatch):
     read = []
-    monkeypatch.setattr(parameters, "_message", lambda name, message: read.append(name))
+    monkeypatch.setattr(contents, "_message", lambda name, message: read.append(name))
     messages, words = CHATS[field]
     with pytest.raises(ValueError, match=words):
         asked_text({"messages": messages}, BodyLimits(), is_chat=True)
@@ -115,6 +116,6 @@ def test_a_chat_has_a_bound_of_its_parts_before_one_is_read(field, monkeypatch):
 
 def test_more_prompts_than_are_taken_are_refused_before_one_is_read(monkeypatch):
     read = []
-    monkeypatch.setattr(parameters, "_prompt_of", lambda field, prompt: read.append(field))
+    monkeypatch.setattr(contents, "_prompt_of", lambda field, prompt: read.append(field))
     assert "prompt has 100,000 prompts; at most 2,048" in refused_over_http({"prompt": ["x"] * 10**5})
     assert not read

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.app import adapter_routes
 from ferrum_jax.serve.http.api_keys import ApiKey

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.openai.parameters import KNOWN_CHAT, KNOWN_COMPLETION, KNOWN_EMBEDDING, FieldError
-from ferrum_jax.serve.bodies import compare_body, http_body, response_body
-from ferrum_jax.serve.bodies.http_body import BodyLimits
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.bodies import asked_ranking, asked_score, asked_text, asked_vectors
+from ferrum_jax.openai.body_fields import fields_of
+from ferrum_jax.openai.errors import FieldError
+from ferrum_jax.serve.bodies.response_body import asked_response
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 
@@ -37,24 +39,16 @@ def schema(value) -> dict:
 
 
 def of_text(is_chat):
-    return lambda body, limits: http_body.asked_text(body, limits, is_chat=is_chat)
+    return lambda body, limits: asked_text(body, limits, is_chat=is_chat)
 
 
 ENDPOINTS = {
-    "/v1/completions": (of_text(False), {"prompt": "x", "max_tokens": 1}, KNOWN_COMPLETION | {"stream", "priority"}),
-    "/v1/chat/completions": (of_text(True), {"messages": MESSAGES, "max_tokens": 1}, KNOWN_CHAT | {"timeout"}),
-    "/v1/responses": (
-        response_body.asked_response,
-        {"input": "x", "max_output_tokens": 1},
-        response_body.KNOWN | {"store", "background", "conversation"},
-    ),
-    "/v1/embeddings": (
-        http_body.asked_vectors,
-        {"input": "x"},
-        KNOWN_EMBEDDING | {"dimensions", "pooling"},
-    ),
-    "/v1/score": (compare_body.asked_score, {"text_1": "x", "text_2": "y"}, {"text_1", "text_2", "truncate"}),
-    "/v1/rerank": (compare_body.asked_ranking, {"query": "x", "documents": ["y"]}, {"query", "documents", "top_n"}),
+    "/v1/completions": (of_text(False), {"prompt": "x", "max_tokens": 1}, "completion"),
+    "/v1/chat/completions": (of_text(True), {"messages": MESSAGES, "max_tokens": 1}, "chat"),
+    "/v1/responses": (asked_response, {"input": "x", "max_output_tokens": 1}, "response"),
+    "/v1/embeddings": (asked_vectors, {"input": "x"}, "embedding"),
+    "/v1/score": (asked_score, {"text_1": "x", "text_2": "y"}, "score"),
+    "/v1/rerank": (asked_ranking, {"query": "x", "documents": ["y"]}, "rerank"),
 }
 NESTED = {
     "/v1/chat/completions": [
@@ -78,8 +72,8 @@ NESTED = {
 
 
 def bodies(path):
-    _, good, fields = ENDPOINTS[path]
-    for field in sorted(fields):
+    _, good, kind = ENDPOINTS[path]
+    for field in (*fields_of(kind, "http"), "store", "background"):
         for value in GARBAGE:
             yield {**good, field: value}
     for changed in NESTED.get(path, ()):

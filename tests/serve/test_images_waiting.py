@@ -14,7 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.serve.bodies.http_body import AskedText
+from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.serve.http import service as service_module
 from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service

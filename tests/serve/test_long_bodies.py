@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from ferrum_jax.openai.parameters import FieldError
-from ferrum_jax.serve.bodies import http_body
-from ferrum_jax.serve.bodies.http_body import num_commas, read_body
+from ferrum_jax.openai.errors import FieldError
+from ferrum_jax.serve.bodies import read_body as reading
+from ferrum_jax.serve.bodies.read_body import num_commas, read_body
 from ferrum_jax.serve.http import exchange
 from tests.serve.running import running
 
@@ -64,12 +64,12 @@ def test_commas_inside_texts_are_no_values(monkeypatch, value):
         parts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
         return max(0, len(parts) - 1) + sum(map(of, parts))
 
-    monkeypatch.setattr(http_body, "MOST_VALUES", 1)
+    monkeypatch.setattr(reading, "MOST_VALUES", 1)
     assert num_commas(json.dumps(value, ensure_ascii=False).encode()) == of(value)
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr(http_body, "MOST_VALUES", 4)
+    monkeypatch.setattr(reading, "MOST_VALUES", 4)
     assert read_body(b'{"prompt": "a,b,c,d,e,f,g", "stop": [1, 2, 3]}')["stop"] == [1, 2, 3]
     with pytest.raises(FieldError, match=r"the body has 5 values; at most 4 are read"):
         read_body(b'{"prompt": [[], [], [], [], ')

@@ -10,7 +10,7 @@ import pytest
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
-from ferrum_jax.serve.bodies.http_body import AskedText
+from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.http.api_keys import OPEN

@@ -7,8 +7,8 @@ import json
 import openai
 import pytest
 
-from ferrum_jax.openai.parameters import FieldError
-from ferrum_jax.serve.bodies.http_body import BodyLimits
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.bodies.response_body import asked_response
 from ferrum_jax.serve.bodies.response_input import input_messages
 from ferrum_jax.serve.http.settings import ServerSettings

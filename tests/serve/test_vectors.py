@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from ferrum_jax import LLM, EngineConfig
-from ferrum_jax.openai.parameters import FieldError
-from ferrum_jax.serve.bodies.compare_body import asked_ranking, asked_score
-from ferrum_jax.serve.bodies.http_body import BodyLimits, asked_vectors
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.bodies import asked_ranking, asked_score, asked_vectors
+from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 from tests.support import COMPILED, GOLDENS

@@ -2,9 +2,9 @@
 
 Two forms are read. The OpenAI batch form is `{custom_id, method: "POST", url, body}`; the short form is the
 same body with `custom_id` beside its fields, and with `prompt_token_ids` as another way to give a prompt.
-A row that asks for a vector has the url of embeddings, or `input` in the short form; rows of scores and rankings are
-told by `text_1` and `query` (`reading_rows.py`). A list of texts, or of lists of
-token ids, counts as several prompts, whose choices stand in one answer.
+A short row is told by the field that says what it is about. What a body asks for is read as over HTTP
+(`openai/bodies.py`). A list of texts, or of lists of token ids, counts as several prompts, whose choices stand in one
+answer.
 Identity: a row's digest covers its whole content, custom_id included, so equal lines have equal ids in every
 process, and a changed line has another id. Only messages depend on the line's number.
 """
@@ -21,79 +21,58 @@ from typing import Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
-from ferrum_jax.batch.input.reading_rows import (
-    EMBEDDINGS_URL,
-    READING_URLS,
-    RERANK_URL,
-    SCORE_URL,
-    ReadingForm,
-    form_of,
-    pairs_of,
-)
-from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, answer_options
-from ferrum_jax.openai.parameters import (
-    LABELS,
-    adapter_of,
-    flag,
-    model_of,
-    packed_ids,
-    prompt_options,
-    prompts_of,
-    sampling_values,
-    with_defaults,
-    with_options,
-)
-from ferrum_jax.prompt import Content, Prompt, with_adapter
+from ferrum_jax.openai.asked import Asked, AskedScores, AskedText, AskedVectors
+from ferrum_jax.openai.bodies import how_of, sides_of, with_options
+from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, TEXTS, given
+from ferrum_jax.openai.body_rules import rules_of
+from ferrum_jax.openai.contents import packed_ids, prompts_of
+from ferrum_jax.openai.sampling_fields import with_defaults
+from ferrum_jax.prompt import Prompt, take_apart, with_adapter
 from ferrum_jax.quoting import bounded, quoted
 
-COMPLETIONS_URL = "/v1/completions"
-CHAT_URL = "/v1/chat/completions"
-_CONTENT_OF = {
-    COMPLETIONS_URL: "prompt",
-    CHAT_URL: "messages",
-    EMBEDDINGS_URL: "input",
-    SCORE_URL: "text_1",
-    RERANK_URL: "query",
-}
-_URL_OF = {
-    "prompt": COMPLETIONS_URL,
-    "messages": CHAT_URL,
-    "prompt_token_ids": COMPLETIONS_URL,
-    "input": EMBEDDINGS_URL,
+SCORE_URL = "/v1/score"
+CONTENTS = {  # field with what a row is about -> url
+    "prompt": "/v1/completions",
+    "messages": "/v1/chat/completions",
+    "prompt_token_ids": "/v1/completions",  # of the short form alone
+    "input": "/v1/embeddings",
     "text_1": SCORE_URL,
-    "query": RERANK_URL,
+    "query": "/v1/rerank",
 }
+_CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())}
 GENERATES, EMBEDS, SCORES = range(3)  # what an engine is asked for
-
+_KINDS = {AskedText: GENERATES, AskedVectors: EMBEDS, AskedScores: SCORES}
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-_WHOLE = ReadingForm()
-_NO_SAMPLING = SamplingParams(max_tokens=1)  # for a row that reads texts
 
 
 class Row(NamedTuple):
-    """One request of a job. `id` is 32 hex digits that digest the whole line's content."""
+    """One request of a job.
+
+    id: 32 hex digits that digest the whole line's content. prompts: Prompts, or pairs of texts; usually one; the answer
+    lists all choices of the first, then those of the next. how: it is asked, one object for rows that ask alike.
+    seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
+    adapter: that its prompts name.
+    """
 
     id: str
     custom_id: str
-    prompts: tuple[
-        Any, ...
-    ]  # Prompts, or pairs of texts; usually one; the answer lists all choices of the first, then those of the next
-    asked: SamplingParams  # without the seed; one object for rows that ask for the same
-    seeds: tuple[int, ...]  # one for each prompt; none if nothing is generated
-    url: str  # what is asked for: a completion, a chat's answer, an embedding, a score or a ranking
-    returns_token_ids: bool
-    model: str | None = None  # that the row asks for; None accepts the job's
-    echo: bool = False  # the answer begins with the prompt, or in a chat with the message that it continues
-    generates: bool = True  # False for an echo alone, which leaves out the one token that is drawn
-    adapter: str | None = None  # that its prompts name
-    form: ReadingForm = _WHOLE  # of the answer of a row that reads texts
-    answer: AnswerOptions = PLAIN  # how that of a row that generates is written
+    prompts: tuple[Any, ...]
+    how: Any  # AskedText, AskedVectors or AskedScores
+    seeds: tuple[int, ...]
+    url: str
+    model: str | None = None
+    adapter: str | None = None
 
     @property
     def prompt(self) -> Prompt:
         """The prompt of a row that has one."""
         (prompt,) = self.prompts
         return prompt
+
+    @property
+    def asked(self) -> SamplingParams:
+        """The parameters, without the seed."""
+        return self.how.params
 
     @property
     def params(self) -> SamplingParams:
@@ -110,12 +89,22 @@ class Row(NamedTuple):
 
     @property
     def is_chat(self) -> bool:
-        return self.url == CHAT_URL
+        return isinstance(self.how, AskedText) and self.how.is_chat
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """By default to a row of a completion that gives token ids, and to one that wants no text."""
+        if not isinstance(self.how, AskedText):
+            return False
+        by_default = not self.asked.detokenize or isinstance(take_apart(self.prompts[0]).content, array)
+        return by_default if self.how.returns_token_ids is None else self.how.returns_token_ids
 
     @property
     def kind(self) -> int:
         """GENERATES, EMBEDS or SCORES."""
-        return GENERATES if self.url not in READING_URLS else EMBEDS if self.url == EMBEDDINGS_URL else SCORES
+        return (
+            GENERATES if isinstance(self.how, AskedText) else EMBEDS if isinstance(self.how, AskedVectors) else SCORES
+        )
 
 
 class _BadFields(NamedTuple):
@@ -172,33 +161,20 @@ def parse_line(
         return BadRow(id=digest, custom_id=said, code=error.code, message=message, line=line_number)
     try:
         refuse_unreadable(line)
-        key, given, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
-        url = _URL_OF[key]
-        asked = _asked(url, with_defaults(rest, defaults) if defaults and url not in READING_URLS else rest)
-        contents = (packed,) if packed is not None and key == "prompt_token_ids" else _contents(key, given, rest)
-        seeds = () if url in READING_URLS else _seeds(seed, digest, rest.get("seed"), len(contents))
+        key, content, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
+        url = CONTENTS[key]
+        kind = ROW_BODIES[url]
+        generates = kind in TEXTS
+        how = _how(kind, with_defaults(rest, defaults) if defaults and generates else rest)
+        prompts = _prompts(key, content if packed is None else packed, rest, how)
+        seeds = _seeds(seed, digest, rest.get("seed"), len(prompts)) if generates else ()
         if seeds:
-            asked.params.with_seed(seeds[0])  # raises for what is not a seed
-        prompts = tuple(with_options(content, asked.options) for content in contents) if asked.options else contents
-        model, adapter = model_of(rest), adapter_of(rest)
+            how.params.with_seed(seeds[0])  # raises for what is not a seed
+        row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None)
+        adapter = given(rest, "adapter")
     except ValueError as error:
         message = f"line {line_number}: {error}"
         return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message, line=line_number)
-    wants_ids = asked.returns_token_ids
-    row = Row(
-        id=digest,
-        custom_id=custom_id,
-        prompts=prompts,
-        asked=asked.params,
-        seeds=seeds,
-        url=url,
-        returns_token_ids=_returns_ids(url, contents, asked.params) if wants_ids is None else wants_ids,
-        echo=asked.echo,
-        generates=asked.generates,
-        model=model,
-        form=asked.form,
-        answer=asked.answer,
-    )
     return row if adapter is None else row.with_adapter(adapter)
 
 
@@ -276,71 +252,49 @@ def _row_seed(content: str) -> int:
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """What a row asks for, apart from its content and its seed."""
-
-    params: SamplingParams
-    returns_token_ids: bool | None  # None leaves it to the content
-    options: Mapping[str, Any]  # of the prompt
-    echo: bool = False
-    generates: bool = True
-    form: ReadingForm = _WHOLE
-    answer: AnswerOptions = PLAIN
-
-
-def _contents(key: str, given: object, rest: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a row asks about. given: the value of its field `key`."""
-    url = _URL_OF[key]
-    return pairs_of(url, {**rest, key: given}) if url in (SCORE_URL, RERANK_URL) else prompts_of(key, given)
-
-
-def _asked(url: str, rest: Mapping[str, Any]) -> _Asked:
-    """What these fields ask for; the same object for equal plain fields, since most rows of a job ask for the same."""
+def _how(kind: str, rest: Mapping[str, Any]) -> Any:
+    """How these fields ask; the same object for equal plain fields, since most rows of a job ask for the same."""
     fields = {key: value for key, value in rest.items() if key != "seed" and key not in LABELS}
     try:
-        return _known(url, tuple(fields.items()), tuple(map(type, fields.values())))
+        return _known(kind, tuple(fields.items()), tuple(map(type, fields.values())))
     except TypeError:  # a list or an object, which cannot be looked up
-        return _understood(url, fields)
+        return _understood(kind, fields)
 
 
 @functools.lru_cache(maxsize=1024)
-def _known(url: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, ...]) -> _Asked:
-    """What these fields ask for. _types: part of the key, because 1, 1.0 and true are equal but not all allowed."""
-    return _understood(url, dict(fields))
+def _known(kind: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, ...]) -> Any:
+    """How these fields ask. _types: part of the key, because 1, 1.0 and true are equal but not all allowed."""
+    return _understood(kind, dict(fields))
 
 
-def _understood(url: str, fields: Mapping[str, Any]) -> _Asked:
-    if url in READING_URLS:
-        options = prompt_options(fields, is_chat=False) if url == EMBEDDINGS_URL else {}
-        form = form_of(url, fields)
-        return _Asked(params=_NO_SAMPLING, returns_token_ids=False, options=options, form=form)
-    params = SamplingParams.from_dict(sampling_values(fields, is_chat=url == CHAT_URL))
-    echo = flag(fields, "echo") is True
-    return _Asked(
-        params=params,
-        returns_token_ids=flag(fields, "return_token_ids"),
-        options=prompt_options(fields, is_chat=url == CHAT_URL),
-        echo=echo,
-        generates=not (params.echo and fields.get("max_tokens") == 0),
-        answer=answer_options(fields, params.logprobs),
-    )
+def _understood(kind: str, fields: Mapping[str, Any]) -> Any:
+    rules_of(kind, "row").refuse(fields)
+    return how_of(kind, fields)
 
 
-def _returns_ids(url: str, contents: tuple[Content, ...], params: SamplingParams) -> bool:
-    """Whether token ids are returned by default: to a row that gives token ids, or that wants no text."""
-    return (url == COMPLETIONS_URL and isinstance(contents[0], array)) or not params.detokenize
+def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple[Any, ...]:
+    """What a row asks about, with what belongs to each prompt. given: the value of its field `key`."""
+    if isinstance(how, AskedScores):
+        left, right = sides_of({**rest, key: given}, ranks=how.ranks)
+        pairs = dataclasses.replace(how, left=left, right=right).pairs
+        more = {**how.options, **({"ranks": True} if how.ranks else {})}
+        found = [{"query": one, "document": other, **more} for one, other in pairs]
+        for each in found[1:] if len(left) == 1 else ():
+            each["query_counts"] = False
+        return tuple(found)
+    contents = (given,) if isinstance(given, array) else prompts_of(key, given)
+    return tuple([with_options(content, how.options) for content in contents]) if how.options else contents
 
 
 def _short_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
     """The field with the content, the content, and the other fields."""
     rest = dict(line)
     del rest["custom_id"]
-    given = [(key, value) for key in _URL_OF if (value := rest.pop(key, None)) is not None]
-    if len(given) != 1:
-        what = f"has {' and '.join(key for key, _ in given)}" if given else "has no prompt"
-        raise ValueError(f"{what}; give exactly one of {', '.join(_URL_OF)}")
-    return *given[0], rest
+    found = [(key, value) for key in CONTENTS if (value := rest.pop(key, None)) is not None]
+    if len(found) != 1:
+        what = f"has {' and '.join(key for key, _ in found)}" if found else "has no prompt"
+        raise ValueError(f"{what}; give exactly one of {', '.join(CONTENTS)}")
+    return *found[0], rest
 
 
 def _openai_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
@@ -351,8 +305,8 @@ def _openai_form(line: Mapping[str, Any]) -> tuple[str, object, dict[str, Any]]:
     if line.get("method") != "POST":
         raise ValueError(f"method is {quoted(line.get('method'))}; it must be 'POST'")
     url = line.get("url")
-    if not isinstance(url, str) or url not in _CONTENT_OF:
-        raise ValueError(f"url is {quoted(url)}; it must be one of {', '.join(map(repr, _CONTENT_OF))}")
+    if not isinstance(url, str) or url not in ROW_BODIES:
+        raise ValueError(f"url is {quoted(url)}; it must be one of {', '.join(map(repr, ROW_BODIES))}")
     body = line.get("body")
     if not isinstance(body, dict):
         raise ValueError(f"body is {quoted(body)}; it must be an object with the request's fields")

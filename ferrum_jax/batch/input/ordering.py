@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ferrum_jax.batch.input.formats import BadRow, Row
-from ferrum_jax.prompt import Prompt, take_apart
+from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 
 DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
 _MOST_LENGTH = 2**32 - 1
@@ -72,7 +72,7 @@ def _content(content: Prompt) -> tuple[bytes, bytes]:
     salt = b""
     if isinstance(content, Mapping) and "document" in content:  # a pair
         return content.get("cache_salt", "").encode(), f"{content['query']}\0{content['document']}".encode()
-    if isinstance(content, Mapping):
+    if isinstance(content, Mapping | PromptParts):
         parts = take_apart(content)
         salt, content = parts.cache_salt.encode(), parts.content
     if isinstance(content, str):

@@ -14,8 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, BadRow, Row
-from ferrum_jax.batch.input.reading_rows import SCORE_URL
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
@@ -51,10 +50,10 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     form = TextForm(
         id=row.id,
         is_chat=row.is_chat,
-        options=row.answer,
+        options=row.how.form,
         before=_continued(row),
-        echo=row.echo,
-        generates=row.generates,
+        echo=row.how.echo,
+        generates=row.how.generates,
         returns_token_ids=row.returns_token_ids,
     )
     head = {"id": f"{form.kind}-{row.id}", "object": form.object, **job.fields_of(row)}
@@ -63,7 +62,7 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
 
 def _continued(row: Row) -> str:
     """The beginning of a chat's answer: with echo, the last message if it is the assistant's; otherwise nothing."""
-    last: Any = take_apart(row.prompt).content[-1] if row.is_chat and row.echo else {}
+    last: Any = take_apart(row.prompt).content[-1] if row.is_chat and row.how.echo else {}
     return last["content"] if last.get("role") == "assistant" else ""
 
 
@@ -79,8 +78,8 @@ def embedding_line(row: Row, outputs: Sequence[EmbeddingOutput], job: JobLabel) 
 
     Raises ValueError where it asks for more dimensions than they have.
     """
-    vectors = [output.cut(row.form.dimensions) for output in outputs]
-    return _answer(row, vectors_answer(vectors, _num_tokens(outputs), job.fields, as_base64=row.form.as_base64))
+    vectors = [output.cut(row.how.form.dimensions) for output in outputs]
+    return _answer(row, vectors_answer(vectors, _num_tokens(outputs), job.fields, as_base64=row.how.form.as_base64))
 
 
 def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes:
@@ -90,8 +89,8 @@ def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes
         data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
         answer: dict[str, Any] = {"object": "list", "data": data}
     else:
-        documents = [prompt["document"] for prompt in row.prompts] if row.form.shows_documents else None
-        answer = {"results": ranking(scores, row.form.top_n, documents)}
+        documents = [prompt["document"] for prompt in row.prompts] if row.how.form.shows_documents else None
+        answer = {"results": ranking(scores, row.how.form.top_n, documents)}
     return _answer(row, {**answer, **job.fields, "usage": read_usage(_num_tokens(outputs))})
 
 

@@ -8,20 +8,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ferrum_jax.openai.parameters import FieldError, flag
-from ferrum_jax.quoting import named, quoted
-from ferrum_jax.serve.bodies.http_body import naming_fields
+from ferrum_jax.openai.body_fields import given
+from ferrum_jax.openai.body_rules import require_known
+from ferrum_jax.openai.errors import FieldError
+from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 
-_LOAD = frozenset({"lora_name", "lora_path", "load_inplace", "base_model_name"})
-_UNLOAD = frozenset({"lora_name", "lora_int_id"})
 _MOST_CHARACTERS = 1024
 
 
 async def load(request: Request) -> Response:
     """vLLM's /v1/load_lora_adapter: gives an adapter below the root a name."""
-    exchange, body = await _asked(request, _LOAD)
+    exchange, body = await _asked(request, "load_adapter")
     name, path = _text(body, "lora_name"), _text(body, "lora_path")
     if not name.isprintable():
         raise FieldError(f"lora_name is {quoted(name)}; it must be a text that can be printed", "lora_name")
@@ -30,15 +29,14 @@ async def load(request: Request) -> Response:
             f"lora_name is {quoted(name)}, which is the model's name; give the adapter another", "lora_name"
         )
     exchange.model(body.get("base_model_name"))
-    with naming_fields(body):
-        replaces = flag(body, "load_inplace") is True
+    replaces = given(body, "load_inplace") is True
     await exchange.service.load_adapter(name, path, replaces=replaces)
     return PlainTextResponse(f"Success: adapter {quoted(name)} is loaded.")
 
 
 async def unload(request: Request) -> Response:
     """vLLM's /v1/unload_lora_adapter: forgets a name; requests that have it run to their end."""
-    exchange, body = await _asked(request, _UNLOAD)
+    exchange, body = await _asked(request, "unload_adapter")
     name = _text(body, "lora_name")
     if name not in exchange.service.adapters:
         there = ", ".join(map(repr, exchange.service.adapters)) or "none"
@@ -48,15 +46,13 @@ async def unload(request: Request) -> Response:
     return PlainTextResponse(f"Success: adapter {quoted(name)} is no longer loaded.")
 
 
-async def _asked(request: Request, known: frozenset[str]) -> tuple[Exchange, Mapping[str, Any]]:
+async def _asked(request: Request, kind: str) -> tuple[Exchange, Mapping[str, Any]]:
     exchange = Exchange(request)
     if exchange.service.settings.adapter_root is None:
         message = "adapters are not loaded over HTTP here; the server is to be started with --adapter-root DIR"
         raise HttpError(404, message, code="adapters_off")
     body = await exchange.body()
-    unknown = sorted(set(body) - known)
-    if unknown:
-        raise FieldError(f"{named(unknown[:1])} is not known; known are {', '.join(sorted(known))}", unknown[0])
+    require_known(body, kind)
     return exchange, body
 
 

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ferrum_jax.openai.errors import param_of
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.app import adapter_routes, model_routes, page_routes, response_routes, text_routes, vector_routes
-from ferrum_jax.serve.bodies.http_body import param_of
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
 from ferrum_jax.serve.http.exchange import CLOSE, ClientLeft, id_of, rest_of_body
 from ferrum_jax.serve.http.http_errors import HttpError, http_error

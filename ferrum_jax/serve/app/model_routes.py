@@ -8,17 +8,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.openai.parameters import FieldError, flag, messages_of, token_ids_of
-from ferrum_jax.quoting import named, quoted
-from ferrum_jax.serve.bodies.http_body import BodyLimits, naming_fields
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.body_fields import fields_of, given
+from ferrum_jax.openai.body_rules import require_known
+from ferrum_jax.openai.contents import messages_of, token_ids_of
+from ferrum_jax.openai.errors import FieldError, naming_fields
+from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.text.prompts import MOST_TIMES
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_TEXT_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"})
-_TEXT_FIELDS |= {"continue_final_message", "chat_template_kwargs", "return_token_strs", "tools"}
+_PROMPT_FIELDS = fields_of("tokenize", "http").keys() - {"model", "return_token_strs"}
 
 
 async def models(request: Request) -> Response:
@@ -84,15 +86,13 @@ async def tokenize(request: Request) -> Response:
     """vLLM's /tokenize: token ids of a text or of messages."""
     exchange = Exchange(request)
     body = await exchange.body()
-    unknown = sorted(set(body) - _TEXT_FIELDS)
-    if unknown:
-        raise FieldError(f"{named(unknown[:1])} is not known; known are {', '.join(sorted(_TEXT_FIELDS))}", unknown[0])
+    require_known(body, "tokenize")
     exchange.model(body.get("model"), generates=True)
-    with naming_fields(body):
-        shows_texts = flag(body, "return_token_strs")
-    prompt = {name: body[name] for name in _TEXT_FIELDS - {"model", "return_token_strs"} if body.get(name) is not None}
+    shows_texts = given(body, "return_token_strs")
+    prompt = {name: body[name] for name in _PROMPT_FIELDS if body.get(name) is not None}
     if "messages" in prompt:
-        prompt["messages"] = _messages(prompt["messages"])
+        with naming_fields(body):
+            prompt["messages"] = messages_of("messages", prompt["messages"])
     elif not isinstance(prompt.get("prompt"), str):
         raise FieldError(
             f"prompt is {quoted(body.get('prompt'))}; it must be a text, or messages a list of them", "prompt"
@@ -105,13 +105,6 @@ async def tokenize(request: Request) -> Response:
     if shows_texts:
         answer["token_strs"] = [exchange.service.tokenizer.token(token_id) for token_id in ids]
     return exchange.json(answer)
-
-
-def _messages(given: object) -> list[dict[str, str]]:
-    try:
-        return messages_of("messages", given)
-    except ValueError as error:
-        raise FieldError(str(error), "messages") from error
 
 
 async def detokenize(request: Request) -> Response:
@@ -128,10 +121,6 @@ async def detokenize(request: Request) -> Response:
 
 def _asked_ids(body: Mapping[str, Any], limits: BodyLimits) -> tuple[str | None, Sequence[int]]:
     """The model and the token ids of a body."""
-    unknown = sorted(set(body) - {"model", "tokens"})
-    if unknown:
-        raise FieldError(f"{named(unknown[:1])} is not known; known are model, tokens", unknown[0])
-    try:
+    require_known(body, "detokenize")
+    with naming_fields({"tokens"}):
         return body.get("model"), token_ids_of("tokens", body.get("tokens"))
-    except ValueError as error:
-        raise FieldError(str(error), "tokens") from error

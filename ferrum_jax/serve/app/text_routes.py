@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from ferrum_jax.answers.choice_text import NewText
 from ferrum_jax.openai.answers import usage_of
-from ferrum_jax.serve.bodies.http_body import AskedText, asked_text
+from ferrum_jax.openai.asked import AskedText
+from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange

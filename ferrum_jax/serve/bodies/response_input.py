@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ferrum_jax.openai.contents import MOST_PARTS
+from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.openai.parameters import MOST_PARTS, FieldError
 from ferrum_jax.quoting import quoted
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}

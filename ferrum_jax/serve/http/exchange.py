@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.body_fields import REQUEST_ID, is_like
 from ferrum_jax.quoting import quoted
-from ferrum_jax.serve.bodies.http_body import REQUEST_ID, BodyLimits, read_body
+from ferrum_jax.serve.bodies.read_body import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
@@ -38,7 +40,7 @@ def id_of(scope: Mapping[str, Any]) -> str:
     if "request_id" not in state:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         text = given.decode("latin-1")
-        state["request_id"] = text if REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
+        state["request_id"] = text if is_like(text, REQUEST_ID) else uuid.uuid4().hex
     return state["request_id"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ferrum_jax.openai.parameters import FieldError
+from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.http.gate import QueueFull

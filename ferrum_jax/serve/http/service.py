@@ -15,9 +15,9 @@ from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.tools import tools_of
 from ferrum_jax.delta import Delta
+from ferrum_jax.openai.asked import AskedScores, AskedText, AskedVectors
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt, is_messages, take_apart
-from ferrum_jax.serve.bodies.http_body import AskedText, AskedVectors
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.serve.http.fair_workers import FairWorkers
@@ -317,15 +317,21 @@ class Service:
         costs = [len(prompt) // (4 if isinstance(prompt, str) else 1) + 1 for prompt in asked.prompts]
         return await self._read(asked, key, zip(asked.prompts, costs, strict=True), self.client.embed)
 
-    async def scores(self, asked: AskedVectors, key: ApiKey, pairs: Sequence[Sequence[str]]) -> list[EngineVector]:
-        """The score of each pair, as a vector of one value, in their order. asked: how, and how soon."""
-        return await self._read(asked, key, ((pair, sum(map(len, pair)) // 4 + 1) for pair in pairs), self.client.score)
+    async def scores(self, asked: AskedScores, key: ApiKey) -> list[EngineVector]:
+        """The score of each pair, as a vector of one value, in their order."""
+        costs = (([*pair], sum(map(len, pair)) // 4 + 1) for pair in asked.pairs)
+        return await self._read(asked, key, costs, self.client.score)
 
     async def _read(
-        self, asked: AskedVectors, key: ApiKey, contents: Iterable[tuple[Any, int]], ask: Callable[..., Reply]
+        self,
+        asked: AskedVectors | AskedScores,
+        key: ApiKey,
+        contents: Iterable[tuple[Any, int]],
+        ask: Callable[..., Reply],
     ) -> list[EngineVector]:
         """contents: what is asked for, and the cost of each."""
-        options = {**asked.options, "cache_salt": salted(key, asked.options.get("cache_salt", ""))}
+        salt = salted(key, asked.options.get("cache_salt", ""))
+        options = {**asked.options, "dimensions": asked.form.dimensions, "cache_salt": salt}
 
         def waiting(content: Any, cost: int) -> Waiting:
             entry = QueueEntry(key=key.name, cost=cost, priority=asked.priority)

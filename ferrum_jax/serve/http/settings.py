@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.serve.bodies.http_body import BodyLimits
+from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.serve.http.api_keys import ApiKey
 
 

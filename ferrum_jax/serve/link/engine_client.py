@@ -24,7 +24,6 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message, Unframer, framed
 
 MOST_UNREAD_TOKENS = 8192
-_SMALLEST_NORM = 1e-12
 
 
 class RequestRefused(ValueError):
@@ -43,11 +42,6 @@ class EngineVector(NamedTuple):
     values: np.ndarray  # [D] float32
     num_tokens: int
     num_cached_tokens: int
-
-    def cosine(self, other: EngineVector) -> float:
-        """The cosine of the angle between them; 0 where one has no length."""
-        one, two = self.values.astype(np.float64), other.values.astype(np.float64)
-        return float(one @ two / max(np.linalg.norm(one) * np.linalg.norm(two), _SMALLEST_NORM))
 
 
 class EngineDone(NamedTuple):

@@ -136,16 +136,16 @@ def test_a_row_may_ask_for_a_vector_in_both_forms():
 
 def test_rows_of_scores_and_rankings_are_pairs():
     asked = row(openai("/v1/rerank", query="x", documents=["y", {"text": "z"}], top_n=1, prompt=None, instruction="i"))
-    assert asked.kind == SCORES and asked.form.top_n == 1 and asked.seeds == ()
+    assert asked.kind == SCORES and asked.how.form.top_n == 1 and asked.seeds == ()
     assert asked.prompts == (
-        {"query": "x", "document": "y", "instruction": "i"},
-        {"query": "x", "document": "z", "instruction": "i"},
+        {"query": "x", "document": "y", "instruction": "i", "ranks": True},
+        {"query": "x", "document": "z", "instruction": "i", "ranks": True, "query_counts": False},
     )
     short_form = row({"custom_id": "a", "text_1": ["x", "y"], "text_2": ["z", "w"], "truncate": True})
     assert [pair["query"] + pair["document"] for pair in short_form.prompts] == ["xz", "yw"]
     assert all(pair["truncate"] is True for pair in short_form.prompts)
     cut = row(openai("/v1/embeddings", input=["x", "y"], prompt=None, dimensions=2, encoding_format="base64"))
-    assert len(cut.prompts) == 2 and cut.form.dimensions == 2 and cut.form.as_base64
+    assert len(cut.prompts) == 2 and cut.how.form.dimensions == 2 and cut.how.form.as_base64
 
 
 def test_text_parts_of_a_message_are_joined():
@@ -290,7 +290,7 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
         (openai("/v1/score", text_1=["x", "y"], text_2=["z"], prompt=None), "text_1 has 2 texts and text_2 has 1"),
         (openai("/v1/score", text_1="x", text_2="y", prompt=None, dimensions=3), "dimensions = 3 is not supported"),
         (openai("/v1/rerank", query=["x"], documents=["y"], prompt=None), "query is ['x']; it must be a text"),
-        (openai("/v1/rerank", query="x", documents=["y", ""], prompt=None), "none of them empty"),
+        (openai("/v1/rerank", query="x", documents=["y", ""], prompt=None), "documents[1] is ''; it must be a text"),
         (openai("/v1/rerank", query="x", documents=["y"], top_n=0, prompt=None), "top_n is 0; it must be a whole"),
         (short(input="x"), "has prompt and input; give exactly one of"),
         (openai(input="x"), 'input = "x" is not supported: it is for /v1/embeddings'),
@@ -444,8 +444,8 @@ def test_the_demos_prompts_are_good_rows_that_show_every_kind_of_request():
 
 def test_a_cache_salt_goes_with_the_prompt_in_both_forms():
     for line in (short(cache_salt="a"), openai(cache_salt="a")):
-        assert row(line).prompt == {"prompt": "def f():", "cache_salt": "a"}
-    assert row(chat(cache_salt="a")).prompt["messages"] == row(chat()).prompt
+        assert row(line).prompt == take_apart({"prompt": "def f():", "cache_salt": "a"})
+    assert row(chat(cache_salt="a")).prompt.content == row(chat()).prompt
     assert row(short(cache_salt=None)).prompt == "def f():"
     assert "cache_salt is 5; it must be a string that is not empty" in error(short(cache_salt=5))
 
@@ -457,7 +457,7 @@ def test_a_row_may_have_several_prompts_as_texts_or_token_ids():
     assert row({"custom_id": "a", "prompt_token_ids": [[1, 2], [3]]}).prompts == ids
     assert row({"custom_id": "a", "input": ["x", [4]]}).prompts == ("x", array("i", [4]))
     salted = row(short(prompt=["a", "b"], cache_salt="s"))
-    assert salted.prompts == ({"prompt": "a", "cache_salt": "s"}, {"prompt": "b", "cache_salt": "s"})
+    assert salted.prompts == tuple(take_apart({"prompt": each, "cache_salt": "s"}) for each in "ab")
 
 
 def test_the_prompts_of_a_row_have_the_rows_seed_or_one_each():
@@ -471,8 +471,9 @@ def test_what_a_row_says_of_its_prompt_goes_with_the_prompt():
     options = {"continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
     found = row(chat(**options, add_special_tokens=True, add_generation_prompt=False))
     messages = [{"role": "user", "content": "hi"}]
-    assert found.prompt == {"messages": messages, **options, "add_special_tokens": True, "add_generation_prompt": False}
-    assert row(short(add_special_tokens=False)).prompt == {"prompt": "def f():", "add_special_tokens": False}
+    assert (found.prompt.content, found.prompt.add_special_tokens) == (messages, True)
+    assert found.prompt.template == {**options, "add_generation_prompt": False}
+    assert row(short(add_special_tokens=False)).prompt.add_special_tokens is False
     assert row(short(chat_template_kwargs={}, continue_final_message=False)).prompt == "def f():"
 
 
@@ -484,10 +485,10 @@ def test_a_bias_of_minus_infinity_is_read_as_pythons_json_writes_it():
 
 def test_an_echo_without_output_draws_a_token_that_is_left_out():
     found = row(openai(echo=True, max_tokens=0, logprobs=1))
-    assert (found.echo, found.generates, found.asked.max_tokens) == (True, False, 1)
+    assert (found.how.echo, found.how.generates, found.asked.max_tokens) == (True, False, 1)
     assert (found.asked.echo, found.asked.prompt_logprobs) == (True, 1)
     of_chat = row(chat(echo=True))
-    assert (of_chat.echo, of_chat.generates, of_chat.asked.echo) == (True, True, False)
+    assert (of_chat.how.echo, of_chat.how.generates, of_chat.asked.echo) == (True, True, False)
 
 
 def test_a_row_without_text_is_answered_with_token_ids():

@@ -1,0 +1,234 @@
+"""The fields of every body: which bodies take each and through which door, what it may be, and what it says.
+
+Readers of bodies, their refusals (`body_rules.py`), the published schemas and the documentation's tables are made from
+`FIELDS`. A null is a field that was not given. Doors are "row" (of a batch job) and "http".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ferrum_jax.asked.sampling import MAX_LOGPROBS
+from ferrum_jax.openai.errors import FieldError
+from ferrum_jax.openai.value_schemas import (
+    BIASES,
+    BOOLEAN,
+    DOCUMENTS,
+    FILLED,
+    FORMAT,
+    IDS,
+    MESSAGES,
+    OBJECT,
+    PROMPTS,
+    STRING,
+    STRUCTURE,
+    TOOL_CHOICE,
+    TOOLS,
+    Schema,
+    bounded,
+    list_of,
+    one_of,
+    whole,
+)
+from ferrum_jax.quoting import quoted
+
+TEXTS, PAIRS = ("completion", "chat"), ("score", "rerank")
+READING = ("embedding", *PAIRS)  # bodies that read texts and generate none
+_CHATS, _SAMPLED = ("chat", "response"), (*TEXTS, "response")
+BODIES = (*_SAMPLED, *READING)
+ROW_BODIES = {  # by their url
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embedding",
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
+}
+_TOKENIZED, _LOADED = ("tokenize",), ("load_adapter", "unload_adapter")  # of a server's other paths
+
+
+class BodyField(NamedTuple):
+    """on: the bodies that take it. schema: of its values.
+
+    what: its values must be, as an error says it; "" where its reader does. door: the only one that takes it, "" for
+    both.
+    """
+
+    on: tuple[str, ...]
+    says: str
+    schema: Schema = MappingProxyType({})
+    what: str = ""
+    door: str = ""
+
+
+_FLAG: Any = (BOOLEAN, "true or false")
+_COUNT: Any = (whole(1), "a whole number, 1 or more")
+_PRIORITY: Any = (whole(1 - 2**31, 2**31 - 1), "a whole number, and lower runs first", "http")
+_TIMEOUT: Any = ({"type": "number", "exclusiveMinimum": 0}, "a number of seconds, more than 0", "http")
+REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,128}$"
+_REQUEST_ID: Any = ({"type": "string", "pattern": REQUEST_ID}, "1 to 128 letters, digits or any of _ . : -", "http")
+
+FIELDS: Mapping[str, BodyField] = {
+    # what is asked
+    "prompt": BodyField(("completion", *_TOKENIZED), "a text, token ids, or a list of them", PROMPTS),
+    "messages": BodyField(("chat", *_TOKENIZED), "the conversation", MESSAGES),
+    "input": BodyField(("embedding",), "a text, token ids, or a list of them", PROMPTS),
+    "tokens": BodyField(("detokenize",), "token ids", IDS),
+    "text_1": BodyField(("score",), "one text, or as many as text_2 has", one_of(FILLED, DOCUMENTS)),
+    "text_2": BodyField(("score",), "the texts that are compared with it", one_of(FILLED, DOCUMENTS)),
+    "query": BodyField(("rerank",), "what documents are ranked for", FILLED, "a text that is not empty"),
+    "documents": BodyField(("rerank",), "texts that are ranked", DOCUMENTS),
+    # how much
+    "n": BodyField(TEXTS, "completions of each prompt", bounded("n")),
+    "max_tokens": BodyField(TEXTS, "most tokens to generate", whole(0)),
+    "max_completion_tokens": BodyField(("chat",), "another name of max_tokens", whole(1)),
+    "min_tokens": BodyField(
+        _SAMPLED, "fewest tokens before an end token may come or a stop string counts", bounded("min_tokens")
+    ),
+    # how tokens are drawn
+    "temperature": BodyField(_SAMPLED, "0 is greedy", bounded("temperature")),
+    "top_k": BodyField(_SAMPLED, "keep the k most likely tokens; 0 is off", bounded("top_k")),
+    "top_p": BodyField(_SAMPLED, "keep the most likely tokens up to this probability", bounded("top_p")),
+    "min_p": BodyField(_SAMPLED, "keep tokens at least this likely, relative to the most likely one", bounded("min_p")),
+    "seed": BodyField(_SAMPLED, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
+    "repetition_penalty": BodyField(
+        _SAMPLED, "above 1 discourages tokens of prompt and output", bounded("repetition_penalty")
+    ),
+    "presence_penalty": BodyField(_SAMPLED, "above 0 discourages tokens of the output", bounded("presence_penalty")),
+    "frequency_penalty": BodyField(
+        _SAMPLED, "above 0 discourages tokens of the output by their count", bounded("frequency_penalty")
+    ),
+    "logit_bias": BodyField(
+        _SAMPLED,
+        "added to a token's logit; minus infinity: never",
+        BIASES,
+    ),
+    "allowed_token_ids": BodyField(_SAMPLED, "draw no other token", list_of({"type": "integer"}, minItems=1)),
+    "bad_words": BodyField(_SAMPLED, "never write these texts", list_of({"type": "string", "pattern": r"\S"})),
+    # where the text ends
+    "stop": BodyField(_SAMPLED, "end before any of these texts", {"anyOf": [STRING, list_of(FILLED)]}),
+    "stop_token_ids": BodyField(_SAMPLED, "end at any of these tokens", list_of({"type": "integer"})),
+    "include_stop_str_in_output": BodyField(_SAMPLED, "keep the stop string in the text", *_FLAG),
+    "ignore_eos": BodyField(_SAMPLED, "continue past end tokens", *_FLAG),
+    # its structure, its tools, its thoughts
+    "structured_outputs": BodyField(_SAMPLED, "the structure of the text: json, regex, choice or grammar", STRUCTURE),
+    "response_format": BodyField(TEXTS, "the structure of the text, as OpenAI names it", FORMAT),
+    "tools": BodyField((*_CHATS, *_TOKENIZED), "functions that may be called", TOOLS),
+    "tool_choice": BodyField(_CHATS, "none, auto, required, or the function to call", TOOL_CHOICE),
+    "parallel_tool_calls": BodyField(_CHATS, "whether several calls may come", BOOLEAN),
+    "reasoning_effort": BodyField(("chat",), "how much the model thinks, for templates that read it", STRING),
+    "include_reasoning": BodyField(("chat",), "whether the message has what the model thought", *_FLAG),
+    # how the prompt is read
+    "truncate_prompt_tokens": BodyField(
+        _SAMPLED,
+        "keep only this many tokens at the end of the prompt; -1: as many as fit",
+        one_of({"const": -1}, whole(1)),
+    ),
+    "add_special_tokens": BodyField((*_SAMPLED, *_TOKENIZED), "whether the tokenizer adds BOS and EOS", BOOLEAN),
+    "chat_template_kwargs": BodyField((*_CHATS, *_TOKENIZED), "variables of the chat template", OBJECT),
+    "add_generation_prompt": BodyField(("chat", *_TOKENIZED), "whether the template begins an answer", BOOLEAN),
+    "continue_final_message": BodyField(("chat", *_TOKENIZED), "whether the last message goes on", BOOLEAN),
+    "prompt_name": BodyField(
+        ("embedding",), "which of the checkpoint's prompts stands before each text", STRING, "a string"
+    ),
+    "instruction": BodyField(PAIRS, "what makes a document fit, for models that are told", STRING, "a text"),
+    "truncate": BodyField(READING, "cut texts that are too long", *_FLAG),
+    # what the answer has
+    "logprobs": BodyField(
+        TEXTS,
+        "log-probabilities of this many alternatives; of a chat, whether there are any",
+        {"anyOf": [whole(0, MAX_LOGPROBS), BOOLEAN]},
+    ),
+    "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", whole(0, MAX_LOGPROBS)),
+    "prompt_logprobs": BodyField(TEXTS, "the same for each prompt token", whole(-1, MAX_LOGPROBS)),
+    "echo": BodyField(TEXTS, "begin the text with the prompt", *_FLAG),
+    "detokenize": BodyField(TEXTS, "false gives token ids and no text", *_FLAG),
+    "skip_special_tokens": BodyField(_SAMPLED, "false shows special tokens in the text", *_FLAG),
+    "return_token_ids": BodyField(TEXTS, "give token ids too", *_FLAG),
+    "return_tokens_as_token_ids": BodyField(TEXTS, 'log-probabilities name a token as "token_id:5"', *_FLAG),
+    "encoding_format": BodyField(
+        ("embedding",), "how vectors are written", {"enum": ["float", "base64"]}, "'float' or 'base64'"
+    ),
+    "dimensions": BodyField(("embedding",), "keep the beginning of each vector", *_COUNT),
+    "pooling": BodyField(("embedding",), "mean, cls or last, as far as the model can", STRING, "a string"),
+    "normalize": BodyField(("embedding",), "whether vectors have length 1", *_FLAG),
+    "top_n": BodyField(("rerank",), "how many documents the answer has", *_COUNT),
+    "return_documents": BodyField(("rerank",), "whether the answer has their texts", *_FLAG),
+    # who asks, and when it runs
+    "model": BodyField(
+        (*BODIES, *_TOKENIZED, "detokenize"),
+        "the model's name, or an adapter's",
+        FILLED,
+        "the name of a model, or be left out",
+    ),
+    "adapter": BodyField(TEXTS, "an adapter's name", FILLED, "the name of an adapter, or be left out", "row"),
+    "cache_salt": BodyField(BODIES, "prompts share cached blocks only under one salt", FILLED),
+    "stream": BodyField(_SAMPLED, "send the text as it comes", *_FLAG, door="http"),
+    "stream_options": BodyField(_SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
+    "priority": BodyField(BODIES, "lower runs first", *_PRIORITY),
+    "timeout": BodyField(BODIES, "seconds after which the request is given up", *_TIMEOUT),
+    "request_id": BodyField(TEXTS, "the answer's name", *_REQUEST_ID),
+    # of a server's other paths
+    "return_token_strs": BodyField(_TOKENIZED, "give each token's text too", *_FLAG),
+    "lora_name": BodyField(_LOADED, "the adapter's name", FILLED),
+    "lora_path": BodyField(("load_adapter",), "its folder, below the adapter root", FILLED),
+    "load_inplace": BodyField(("load_adapter",), "whether it may replace one of that name", *_FLAG),
+    "base_model_name": BodyField(("load_adapter",), "the model's name", FILLED),
+    "lora_int_id": BodyField(("unload_adapter",), "changes nothing"),
+    # what changes nothing
+    **{name: BodyField(BODIES, "changes nothing") for name in ("user", "metadata", "prompt_cache_key")},
+    **{name: BodyField(BODIES, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
+}
+OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
+    name: BodyField(("response",), says, schema)
+    for name, (says, schema) in {
+        "input": ("a text, or the items so far", {"anyOf": [FILLED, list_of(OBJECT, minItems=1)]}),
+        "instructions": ("a system message before them", STRING),
+        "tools": ("functions that may be called", list_of(OBJECT)),
+        "tool_choice": ("none, auto, required, or the function to call", one_of(STRING, OBJECT)),
+        "max_output_tokens": ("most tokens to generate", whole(1)),
+        "text": ("format: the structure of the text", OBJECT),
+        "reasoning": ("effort: how much the model thinks", OBJECT),
+        "include": ("message.output_text.logprobs", list_of(STRING)),
+    }.items()
+}
+LABELS = frozenset({"model", "user", "metadata", "prompt_cache_key"})  # by definition without effect on the answer
+
+
+def fields_of(body: str, door: str) -> dict[str, BodyField]:
+    """The fields that a body, one of those above, may have when it comes through a door."""
+    found = {name: field for name, field in FIELDS.items() if body in field.on and field.door in ("", door)}
+    return found | (OF_RESPONSES if body == "response" else {})  # type: ignore[operator]
+
+
+def given(body: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; None where it is not given. Raises FieldError for one that it may not have."""
+    value = body.get(name)
+    if value is not None and not _fits(value, FIELDS[name].schema):
+        raise FieldError(f"{name} is {quoted(value)}; it must be {FIELDS[name].what}", name)
+    return value
+
+
+_TYPES = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
+
+
+def _fits(value: Any, schema: Schema) -> bool:
+    """Whether a plain value is one of the schema's, which has no parts."""
+    if "enum" in schema:
+        return value in schema["enum"]
+    if type(value) not in _TYPES[schema["type"]]:
+        return False
+    if isinstance(value, str):
+        return len(value) >= schema.get("minLength", 0) and (
+            "pattern" not in schema or is_like(value, schema["pattern"])
+        )
+    least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    return least <= value <= most and value > schema.get("exclusiveMinimum", -math.inf)
+
+
+def is_like(text: str, pattern: str) -> bool:
+    """Whether the pattern of a schema is that of the whole text."""
+    return re.fullmatch(pattern, text) is not None

@@ -1,0 +1,111 @@
+"""Rules: which fields a body may have, and what is said of any other.
+
+A field in `REFUSED` is taken where its value asks for nothing; of another value it says what to do instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ferrum_jax.asked.sampling import SAMPLING_ELSEWHERE
+from ferrum_jax.openai.body_fields import FIELDS, PAIRS, fields_of
+from ferrum_jax.openai.errors import FieldError, not_known
+from ferrum_jax.quoting import MOST_NAMED, named, quoted
+
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
+
+Refused = Mapping[str, tuple[tuple[Any, ...], str]]  # field -> (values that ask for nothing, what to do instead)
+_ONE_PIECE = "a batch row is answered in one piece; leave it out"
+_WITH_MESSAGES = "it goes with messages; give those in place of a prompt"
+_FOR_VECTORS = ((), "it is for /v1/embeddings; leave it out")
+REFUSED: Refused = {
+    "stream": ((False,), _ONE_PIECE),
+    "stream_options": ((), _ONE_PIECE),
+    "suffix": (("",), "infilling is not supported; put all text before the gap into prompt"),
+    **{name: (elsewhere.harmless, elsewhere.instead) for name, elsewhere in SAMPLING_ELSEWHERE.items()},
+    "tools": (([],), "tools are for messages"),
+    "tool_choice": (("none",), "tools are for messages"),
+    "parallel_tool_calls": ((), "tools are for messages"),
+    "functions": (([],), "give them as tools"),
+    "function_call": (("none",), "give tools with tool_choice"),
+    "modalities": ((["text"],), "only text is generated; leave it out"),
+    "audio": ((), "only text is generated; leave it out"),
+    "prediction": ((), "leave it out"),
+    "reasoning_effort": ((), _WITH_MESSAGES),
+    "service_tier": (("auto", "default"), "leave it out"),
+    "include_reasoning": ((True,), _WITH_MESSAGES),
+    "request_id": ((), "a row's name is its custom_id; leave it out"),
+    "store": ((False,), "nothing is stored but the output file; leave it out"),
+    "priority": ((0,), "put urgent rows into a job of their own"),
+    "chat_template": ((), "change the template in the checkpoint's folder"),
+    "documents": (([],), "put them into a message, as the model's template would"),
+    "logprob_token_ids": (([],), "read them out of logprobs, whose count may be 20"),
+    "continue_final_message": ((False,), _WITH_MESSAGES),
+    "chat_template_kwargs": (({},), _WITH_MESSAGES),
+    "adapter": ((), "vectors are made without one; leave it out"),
+    "input": ((), "it is for /v1/embeddings; give prompt or messages"),
+    "encoding_format": _FOR_VECTORS,
+    "dimensions": _FOR_VECTORS,
+}
+_HTTP_REFUSED: Refused = {
+    **{name: said for name, said in REFUSED.items() if name not in FIELDS or FIELDS[name].door != "http"},
+    "store": ((False,), "nothing is stored; leave it out"),
+    "adapter": ((), "name the adapter as the model"),
+    "stream": ((False,), "only texts come as a stream; leave it out"),
+}
+_PAIRS_REFUSED: Refused = {
+    "truncate_prompt_tokens": ((), "set truncate to true, which cuts texts to the longest that the model takes"),
+    "encoding_format": (("float",), "scores are numbers; leave it out"),
+}
+
+
+class Rules(NamedTuple):
+    """Which fields one kind of body may have, and why not others. refused: see `REFUSED`."""
+
+    known: frozenset[str]
+    refused: Refused
+
+    def problems(self, body: Mapping[str, Any]) -> list[str]:
+        """The fields that are not known or not supported, in the body's order."""
+        return [key for key in body if key not in self.known and not self._is_harmless(key, body[key])]
+
+    def _is_harmless(self, key: str, given: Any) -> bool:
+        harmless = self.refused[key][0] if key in self.refused else ()
+        return given is None or any(given == value and type(given) is type(value) for value in harmless)
+
+    def refuse(self, body: Mapping[str, Any]) -> None:
+        """Raises FieldError that says of the first few problems what is wrong, and counts the others."""
+        found = self.problems(body)
+        if not found:
+            return
+        first = sorted(found[:MOST_NAMED])
+        said = [self._why(key, body[key]) for key in first]
+        if len(found) > len(first):
+            said.append(f"{len(found) - len(first):,} more fields are not taken either")
+        if any(key not in self.refused for key in first):
+            said.append(f"known are {', '.join(sorted(self.known))}")
+        raise FieldError("; ".join(said), first[0])
+
+    def _why(self, key: str, given: Any) -> str:
+        if key in self.refused:
+            return f"{key} = {quoted(given, _as_json)} is not supported: {self.refused[key][1]}"
+        return not_known(key, self.known)
+
+
+def require_known(given: Mapping[str, Any], body: str) -> None:
+    """Raises FieldError for a field that a body of a server's other paths has not."""
+    known = sorted(fields_of(body, "http"))
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise FieldError(f"{named(unknown[:1])} is not known; known are {', '.join(known)}", unknown[0])
+
+
+@functools.cache
+def rules_of(body: str, door: str) -> Rules:
+    """The rules of a body, one of BODIES, that comes through a door."""
+    known = frozenset(fields_of(body, door))
+    refused = REFUSED if door == "row" else _HTTP_REFUSED
+    return Rules(known, {**refused, **_PAIRS_REFUSED} if body in PAIRS else refused)

@@ -1,0 +1,145 @@
+"""What a body asks about: prompts, and the messages of chats as templates read them. All raise ValueError."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.openai.json_text import JsonError, decoded
+from ferrum_jax.prompt import Content, check_detail
+from ferrum_jax.quoting import quoted
+
+MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+
+
+def prompts_of(field: str, prompts: object, most: int | None = None) -> tuple[Content, ...]:
+    """What a row asks about: one prompt or, where it is a list of texts or of lists of token ids, several.
+
+    most: prompts that are taken; None for any number.
+    """
+    if field == "messages":
+        return (messages_of(field, prompts),)
+    one = token_ids_of if field == "prompt_token_ids" else _prompt_of
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        if most is not None and len(prompts) > most:
+            raise ValueError(f"{field} has {len(prompts):,} prompts; at most {most:,} are taken at once")
+        return tuple(one(f"{field}[{index}]", prompt) for index, prompt in enumerate(prompts))
+    return (one(field, prompts),)
+
+
+def _prompt_of(field: str, prompt: object) -> str | array[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError(f"{field} is empty; give at least one token")
+        return prompt
+    return token_ids_of(field, prompt)
+
+
+def token_ids_of(field: str, token_ids: object) -> array[int]:
+    if not isinstance(token_ids, list):
+        kind = "a list of token ids" if field.startswith("prompt_token_ids") else "a string or a list of token ids"
+        raise ValueError(f"{field} is {quoted(token_ids)}; it must be {kind}")
+    if not token_ids:
+        raise ValueError(f"{field} is empty; give at least one token")
+    packed = packed_ids(token_ids)
+    if packed is None:
+        wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**31)
+        raise ValueError(f"{field} holds {quoted(wrong)}; token ids are whole numbers, 0 or more and less than 2**31")
+    return packed
+
+
+def packed_ids(token_ids: object) -> array[int] | None:
+    """The ids as int32; None for an empty list, or for anything but a list of token ids."""
+    if not isinstance(token_ids, list) or set(map(type, token_ids)) != {int} or min(token_ids) < 0:
+        return None
+    try:
+        return array("i", token_ids)
+    except OverflowError:  # an id is too large for int32
+        return None
+
+
+def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
+    """The messages as templates read them. Raises ValueError for more than MOST_PARTS, with their parts and calls."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{field} is {quoted(messages)}; it must be a list with at least one message")
+    if (count := len(messages)) <= MOST_PARTS:
+        lists = (each.get(name) for each in messages if isinstance(each, dict) for name in ("content", "tool_calls"))
+        count += sum(len(each) for each in lists if isinstance(each, list))
+    if count > MOST_PARTS:
+        raise ValueError(f"{field} has {count:,} messages, parts and calls; at most {MOST_PARTS:,} are taken")
+    return [_message(f"{field}[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _message(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise ValueError(f"{name} is {quoted(message)}; it must be an object with role and content")
+    unknown = sorted(key for key in message if key not in _MESSAGE_FIELDS and message[key] is not None)
+    if unknown:
+        known = ", ".join(_MESSAGE_FIELDS)
+        raise ValueError(f"{name} has {quoted(unknown)}; only {known} are supported, put the rest into content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{name}.role is {quoted(role)}; it must be a string such as 'user'")
+    more: dict[str, Any] = {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
+    if message.get("tool_calls"):
+        more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
+        content = "" if content is None else content
+    if isinstance(content, list):
+        if role != "assistant" and any(isinstance(p, dict) and p.get("type") == "image_url" for p in content):
+            return {"role": role, "content": [_part(name, part) for part in content], **more}
+        content = "".join(_text_part(name, part) for part in content)
+    more |= _earlier_thought(name, message, content)
+    if not isinstance(content, str):
+        raise ValueError(f"{name}.content is {quoted(content)}; it must be a string or a list of text parts")
+    return {"role": role, "content": content, **more}
+
+
+def _earlier_thought(name: str, message: Mapping[str, Any], content: object) -> dict[str, str]:
+    """What an assistant's message thought, under the names by which templates read it."""
+    field = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
+    thought = message.get(field)
+    if thought is not None and not isinstance(thought, str):
+        raise ValueError(f"{name}.{field} is {quoted(thought)}; it must be a string")
+    if not thought:
+        return {}
+    return {"reasoning_content": thought} | ({} if content else {"thinking": thought})
+
+
+def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, with their arguments as objects, as templates read them."""
+    if not isinstance(calls, list):
+        raise ValueError(f"{name} is {quoted(calls)}; it must be a list of calls")
+    found = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{name}[{index}] is {quoted(call)}; it must have a function with name and arguments")
+        arguments = function.get("arguments") or "{}"
+        try:
+            arguments = decoded(arguments) if isinstance(arguments, str) else arguments
+        except JsonError as error:
+            raise ValueError(f"{name}[{index}].function.arguments is no JSON: {error}") from error
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _part(name: str, part: object) -> dict[str, Any]:
+    """A part of a message with images: a text, or the URL of an image."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return {"type": "text", "text": _text_part(name, part)}
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) and set(image) <= {"url", "detail"} else None
+    if not isinstance(url, str) or set(part) != {"type", "image_url"}:
+        example = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise ValueError(f"{name}.content has an image that is not like {example}")
+    check_detail(image.get("detail"))  # type: ignore[union-attr]
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _text_part(name: str, part: object) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise ValueError(f"{name}.content has a part {quoted(kind)}; only text and image_url parts are supported")

@@ -1,0 +1,84 @@
+"""What values of bodies look like, as JSON schemas: numbers, texts, prompts, messages, tools, structures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ferrum_jax.asked.sampling import RANGES, SamplingParams
+
+Schema = Mapping[str, Any]
+_MOST = 1e9  # bounds beyond are none
+
+
+def bounded(name: str) -> Schema:
+    """Numbers as SamplingParams bounds them."""
+    low, high = next((low, high) for field, low, high, _ in RANGES if field == name)
+    kind = "integer" if type(getattr(SamplingParams, name)) is int else "number"
+    least = {"exclusiveMinimum": 0} if low == math.ulp(0) else {"minimum": low}
+    return {"type": kind, **least, **({"maximum": high} if high < _MOST else {})}
+
+
+def whole(least: int, most: int | None = None) -> Schema:
+    return {"type": "integer", "minimum": least, **({} if most is None else {"maximum": most})}
+
+
+def one_of(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def list_of(item: Schema, **bounds: int) -> Schema:
+    return {"type": "array", "items": item, **bounds}
+
+
+def object_of(properties: Mapping[str, Schema], *required: str, **more: Any) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required), **more}
+
+
+BOOLEAN, STRING, OBJECT, NULL = ({"type": name} for name in ("boolean", "string", "object", "null"))
+FILLED = {"type": "string", "minLength": 1}
+IDS = list_of(whole(0, 2**31 - 1), minItems=1)
+PROMPTS = one_of(FILLED, IDS, list_of(one_of(FILLED, IDS), minItems=1))
+DOCUMENTS = list_of(one_of(FILLED, object_of({"text": FILLED}, "text", additionalProperties=False)), minItems=1)
+BIASES = {
+    "type": "object",
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "maxProperties": 300,
+}
+
+_IMAGE = object_of({"url": STRING, "detail": {"enum": [None, "auto", "high"]}}, "url", additionalProperties=False)
+_PART = one_of(
+    object_of({"type": {"const": "text"}, "text": STRING}, "type", "text"),
+    object_of({"type": {"const": "image_url"}, "image_url": _IMAGE}, "type", "image_url", additionalProperties=False),
+)
+_CALL = object_of({"function": object_of({"name": STRING}, "name")}, "function")
+_SAID = {
+    "role": FILLED,
+    "content": one_of(STRING, list_of(_PART), NULL),
+    "tool_calls": one_of(list_of(_CALL), NULL),
+    "reasoning": one_of(STRING, NULL),
+    "reasoning_content": one_of(STRING, NULL),
+    "name": {},
+    "tool_call_id": {},
+}
+_HAS_CONTENT = object_of({"content": one_of(STRING, list_of({}))}, "content")
+_HAS_CALLS = object_of({"tool_calls": list_of({}, minItems=1)}, "tool_calls")
+MESSAGES = list_of(
+    object_of(_SAID, "role", additionalProperties=NULL, anyOf=[_HAS_CONTENT, _HAS_CALLS]), minItems=1, maxItems=16_384
+)
+
+_NAME = {"type": "string", "pattern": r"^[A-Za-z0-9_.\-]{1,64}$"}
+_FUNCTION = object_of({"name": _NAME, "parameters": one_of(OBJECT, NULL)}, "name")
+TOOLS = list_of(object_of({"type": {"const": "function"}, "function": _FUNCTION}, "function"), maxItems=128)
+TOOL_CHOICE = one_of(
+    {"enum": ["none", "auto", "required"]},
+    object_of({"type": {"const": "function"}, "function": object_of({"name": STRING}, "name")}, "type", "function"),
+)
+STRUCTURE = object_of({"choice": one_of(list_of(FILLED, minItems=1), NULL)}, minProperties=1)
+_SCHEMA_OF = object_of({"strict": one_of(BOOLEAN, NULL), "schema": one_of(OBJECT, BOOLEAN)}, "schema")
+FORMAT = one_of(
+    object_of({"type": {"enum": ["text", "json_object", "structural_tag"]}}, "type"),
+    object_of({"type": {"const": "json_schema"}, "json_schema": _SCHEMA_OF}, "type", "json_schema"),
+)
