@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig
@@ -123,12 +124,8 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def row_defaults(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that the flags give, as a row has them. Raises ValueError for a value that is not allowed."""
     params = sampling_params(args)
-    values = {name: getattr(params, name) for name in given_fields(args, SamplingParams) if name != "seed"}
-    if "logit_bias" in values:
-        values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
-    if "structured_outputs" in values:
-        values["structured_outputs"] = args.structured_outputs
-    return values
+    values = params_to_json(params, [name for name in given_fields(args, SamplingParams) if name != "seed"])
+    return values | ({"structured_outputs": args.structured_outputs} if "structured_outputs" in values else {})
 
 
 def add_fields(group: Any, kind: type, flags: Mapping[str, tuple[Any, str]]) -> None:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ferrum_jax.asked.codec import params_of_json
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import Tool, ToolsAsked
 from ferrum_jax.delta import Delta
 from ferrum_jax.embeddings.comparing import TOLD
 from ferrum_jax.embeddings.embedder import UNTRAINED, Text
@@ -115,7 +114,7 @@ class EngineSide:
         self, request_id: int, token_ids: list[int], params: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         try:
-            sampling = SamplingParams.from_dict(from_json(params))
+            sampling = params_of_json(params)
         except ValueError as error:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
@@ -261,18 +260,6 @@ class EngineSide:
 
 
 _CONTENT = ("prompt_token_ids", "prompt")
-
-
-def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as they were before JSON, which has no keys but texts and no calls that must come."""
-    found = dict(params)
-    if (bias := found.get("logit_bias")) is not None:
-        found["logit_bias"] = {int(token): each for token, each in bias.items()}
-    structure = found.get("structured_outputs") or {}
-    if (asked := structure.get("tools")) is not None:
-        tools = ToolsAsked(tools=tuple(Tool(**tool) for tool in asked["tools"]), parallel=asked["parallel"])
-        found["structured_outputs"] = StructuredOutputsParams(**{**structure, "tools": tools})
-    return found
 
 
 def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached: int) -> Message:

@@ -12,10 +12,10 @@ import pydantic
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.asked.codec import params_of_json
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import tools_asked
 from ferrum_jax.outputs import NO_STRUCTURE
-from ferrum_jax.serve.engine_side import from_json
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -156,7 +156,7 @@ def test_parameters_are_the_same_after_the_link():
     structure = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", False), disable_any_whitespace=True)
     params = SamplingParams(structured_outputs=structure, logit_bias={5: -math.inf, 7: 1.5}, stop=["a"], min_p=0.1)
     sent = json.loads(json.dumps(wire_params(params)))
-    assert SamplingParams.from_dict(from_json(sent)) == params
+    assert params_of_json(sent) == params
 
 
 def test_the_effort_reaches_the_template(client, server):

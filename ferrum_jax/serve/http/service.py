@@ -11,6 +11,7 @@ from typing import Any
 
 from ferrum_jax.answers.choice_text import NewText, TokenTexts
 from ferrum_jax.answers.collect import Collected, Collector
+from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.tools import tools_of
@@ -33,8 +34,6 @@ from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
-_DEFAULTS = SamplingParams()
-_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -381,14 +380,7 @@ def salted(key: ApiKey, own: str) -> str:
 
 def wire_params(params: SamplingParams) -> dict[str, Any]:
     """The parameters as the engine gets them: text is made here, unless a stop string needs it there as well."""
-    found = {name: value for name in _FIELDS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
-    found |= {"detokenize": bool(params.stop), "echo": False}
-    if params.structured_outputs is not None:
-        asked = dataclasses.asdict(params.structured_outputs)
-        found["structured_outputs"] = {name: value for name, value in asked.items() if value not in (None, False)}
-    if params.logit_bias is not None:
-        found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-    return found
+    return params_to_json(params) | {"detokenize": bool(params.stop), "echo": False}
 
 
 @contextlib.contextmanager
