@@ -20,6 +20,8 @@ from ferrum_jax import EngineConfig
 from ferrum_jax import __main__ as cli
 from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
 from ferrum_jax.models.registry import ENCODERS, FAMILIES
+from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
+from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +48,7 @@ def main() -> None:
 def with_tables(markdown: str) -> str:
     """A page with its tables made anew. Raises KeyError for one that nobody makes."""
     makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
+    makers["bodies"] = bodies_table
 
     def made(found: re.Match[str]) -> str:
         name, *words = found[2].split()
@@ -68,6 +71,22 @@ def fields_table(name: str) -> str:
         if (setting := said.get(field.name)) is not None:
             text, allowed = setting.sentences(), ", ".join(setting.choices) or allowed
         rows.append(f"| `{field.name}` | {allowed}; `{field.default!r}` | {shown} | {_cell(text)} |")
+    return "\n".join(rows)
+
+
+def bodies_table(door: str) -> str:
+    """Fields of the bodies that come through a door: which bodies take each, its values, and what it means."""
+    kinds = BODIES if door == "http" else tuple(ROW_BODIES.values())
+    rows = ["| field | bodies | values | |", "|---|---|---|---|"]
+    by_body = {kind: fields_of(kind, door) for kind in kinds}
+    for name in dict.fromkeys(name for fields in by_body.values() for name in fields):
+        said: dict[tuple[str, str], list[str]] = {}
+        for kind, fields in by_body.items():
+            if name in fields:
+                said.setdefault((fields[name].says, in_words(fields[name].schema)), []).append(kind)
+        for (says, values), bodies in said.items():
+            where = "all" if len(bodies) == len(kinds) else ", ".join(bodies)
+            rows.append(f"| `{name}` | {where} | {_cell(values)} | {_cell(says)} |")
     return "\n".join(rows)
 
 

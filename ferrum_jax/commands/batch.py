@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from ferrum_jax.commands.model import (
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.openai.schemas import row_schema
 from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ def add(commands: Any) -> None:
         help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
     )
     batch.add_argument(
+        "--schema", action=_Schema, help="print the JSON schema (2020-12) of a row of the input, and end"
+    )
+    batch.add_argument(
         "--report",
         metavar="FILE.html",
         help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
@@ -103,6 +108,15 @@ def add(commands: Any) -> None:
     add_model(batch)
     add_load(batch)
     add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
+
+
+class _Schema(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(json.dumps(row_schema(), indent=1, ensure_ascii=False))
+        parser.exit()
 
 
 def _add_leaving(batch: argparse.ArgumentParser) -> None:

@@ -60,6 +60,24 @@ _PAIRS_REFUSED: Refused = {
     "truncate_prompt_tokens": ((), "set truncate to true, which cuts texts to the longest that the model takes"),
     "encoding_format": (("float",), "scores are numbers; leave it out"),
 }
+_NOT_STORED = "nothing is stored here; give the earlier items in input"
+_RESPONSE_REFUSED: Refused = {
+    "store": ((False,), "nothing is stored; set it to false"),
+    "background": ((False,), "an answer comes to who asks for it; leave it out"),
+    "previous_response_id": ((), _NOT_STORED),
+    "conversation": ((), _NOT_STORED),
+    "prompt": ((), "no prompts are stored here; give instructions and input"),
+    "max_tool_calls": ((), "it counts calls of tools that a host runs, and none are run here; leave it out"),
+    "truncation": (("disabled",), "shorten input, or set truncate_prompt_tokens"),
+    "n": ((1,), "a response is one answer; ask again, or ask /v1/chat/completions"),
+    "messages": ((), "give them as input"),
+    "max_tokens": ((), "its name is max_output_tokens here"),
+    "response_format": ((), "its name is text.format here"),
+    "logprobs": ((False,), "give top_logprobs, or include ['message.output_text.logprobs']"),
+    "reasoning_effort": ((), "its name is reasoning.effort here"),
+    "return_token_ids": ((False,), "ask /v1/chat/completions for token ids"),
+    "prompt_logprobs": ((), "ask /v1/chat/completions for them"),
+}
 
 
 class Rules(NamedTuple):
@@ -107,5 +125,5 @@ def require_known(given: Mapping[str, Any], body: str) -> None:
 def rules_of(body: str, door: str) -> Rules:
     """The rules of a body, one of BODIES, that comes through a door."""
     known = frozenset(fields_of(body, door))
-    refused = REFUSED if door == "row" else _HTTP_REFUSED
+    refused = _RESPONSE_REFUSED if body == "response" else REFUSED if door == "row" else _HTTP_REFUSED
     return Rules(known, {**refused, **_PAIRS_REFUSED} if body in PAIRS else refused)

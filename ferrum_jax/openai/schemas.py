@@ -5,6 +5,7 @@ They say what shape a value has; what depends on several fields or on the model 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ferrum_jax.asked.sampling import MAX_LOGPROBS
@@ -22,7 +23,7 @@ def body_schema(body: str, door: str) -> dict[str, Any]:
     needed = [name for name in _NEEDED.get(body, ()) if name in known]
     schemas = {name: _OF_ONE.get((body, name), field.schema) for name, field in known.items()}
     properties = {name: _value(field.says, schemas[name], name in needed) for name, field in known.items()}
-    if body in BODIES and body != "response":
+    if body in BODIES:
         refused = rules_of(body, door).refused
         properties |= {name: _harmless(*said) for name, said in refused.items() if name not in known}
     return {
@@ -90,3 +91,22 @@ def _value(says: str, schema: Schema, is_needed: bool) -> dict[str, Any]:
 def _harmless(values: tuple[Any, ...], instead: str) -> dict[str, Any]:
     taken = [list(value) if isinstance(value, tuple) else value for value in values]
     return {"enum": [None, *(value for value in taken if value is not None)], "description": f"not here: {instead}"}
+
+
+def in_words(schema: Schema, *, bounds: bool = True) -> str:
+    """A schema's values, as tables show them."""
+    if "anyOf" in schema:
+        found = (in_words(each, bounds=bounds) for each in schema["anyOf"] if each != NULL)
+        return " or ".join(dict.fromkeys(found))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]) if value is not None)
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        items = in_words(schema["items"], bounds=False)
+        return f"list of ({items})" if " or " in items else f"list of {items}"
+    least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    if not bounds or least is None or abs(least) >= 2**31 - 1:
+        return kind
+    if most is not None and most < 2**31 - 1:
+        return f"{kind}, {least:g} to {most:g}"
+    return f"{kind}, above {least:g}" if "exclusiveMinimum" in schema else f"{kind}, {least:g} or more"

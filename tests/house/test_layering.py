@@ -394,6 +394,7 @@ MAY_IMPORT = {
         "ferrum_jax.meshes",
         "ferrum_jax.models",
         "ferrum_jax.offline",
+        "ferrum_jax.openai",
         "ferrum_jax.pools",
         "ferrum_jax.progress",
         "ferrum_jax.runtime",

@@ -127,9 +127,7 @@ HELD = {
     "guides/structured-output.md": [
         ("patterns, are refused with their numbers", "structured/one_of.py", "may both match: give them a required"),
     ],
-    "guides/serving.md": [
-        ("tools that a host runs are refused", "serve/bodies/response_body.py", "previous_response_id")
-    ],
+    "guides/serving.md": [("tools that a host runs are refused", "openai/body_rules.py", "previous_response_id")],
     "architecture.md": [
         ("do not divide are refused", "sharding.py", "def refusals("),
         ("rows that are not there cost nothing", None, ""),

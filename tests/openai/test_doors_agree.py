@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ferrum_jax.openai.body_rules import rules_of
-from ferrum_jax.serve.bodies import response_body
 from tests.openai.differences import ANSWERED_ELSEWHERE, OTHER_ANSWERS, OTHER_WORDS
 from tests.openai.sections import CHAT, COMPLETE, EMBED, RANK, RESPOND, SCORE, SECTIONS, differences_of, recorded
 
@@ -16,7 +15,7 @@ from tests.openai.sections import CHAT, COMPLETE, EMBED, RANK, RESPOND, SCORE, S
 ONE_SIDED = {"created", "system_fingerprint", "stop_reason", "token_ids", "prompt_token_ids", "prompt_tokens_details"}
 ONE_SIDED |= {"id", "usage", "Warning"}
 KNOWN_AT = {
-    RESPOND: (response_body._RULES,),
+    RESPOND: (rules_of("response", "http"),),
     **{
         path: (rules_of(body, "http"), rules_of(body, "row"))
         for path, body in (

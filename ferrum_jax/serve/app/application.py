@@ -18,7 +18,15 @@ from starlette.routing import Route
 
 from ferrum_jax.openai.errors import param_of
 from ferrum_jax.quoting import bounded
-from ferrum_jax.serve.app import adapter_routes, model_routes, page_routes, response_routes, text_routes, vector_routes
+from ferrum_jax.serve.app import (
+    adapter_routes,
+    model_routes,
+    openapi,
+    page_routes,
+    response_routes,
+    text_routes,
+    vector_routes,
+)
 from ferrum_jax.serve.http.api_keys import OPEN, find_key
 from ferrum_jax.serve.http.exchange import CLOSE, ClientLeft, id_of, rest_of_body
 from ferrum_jax.serve.http.http_errors import HttpError, http_error
@@ -31,29 +39,31 @@ _LEFT = 499  # as nginx logs a client that closed its connection
 _MOST_TRACE = 20_000  # characters of a traceback
 _log = logging.getLogger("ferrum_jax.serve")
 
-_ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
-    ("POST", "/v1/completions", text_routes.completions, _KEYS),
-    ("POST", "/v1/chat/completions", text_routes.chat_completions, _KEYS),
-    ("POST", "/v1/responses", response_routes.responses, _KEYS),
-    ("POST", "/v1/embeddings", vector_routes.embeddings, _KEYS),
-    ("POST", "/v1/score", vector_routes.score, _KEYS),
-    ("POST", "/score", vector_routes.score, _KEYS),
-    ("POST", "/v1/rerank", vector_routes.rerank, _KEYS),
-    ("POST", "/rerank", vector_routes.rerank, _KEYS),
-    ("POST", "/v2/rerank", vector_routes.rerank, _KEYS),
-    ("GET", "/v1/models", model_routes.models, _KEYS),
-    ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS),
-    ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN),
-    ("POST", "/v1/unload_lora_adapter", adapter_routes.unload, _ADMIN),
-    ("POST", "/tokenize", model_routes.tokenize, _KEYS),
-    ("POST", "/detokenize", model_routes.detokenize, _KEYS),
-    ("GET", "/version", model_routes.version, _KEYS),
-    ("GET", "/livez", model_routes.livez, _OPEN),
-    ("GET", "/health", model_routes.ready, _OPEN),
-    ("GET", "/ready", model_routes.ready, _OPEN),
-    ("GET", "/metrics", model_routes.metrics, _ADMIN),
-    ("GET", "/", page_routes.page, _ADMIN),
-    ("GET", "/page/events", page_routes.events, _ADMIN),
+_ROUTES: tuple[tuple[str, str, Handler, str, str | None], ...] = (  # the last is the kind of the body
+    ("POST", "/v1/completions", text_routes.completions, _KEYS, "completion"),
+    ("POST", "/v1/chat/completions", text_routes.chat_completions, _KEYS, "chat"),
+    ("POST", "/v1/responses", response_routes.responses, _KEYS, "response"),
+    ("POST", "/v1/embeddings", vector_routes.embeddings, _KEYS, "embedding"),
+    ("POST", "/v1/score", vector_routes.score, _KEYS, "score"),
+    ("POST", "/score", vector_routes.score, _KEYS, "score"),
+    ("POST", "/v1/rerank", vector_routes.rerank, _KEYS, "rerank"),
+    ("POST", "/rerank", vector_routes.rerank, _KEYS, "rerank"),
+    ("POST", "/v2/rerank", vector_routes.rerank, _KEYS, "rerank"),
+    ("GET", "/v1/models", model_routes.models, _KEYS, None),
+    ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS, None),
+    ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN, "load_adapter"),
+    ("POST", "/v1/unload_lora_adapter", adapter_routes.unload, _ADMIN, "unload_adapter"),
+    ("POST", "/tokenize", model_routes.tokenize, _KEYS, "tokenize"),
+    ("POST", "/detokenize", model_routes.detokenize, _KEYS, "detokenize"),
+    ("GET", "/version", model_routes.version, _KEYS, None),
+    ("GET", "/livez", model_routes.livez, _OPEN, None),
+    ("GET", "/health", model_routes.ready, _OPEN, None),
+    ("GET", "/ready", model_routes.ready, _OPEN, None),
+    ("GET", "/openapi.json", openapi.openapi, _OPEN, None),
+    ("GET", "/docs", openapi.docs, _OPEN, None),
+    ("GET", "/metrics", model_routes.metrics, _ADMIN, None),
+    ("GET", "/", page_routes.page, _ADMIN, None),
+    ("GET", "/page/events", page_routes.events, _ADMIN, None),
 )
 
 
@@ -63,12 +73,22 @@ def application(settings: ServerSettings, lifespan: Any) -> Starlette:
     if settings.cors_origins:
         origins = list(settings.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    return Starlette(
-        routes=[Route(path, _guarded(handler, who), methods=[method]) for method, path, handler, who in _ROUTES],
+    found = Starlette(
+        routes=[Route(path, _guarded(handler, who), methods=[method]) for method, path, handler, who, _ in _ROUTES],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted, Exception: _failed},
     )
+    found.state.answered = answered()
+    return found
+
+
+def answered() -> list[openapi.ServedPath]:
+    """The paths that a server has, as they are described to who asks."""
+    return [
+        openapi.ServedPath(method, path, (handler.__doc__ or "").split("\n")[0], body, who != _OPEN)
+        for method, path, handler, who, body in _ROUTES
+    ]
 
 
 def _guarded(handler: Handler, who: str) -> Handler:

@@ -24,6 +24,7 @@ _PROMPT_FIELDS = fields_of("tokenize", "http").keys() - {"model", "return_token_
 
 
 async def models(request: Request) -> Response:
+    """The models that are here, adapters among them."""
     exchange = Exchange(request)
     service = exchange.service
     names = (*service.settings.listed, *service.adapters)
@@ -31,6 +32,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
+    """One of them."""
     exchange = Exchange(request)
     name = request.path_params["name"]
     exchange.model(name, generates=True)
@@ -72,11 +74,13 @@ async def ready(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
+    """The server's version."""
     exchange = Exchange(request)
     return exchange.json({"version": exchange.service.settings.version})
 
 
 async def metrics(request: Request) -> Response:
+    """Counters for Prometheus."""
     service = Exchange(request).service
     text = service.metrics.text(service.gate.num_waiting, service.gate.num_waiting_tokens)
     return Response(text, headers={"content-type": _METRICS_TYPE})

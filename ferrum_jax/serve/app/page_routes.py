@@ -27,12 +27,14 @@ _SHOWN += ("executables_loaded", "executables_missing", "block_size", "recent_st
 
 
 async def page(request: Request) -> Response:
+    """How the server is, and a field to try it."""
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
-    return Response(_html(), media_type="text/html", headers=headers)
+    return Response(page_html(), media_type="text/html", headers=headers)
 
 
 @functools.cache
-def _html() -> bytes:
+def page_html() -> bytes:
+    """The page at /."""
     return Path(__file__).with_name("page.html").read_bytes()
 
 

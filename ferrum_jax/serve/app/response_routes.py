@@ -18,6 +18,7 @@ from ferrum_jax.serve.link.engine_client import EngineLost, RequestRefused
 
 
 async def responses(request: Request) -> Response:
+    """The answer to a conversation, as a list of items; nothing is stored."""
     exchange = Exchange(request)
     service = exchange.service
     asked = await exchange.asked(asked_response)

@@ -24,10 +24,12 @@ _MOST_WARNINGS, _MOST_WARNING = 20, 100  # in a header, and characters of each
 
 
 async def completions(request: Request) -> Response:
+    """What comes after a text."""
     return await _answer(Exchange(request), is_chat=False)
 
 
 async def chat_completions(request: Request) -> Response:
+    """The answer to a conversation."""
     return await _answer(Exchange(request), is_chat=True)
 
 

@@ -21,6 +21,7 @@ from ferrum_jax.serve.link.engine_client import EngineVector
 
 
 async def embeddings(request: Request) -> Response:
+    """The vectors of texts."""
     exchange = Exchange(request)
     service = exchange.service
     asked = await exchange.asked(asked_vectors)

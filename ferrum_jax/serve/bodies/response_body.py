@@ -13,35 +13,13 @@ from typing import Any
 from ferrum_jax.openai.asked import AskedText, BodyLimits
 from ferrum_jax.openai.bodies import asked_text, known_fields
 from ferrum_jax.openai.body_fields import OF_RESPONSES, fields_of, given
-from ferrum_jax.openai.body_rules import Rules
+from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.bodies.response_input import input_messages
 
-_NOT_STORED = "nothing is stored here; give the earlier items in input"
 _LOGPROBS = "message.output_text.logprobs"
-KNOWN = frozenset(fields_of("response", "http"))
-_SAME = KNOWN - {*OF_RESPONSES, "top_logprobs", "stream_options"} | {"tool_choice"}
-_RULES = Rules(
-    KNOWN,
-    {
-        "store": ((False,), "nothing is stored; set it to false"),
-        "background": ((False,), "an answer comes to who asks for it; leave it out"),
-        "previous_response_id": ((), _NOT_STORED),
-        "conversation": ((), _NOT_STORED),
-        "prompt": ((), "no prompts are stored here; give instructions and input"),
-        "max_tool_calls": ((), "it counts calls of tools that a host runs, and none are run here; leave it out"),
-        "truncation": (("disabled",), "shorten input, or set truncate_prompt_tokens"),
-        "n": ((1,), "a response is one answer; ask again, or ask /v1/chat/completions"),
-        "messages": ((), "give them as input"),
-        "max_tokens": ((), "its name is max_output_tokens here"),
-        "response_format": ((), "its name is text.format here"),
-        "logprobs": ((False,), f"give top_logprobs, or include [{_LOGPROBS!r}]"),
-        "reasoning_effort": ((), "its name is reasoning.effort here"),
-        "return_token_ids": ((False,), "ask /v1/chat/completions for token ids"),
-        "prompt_logprobs": ((), "ask /v1/chat/completions for them"),
-    },
-)
+_SAME = fields_of("response", "http").keys() - {*OF_RESPONSES, "top_logprobs", "stream_options"} | {"tool_choice"}
 # What the chat's fields are called here, in errors.
 _NAMES = (
     (r"\bmax_tokens\b", "max_output_tokens"),
@@ -63,7 +41,7 @@ class AskedResponse:
 
 def asked_response(body: Mapping[str, Any], limits: BodyLimits) -> AskedResponse:
     """What a body asks for. Raises FieldError for the first thing that is wrong."""
-    body, warnings = known_fields(body, _RULES, limits)
+    body, warnings = known_fields(body, rules_of("response", "http"), limits)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = _messages(body)
     chat |= _structure(body) | _tools(body) | _reasoning(body) | _logprobs(body)
