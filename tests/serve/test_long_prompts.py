@@ -130,8 +130,8 @@ def test_a_short_text_never_waits_for_long_ones_and_who_leaves_is_not_encoded_fo
         until(lambda: len(held) == len(connections))
         with server.connect() as leaver:
             leaver.sendall(request("/v1/completions", asked))
-            until(lambda: server.service._long_texts._waiting)
-        until(lambda: not server.service._long_texts._waiting)
+            until(lambda: server.service._long_texts._queue.num_requests)
+        until(lambda: not server.service._long_texts._queue.num_requests)
         assert server.ask("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
         free.set()
         for connection in connections:

@@ -136,7 +136,7 @@ def test_tokens_that_are_read_late_have_the_times_of_their_steps():
     async def run():
         link = OwnLink()
         service, (request,) = await served(link)
-        arrived = int(request.waiting.arrived * 1e6)
+        arrived = int(request.arrived * 1e6)
         steps = [arrived + 50_000 + 10_000 * step for step in range(101)]
         link.receive([["deltas", [[1, 0, list(range(5, 106)), None, "length", None, True, 0, None, steps]]]])
         async for _ in service.outputs(request):

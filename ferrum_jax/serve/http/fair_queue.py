@@ -11,34 +11,40 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 QUANTUM = 2048  # tokens
 
 
 class QueueEntry:
-    """One request that waits. cost: in tokens, of the prompt and what may be generated. rows: choices that will run."""
+    """One request that waits. cost: in tokens, of the prompt and what may be generated. rows: choices that will run.
 
-    __slots__ = ("cost", "key", "order", "priority", "rows")
+    is_queued: it waits for its turn now.
+    """
 
     def __init__(self, *, key: str, cost: int, rows: int = 1, priority: int = 0) -> None:
         self.key, self.cost, self.rows, self.priority = key, cost, rows, priority
         self.order = 0
+        self.is_queued = False
 
     def __lt__(self, other: QueueEntry) -> bool:
         return (self.priority, self.order) < (other.priority, other.order)
 
 
-class FairQueue:
+Entry = TypeVar("Entry", bound=QueueEntry)
+
+
+class FairQueue(Generic[Entry]):
     """num_requests, num_tokens: what waits now, of all keys."""
 
     def __init__(self, *, max_requests: int, max_tokens: int, quantum: int = QUANTUM) -> None:
         self.num_requests = self.num_tokens = 0
         self._max_requests, self._max_tokens, self._quantum = max_requests, max_tokens, quantum
-        self._waiting: OrderedDict[str, list[QueueEntry]] = OrderedDict()  # heaps; keys in order of their turns
+        self._waiting: OrderedDict[str, list[Entry]] = OrderedDict()  # heaps; keys in order of their turns
         self._credit: dict[str, int] = {}
         self._arrivals = itertools.count()
 
-    def push(self, entries: Sequence[QueueEntry]) -> bool:
+    def push(self, entries: Sequence[Entry]) -> bool:
         """Queues all of them, of one key, or none where the bounds do not allow it. One alone always has room."""
         tokens = sum(entry.cost for entry in entries)
         is_full = self.num_requests + len(entries) > self._max_requests or self.num_tokens + tokens > self._max_tokens
@@ -50,7 +56,7 @@ class FairQueue:
             self._count(entry, 1)
         return True
 
-    def remove(self, entry: QueueEntry) -> None:
+    def remove(self, entry: Entry) -> None:
         """Takes out one that waits: who asked has left."""
         heap = self._waiting[entry.key]
         heap.remove(entry)
@@ -58,7 +64,7 @@ class FairQueue:
         self._count(entry, -1)
         self._forget_if_empty(entry.key)
 
-    def pop(self) -> QueueEntry | None:
+    def pop(self) -> Entry | None:
         """The one whose turn it is; None where nobody waits."""
         while self._waiting:
             key, heap = next(iter(self._waiting.items()))
@@ -78,6 +84,7 @@ class FairQueue:
         return None
 
     def _count(self, entry: QueueEntry, sign: int) -> None:
+        entry.is_queued = sign > 0
         self.num_requests += sign
         self.num_tokens += sign * entry.cost
 

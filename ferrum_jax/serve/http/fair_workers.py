@@ -11,7 +11,7 @@ import concurrent.futures
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.vision.decoding import Look, Stopped
@@ -19,41 +19,38 @@ from ferrum_jax.vision.decoding import Look, Stopped
 Result = TypeVar("Result")
 
 
-class _WorkAsked(NamedTuple):
-    work: Callable[[Look], Any]
-    answer: asyncio.Future[Any]
-    has_left: threading.Event
+class _WorkAsked(QueueEntry):
+    def __init__(self, work: Callable[[Look], Any], **turn: Any) -> None:
+        super().__init__(**turn)
+        self.work, self.has_left = work, threading.Event()
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
 
 class FairWorkers:
     """Of one event loop. may_begin: whether there is room for what more work makes; asked before each."""
 
     def __init__(self, name: str, num_threads: int, *, may_begin: Callable[[], bool] = lambda: True) -> None:
-        self._queue = FairQueue(max_requests=sys.maxsize, max_tokens=sys.maxsize)
-        self._waiting: dict[QueueEntry, _WorkAsked] = {}
+        self._queue: FairQueue[_WorkAsked] = FairQueue(max_requests=sys.maxsize, max_tokens=sys.maxsize)
         self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, thread_name_prefix=f"ferrum-{name}")
         self._num_free = num_threads
         self._may_begin = may_begin
 
     async def call(self, work: Callable[[Look], Result], *, key: str, cost: int) -> Result:
         """What work(look) returns or raises. Cancelling it takes the work back. cost: beside that of others."""
-        entry = QueueEntry(key=key, cost=cost)
-        asked = _WorkAsked(work, asyncio.get_running_loop().create_future(), threading.Event())
-        self._waiting[entry] = asked
-        self._queue.push([entry])
+        asked = _WorkAsked(work, key=key, cost=cost)
+        self._queue.push([asked])
         self.pump()
         try:
             return await asked.answer
         finally:
             asked.has_left.set()
-            if self._waiting.pop(entry, None) is not None:
-                self._queue.remove(entry)
+            if asked.is_queued:
+                self._queue.remove(asked)
 
     def pump(self) -> None:
         """Begins what there is room for."""
-        while self._num_free and self._may_begin() and (entry := self._queue.pop()) is not None:
+        while self._num_free and self._may_begin() and (asked := self._queue.pop()) is not None:
             self._num_free -= 1
-            asked = self._waiting.pop(entry)
             running = asyncio.get_running_loop().run_in_executor(self._pool, _run, asked)
             running.add_done_callback(lambda done, asked=asked: self._end(done, asked))
 

@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
 from ferrum_jax.serve.link.engine_client import EngineLost, Reply
@@ -28,11 +29,13 @@ class QueueFull(RuntimeError):
         self.retry_after_s = retry_after_s
 
 
-class Waiting:
+class Waiting(QueueEntry):
     """A request from its arrival until it ends. begun: its reply, once the engine has it. held_bytes: of its images."""
 
-    def __init__(self, entry: QueueEntry, begin: Callable[[], Reply], held_bytes: int = 0) -> None:
-        self.entry, self.begin, self.held_bytes = entry, begin, held_bytes
+    def __init__(self, begin: Callable[[], Reply], held_bytes: int = 0, **turn: Any) -> None:
+        """turn: of `QueueEntry`."""
+        super().__init__(**turn)
+        self.begin, self.held_bytes = begin, held_bytes
         self.begun: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.arrived = time.monotonic()
         self.queue_s = 0.0  # how long it waited here
@@ -41,11 +44,10 @@ class Waiting:
 class Gate:
     """num_rows: of the engine. on_begin: told of each request that reaches it."""
 
-    def __init__(self, queue: FairQueue, *, on_begin: Callable[[Waiting], None] = lambda waiting: None) -> None:
+    def __init__(self, queue: FairQueue[Waiting], *, on_begin: Callable[[Waiting], None] = lambda _: None) -> None:
         self.num_rows = 1
         self._queue = queue
         self._on_begin = on_begin
-        self._waiting: dict[QueueEntry, Waiting] = {}
         self._rows_begun = 0
         self._ended: deque[tuple[float, int]] = deque()  # when, tokens
 
@@ -59,25 +61,23 @@ class Gate:
 
     def enter(self, requests: Sequence[Waiting]) -> None:
         """Queues all of them. Raises QueueFull with none queued."""
-        if not self._queue.push([request.entry for request in requests]):
+        if not self._queue.push(requests):
             wait = self.retry_after_s()
             raise QueueFull(
                 f"{self.num_waiting} requests of {self.num_waiting_tokens:,} tokens wait; ask again in {wait} s", wait
             )
-        self._waiting.update((request.entry, request) for request in requests)
         self.pump()
 
     def leave(self, request: Waiting) -> None:
         """Who asked has left before the engine had it."""
-        if self._waiting.pop(request.entry, None) is not None:
-            self._queue.remove(request.entry)
+        if request.is_queued:
+            self._queue.remove(request)
             request.begun.cancel()
 
     def pump(self) -> None:
         """Hands over what there is room for."""
         most = self.num_rows + max(1, self.num_rows // 4)
-        while self._rows_begun < most and (entry := self._queue.pop()) is not None:
-            request = self._waiting.pop(entry)
+        while self._rows_begun < most and (request := self._queue.pop()) is not None:
             if not request.begun.cancelled():  # who asked may have left in this moment
                 self._begin(request)
 
@@ -88,14 +88,14 @@ class Gate:
         except EngineLost as error:
             request.begun.set_exception(error)
             return
-        self._rows_begun += request.entry.rows
+        self._rows_begun += request.rows
         reply.on_end = lambda: self._end(request)
         self._on_begin(request)
         request.begun.set_result(reply)
 
     def _end(self, request: Waiting) -> None:
-        self._rows_begun -= request.entry.rows
-        self._ended.append((time.monotonic(), request.entry.cost))
+        self._rows_begun -= request.rows
+        self._ended.append((time.monotonic(), request.cost))
         self._forget_old()
         self.pump()
 

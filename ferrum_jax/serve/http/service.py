@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from ferrum_jax.openai.asked import AskedScores, AskedText, AskedVectors
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt, is_messages, take_apart
 from ferrum_jax.serve.http.api_keys import ApiKey
-from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
+from ferrum_jax.serve.http.fair_queue import FairQueue
 from ferrum_jax.serve.http.fair_workers import FairWorkers
 from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
@@ -36,15 +35,18 @@ from ferrum_jax.vision.decoding import Look, do_not_look
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class TextRequest:
-    """One prompt of a request, on its way."""
+class TextRequest(Waiting):
+    """One prompt of a request, on its way. collected: what came of it. last_token: when, by choice.
 
-    waiting: Waiting
-    collected: Collected
-    last_token: dict[int, float] = dataclasses.field(default_factory=dict)  # when, by choice
-    on_slow: Callable[[], None] = lambda: None
-    name: str | None = None  # that its body gave
+    on_slow: called where its reader is too slow. name: that its body gave.
+    """
+
+    def __init__(self, begin: Callable[[], Reply], collected: Collected, **turn: Any) -> None:
+        super().__init__(begin, **turn)
+        self.collected = collected
+        self.last_token: dict[int, float] = {}
+        self.on_slow: Callable[[], None] = lambda: None
+        self.name: str | None = None
 
 
 class Service:
@@ -58,7 +60,7 @@ class Service:
         self.started = int(time.time())
         self.num_open = 0  # requests that generate or embed
         self.named: set[str] = set()  # ids that bodies of them gave
-        queue = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
+        queue: FairQueue[Waiting] = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
         self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
         self._collector = Collector(TokenTexts(None), 0)
         self.bodies = FairWorkers("bodies", _BODY_THREADS)
@@ -186,9 +188,9 @@ class Service:
         if asked.request_id in self.named:
             message = f"request_id is {request_id!r}, which a request that runs has; give each its own, or leave it out"
             raise HttpError(400, message, param="request_id", code="request_id_in_use")
-        self.gate.enter([request.waiting for request in found])
+        self.gate.enter(found)
         for request in found:
-            self._hold(request.waiting)
+            self._hold(request)
         self.metrics.prompt_tokens(sum(len(request.collected.prompt_token_ids) for request in found))
         if asked.request_id is not None:
             self.named.add(asked.request_id)
@@ -202,12 +204,10 @@ class Service:
         kept = self._kept(token_ids, params)
         most = self.client.facts["max_model_len"] - len(kept)
         expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
-        entry = QueueEntry(key=key.name, cost=len(kept) + params.n * expected, rows=params.n, priority=asked.priority)
         options = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
         if asked.model is not None and asked.model in self.adapters:
             options["adapter"] = asked.model
         sent = wire_params(params)
-        held_bytes = sum(image.pixels.nbytes for image in encoded.images)
 
         def begin() -> Any:
             images = wire_images(encoded.images, encoded.media)
@@ -221,7 +221,15 @@ class Service:
             streams=asked.streams,
         )
         collected = self._collector.collected(token_ids, params, shown)
-        return TextRequest(waiting=Waiting(entry, begin, held_bytes), collected=collected)
+        return TextRequest(
+            begin,
+            collected,
+            held_bytes=sum(image.pixels.nbytes for image in encoded.images),
+            key=key.name,
+            cost=len(kept) + params.n * expected,
+            rows=params.n,
+            priority=asked.priority,
+        )
 
     def _kept(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """The prompt as it will run. Raises RequestRefused where it is too long."""
@@ -250,7 +258,7 @@ class Service:
         return request.collected.output()
 
     async def _deltas(self, request: TextRequest) -> AsyncIterator[Delta]:
-        reply = await request.waiting.begun
+        reply = await request.begun
         reply.on_slow = lambda: self._cut(request)
         try:
             while True:
@@ -264,7 +272,7 @@ class Service:
                     break
         finally:
             self.client.end(reply)
-        self.metrics.whole.observe(time.monotonic() - request.waiting.arrived)
+        self.metrics.whole.observe(time.monotonic() - request.arrived)
 
     def _hold(self, waiting: Waiting) -> None:
         """Counts the pixels that wait with it, until the engine has them or who asked has left."""
@@ -294,14 +302,14 @@ class Service:
             if before is not None:
                 self.metrics.between_tokens(now - before)
             elif not request.last_token:
-                self.metrics.first_token(now - request.waiting.arrived)
+                self.metrics.first_token(now - request.arrived)
             request.last_token[delta.choice] = now
         self.metrics.generated_tokens(len(delta.token_ids))
 
     def leave(self, requests: Sequence[TextRequest]) -> None:
         """Nobody waits for them any more."""
         for request in requests:
-            self._leave(request.waiting)
+            self._leave(request)
             self.named.discard(request.name or "")
 
     def _leave(self, waiting: Waiting) -> None:
@@ -333,8 +341,7 @@ class Service:
         options = {**asked.options, "dimensions": asked.form.dimensions, "cache_salt": salt}
 
         def waiting(content: Any, cost: int) -> Waiting:
-            entry = QueueEntry(key=key.name, cost=cost, priority=asked.priority)
-            return Waiting(entry, lambda: ask(content, options))
+            return Waiting(lambda: ask(content, options), key=key.name, cost=cost, priority=asked.priority)
 
         entered = [waiting(content, cost) for content, cost in contents]
         self.require_ready()
