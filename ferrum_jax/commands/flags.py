@@ -16,6 +16,7 @@ from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.openai.body_fields import FIELDS
 from ferrum_jax.setting import Setting, settings_of
 
 
@@ -27,26 +28,22 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 _AS_JSON = " (needs --json)"
-# field -> (type, help); True and False are flags that set the field so
-_SAMPLING_FLAGS: Mapping[str, tuple[Any, str]] = {
-    "n": (int, "completions of each prompt"),
-    "max_tokens": (int, "most tokens to generate"),
-    "min_tokens": (int, "fewest tokens before an end token may come or a stop string counts"),
-    "temperature": (float, "0 is greedy"),
-    "top_k": (int, "keep the k most likely tokens; 0 is off"),
-    "top_p": (float, "keep the most likely tokens up to this probability"),
-    "min_p": (float, "keep tokens at least this likely, relative to the most likely one"),
-    "repetition_penalty": (float, "above 1 discourages tokens of prompt and output"),
-    "presence_penalty": (float, "above 0 discourages tokens of the output"),
-    "frequency_penalty": (float, "above 0 discourages tokens of the output by their count"),
-    "logprobs": (int, "log-probabilities of this many alternatives" + _AS_JSON),
-    "prompt_logprobs": (int, "the same for each prompt token" + _AS_JSON),
-    "truncate_prompt_tokens": (int, "keep only this many tokens at the end of the prompt; -1: as many as fit"),
-    "ignore_eos": (True, "continue past end tokens"),
-    "include_stop_str_in_output": (True, "keep the stop string in the text"),
-    "detokenize": (False, "print no text, but token ids" + _AS_JSON),
-    "echo": (True, "print the prompt before its completion"),
-    "skip_special_tokens": (False, "show special tokens in the text"),
+# field -> type; True and False are flags that set the field so
+_SAMPLING_FLAGS: Mapping[str, Any] = {
+    **dict.fromkeys(("n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs"), int),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
+    "truncate_prompt_tokens": int,
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "echo"), True),
+    **dict.fromkeys(("detokenize", "skip_special_tokens"), False),
+}
+# Where a command says it otherwise than a body.
+_SAYS: Mapping[str, str] = {
+    "logprobs": "log-probabilities of this many alternatives" + _AS_JSON,
+    "prompt_logprobs": "the same for each prompt token" + _AS_JSON,
+    "detokenize": "print no text, but token ids" + _AS_JSON,
+    "echo": "print the prompt before its completion",
+    "skip_special_tokens": "show special tokens in the text",
 }
 
 
@@ -88,7 +85,8 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
 def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "sampling", note: str = _AS_JSON) -> None:
     """Adds a flag for every field of SamplingParams; --seed is the engine's. note: on what is not printed as text."""
     group = parser.add_argument_group(title)
-    flags = {name: (how, text.replace(_AS_JSON, note)) for name, (how, text) in _SAMPLING_FLAGS.items()}
+    says = {name: _SAYS.get(name, FIELDS[name].says).replace(_AS_JSON, note) for name in _SAMPLING_FLAGS}
+    flags = {name: (how, says[name]) for name, how in _SAMPLING_FLAGS.items()}
     add_fields(group, SamplingParams, flags)
     for flag, field, read, metavar, text in _REPEATED_FLAGS:
         how: dict[str, Any] = {"type": read, "metavar": metavar, "help": f"{text}; may be repeated"}

@@ -35,7 +35,7 @@ class AnswerForm:
             before=asked.echoed,
             echo=asked.echo,
             generates=asked.generates,
-            returns_token_ids=asked.returns_token_ids,
+            returns_token_ids=asked.returns_token_ids is True,
             tells_run=True,
         )
         fields = {"id": f"{self._form.kind}-{request_id}", "created": int(time.time()), "model": model}
