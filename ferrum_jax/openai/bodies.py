@@ -59,22 +59,12 @@ def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
         return dataclasses.replace(how, prompts=prompts, warnings=warnings)
 
 
-def asked_score(body: Mapping[str, Any], limits: BodyLimits) -> AskedScores:
-    """What a body of /v1/score asks for. Raises FieldError for the first thing that is wrong."""
-    return _asked_scores(body, limits, "score")
-
-
-def asked_ranking(body: Mapping[str, Any], limits: BodyLimits) -> AskedScores:
-    """What a body of /v1/rerank asks for. Raises FieldError for the first thing that is wrong."""
-    return _asked_scores(body, limits, "rerank")
-
-
-def _asked_scores(body: Mapping[str, Any], limits: BodyLimits, kind: str) -> AskedScores:
-    body, warnings = known_fields(body, rules_of(kind, "http"), limits)
+def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) -> AskedScores:
+    """What a body of /v1/score or /v1/rerank asks for. Raises FieldError for the first thing that is wrong."""
+    body, warnings = known_fields(body, rules_of("rerank" if ranks else "score", "http"), limits)
     with naming_fields(body):
-        left, right = sides_of(body, ranks=kind == "rerank", most=limits.max_prompts)
-        how = scores_of(body, ranks=kind == "rerank")
-        return dataclasses.replace(how, left=left, right=right, warnings=warnings)
+        left, right = sides_of(body, ranks=ranks, most=limits.max_prompts)
+        return dataclasses.replace(scores_of(body, ranks=ranks), left=left, right=right, warnings=warnings)
 
 
 def known_fields(

@@ -8,6 +8,7 @@ import re
 import jsonschema
 import pytest
 
+from ferrum_jax import __main__ as cli
 from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import body_schema, row_schema
 from tests.openai.sections import SECTIONS, recorded
@@ -61,6 +62,12 @@ def test_the_schema_takes_each_row_that_is_answered_and_refuses_those_of_another
 )
 def test_a_row_has_one_of_two_forms(row, is_taken):
     assert jsonschema.Draft202012Validator(plain(row_schema())).is_valid(row) is is_taken
+
+
+def test_the_command_prints_the_schema_of_a_row_and_needs_no_model(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli._parser().parse_args(["batch", "--schema"])
+    assert ended.value.code == 0 and json.loads(capsys.readouterr().out) == plain(row_schema())
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from ferrum_jax.openai.asked import BodyLimits
-from ferrum_jax.openai.bodies import asked_ranking, asked_score, asked_text, asked_vectors
+from ferrum_jax.openai.bodies import asked_scores, asked_text, asked_vectors
 from ferrum_jax.openai.body_fields import fields_of
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.bodies.response_body import asked_response
@@ -47,8 +49,8 @@ ENDPOINTS = {
     "/v1/chat/completions": (of_text(True), {"messages": MESSAGES, "max_tokens": 1}, "chat"),
     "/v1/responses": (asked_response, {"input": "x", "max_output_tokens": 1}, "response"),
     "/v1/embeddings": (asked_vectors, {"input": "x"}, "embedding"),
-    "/v1/score": (asked_score, {"text_1": "x", "text_2": "y"}, "score"),
-    "/v1/rerank": (asked_ranking, {"query": "x", "documents": ["y"]}, "rerank"),
+    "/v1/score": (functools.partial(asked_scores, ranks=False), {"text_1": "x", "text_2": "y"}, "score"),
+    "/v1/rerank": (functools.partial(asked_scores, ranks=True), {"query": "x", "documents": ["y"]}, "rerank"),
 }
 NESTED = {
     "/v1/chat/completions": [

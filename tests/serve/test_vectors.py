@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 
 import numpy as np
 import openai
@@ -10,7 +11,7 @@ import pytest
 
 from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.openai.asked import BodyLimits
-from ferrum_jax.openai.bodies import asked_ranking, asked_score, asked_vectors
+from ferrum_jax.openai.bodies import asked_scores, asked_vectors
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
@@ -107,6 +108,7 @@ def test_what_generates_is_not_there(server):
     assert status == 400 and "/v1/embeddings" in found["error"]["message"]
 
 
+asked_score, asked_ranking = (functools.partial(asked_scores, ranks=ranks) for ranks in (False, True))
 WRONG = [
     (asked_vectors, {"input": "x", "dimensions": 0}, "dimensions"),
     (asked_vectors, {"input": "x", "dimensions": True}, "dimensions"),
@@ -131,7 +133,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("read", "body", "param"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(("read", "body", "param"), WRONG, ids=str)
 def test_an_error_names_the_field(read, body, param):
     with pytest.raises(FieldError) as found:
         read(body, BodyLimits())

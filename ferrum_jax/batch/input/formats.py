@@ -155,10 +155,8 @@ def parse_line(
         if digest is None:
             digest = _digest(canonical(line, packed))
     except LineError as error:
-        message = f"line {line_number}: {error}"
         said = error.said if custom_id is None else custom_id if _is_text(custom_id) else None
-        digest = line_digest(raw, line_number)
-        return BadRow(id=digest, custom_id=said, code=error.code, message=message, line=line_number)
+        return _bad_line(line_digest(raw, line_number), said, line_number, error, code=error.code)
     try:
         refuse_unreadable(line)
         key, content, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
@@ -173,20 +171,16 @@ def parse_line(
         row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None)
         adapter = given(rest, "adapter")
     except ValueError as error:
-        message = f"line {line_number}: {error}"
-        return BadRow(id=digest, custom_id=custom_id, code="invalid_request", message=message, line=line_number)
+        return _bad_line(digest, custom_id, line_number, error, code="invalid_request")
     return row if adapter is None else row.with_adapter(adapter)
 
 
 def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_number: int) -> BadRow:
     """The error for a line whose custom_id an earlier line has. Both output lines carry that custom_id; the error's
     line has no response and names this line of input."""
-    message = (
-        f"line {line_number}: custom_id {quoted(custom_id)} is already that of line {first_line_number}; "
-        "give every row a custom_id of its own"
-    )
-    digest = line_digest(raw, line_number)
-    return BadRow(id=digest, custom_id=custom_id, code="duplicate_custom_id", message=message, line=line_number)
+    there = f"custom_id {quoted(custom_id)} is already that of line {first_line_number}"
+    why = f"{there}; give every row a custom_id of its own"
+    return _bad_line(line_digest(raw, line_number), custom_id, line_number, why, code="duplicate_custom_id")
 
 
 def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str], adapters: Sequence[str]) -> BadRow:
@@ -208,13 +202,11 @@ def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str], ad
             f"model is {quoted(row.model)}, and this job runs {quoted(names[0])}; give the row one of "
             f"{', '.join(map(repr, (*names, *adapters)))}, or the job --served-model-name {row.model}"
         )
-    return BadRow(
-        id=line_digest(raw, line_number),
-        custom_id=row.custom_id,
-        code="model_not_found",
-        message=f"line {line_number}: {why}",
-        line=line_number,
-    )
+    return _bad_line(line_digest(raw, line_number), row.custom_id, line_number, why, code="model_not_found")
+
+
+def _bad_line(digest: str, custom_id: str | None, line_number: int, why: object, *, code: str) -> BadRow:
+    return BadRow(digest, custom_id, code, f"line {line_number}: {why}", line_number)
 
 
 def own_name(row: Row | BadRow) -> str | None:
@@ -254,22 +246,20 @@ def _row_seed(content: str) -> int:
 
 def _how(kind: str, rest: Mapping[str, Any]) -> Any:
     """How these fields ask; the same object for equal plain fields, since most rows of a job ask for the same."""
-    fields = {key: value for key, value in rest.items() if key != "seed" and key not in LABELS}
+    fields = tuple([(key, value) for key, value in rest.items() if key != "seed" and key not in LABELS])
+    types = tuple([type(value) for _, value in fields])
     try:
-        return _known(kind, tuple(fields.items()), tuple(map(type, fields.values())))
+        return _known(kind, fields, types)
     except TypeError:  # a list or an object, which cannot be looked up
-        return _understood(kind, fields)
+        return _known.__wrapped__(kind, fields, types)
 
 
 @functools.lru_cache(maxsize=1024)
 def _known(kind: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, ...]) -> Any:
     """How these fields ask. _types: part of the key, because 1, 1.0 and true are equal but not all allowed."""
-    return _understood(kind, dict(fields))
-
-
-def _understood(kind: str, fields: Mapping[str, Any]) -> Any:
-    rules_of(kind, "row").refuse(fields)
-    return how_of(kind, fields)
+    body = dict(fields)
+    rules_of(kind, "row").refuse(body)
+    return how_of(kind, body)
 
 
 def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple[Any, ...]:

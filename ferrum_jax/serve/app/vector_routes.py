@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.answers import ranking, read_usage, vectors_answer
 from ferrum_jax.openai.asked import AskedScores
-from ferrum_jax.openai.bodies import asked_ranking, asked_score, asked_vectors
+from ferrum_jax.openai.bodies import asked_scores, asked_vectors
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.outputs import cosine
 from ferrum_jax.serve.app.text_routes import warning_headers
@@ -37,7 +38,7 @@ async def embeddings(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """vLLM's score: of each text of text_2 beside that of text_1."""
     exchange = Exchange(request)
-    asked = await exchange.asked(asked_score)
+    asked = await exchange.asked(functools.partial(asked_scores, ranks=False))
     scores, answer = await _compared(exchange, asked)
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     answer |= {"id": f"score-{exchange.id}", "object": "list", "created": exchange.service.now(), "data": data}
@@ -47,7 +48,7 @@ async def score(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """Documents in the order of how well they fit a query."""
     exchange = Exchange(request)
-    asked = await exchange.asked(asked_ranking)
+    asked = await exchange.asked(functools.partial(asked_scores, ranks=True))
     scores, answer = await _compared(exchange, asked)
     documents = asked.right if asked.form.shows_documents else None
     results = ranking(scores, asked.form.top_n, documents)
