@@ -41,7 +41,7 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
         contents = prompts_of(name, _required(body, name), limits.max_prompts)
         _check_choices(len(contents), params.n, limits)
         how |= {
-            "prompts": tuple([with_options(content, how["options"]) for content in contents]),
+            "prompts": tuple([take_apart(with_options(content, how["options"])) for content in contents]),
             "returns_token_ids": how["returns_token_ids"] is True or not params.detokenize,
             "echoed": _continued(contents[0]) if how["echo"] and is_chat else "",
             "warnings": (*warnings, *(params.structured_outputs.warnings if params.structured_outputs else ())),

@@ -13,8 +13,10 @@ import tokenizers
 from PIL import Image
 from tokenizers import AddedToken, models, pre_tokenizers
 
+from ferrum_jax import prompt as prompt_module
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.openai.asked import AskedText
+from ferrum_jax.openai.asked import AskedText, BodyLimits
+from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.serve.http import service as service_module
 from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service
@@ -149,3 +151,18 @@ def test_while_many_pixels_wait_for_the_engine_no_more_are_decoded(prompts, deco
         return service._held_bytes
 
     assert asyncio.run(run()) == 0
+
+
+def test_a_prompt_of_a_body_is_taken_apart_once(prompts, monkeypatch):
+    taken = []
+    look = prompt_module._images_in
+    monkeypatch.setattr(prompt_module, "_images_in", lambda content: taken.append(content) or look(content))
+
+    async def run():
+        service, _ = opened(prompts)
+        body = {"prompt": ["what is", "it"], "max_tokens": 5, "cache_salt": "a", "detokenize": False}
+        requests = await service.enter(asked_text(body, BodyLimits(), is_chat=False), OPEN, "request")
+        service.leave(requests)
+
+    asyncio.run(run())
+    assert taken == ["what is", "it"]
