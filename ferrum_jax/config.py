@@ -1,16 +1,17 @@
-"""EngineConfig: every choice a user makes about an engine, checked when it is made; EngineSizes: what came of it."""
+"""EngineConfig: every choice a user makes about an engine, checked when it is made."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import numbers
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.ints import pool_blocks
 from ferrum_jax.setting import check_settings, described, setting
+from ferrum_jax.sizes.engine_sizes import refuse_more_rows_than_tokens
+from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of
+from ferrum_jax.sizes.tiles import tiles_of
 from ferrum_jax.spec.stored_weight import made_form
 
 _IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
@@ -18,71 +19,6 @@ _DTYPES = ("auto", "float32", "bfloat16")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts", "head")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
 _MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshShape:
-    """Devices along each axis of a mesh. dp: data shards, each with rows of its own. tp: devices that share their work.
-
-    has_experts_once: the experts are spread over all devices, and every shard sends its tokens there; otherwise each
-    shard has all experts.
-    """
-
-    dp: int = 1
-    tp: int = 1
-    has_experts_once: bool = True
-
-    @classmethod
-    def parse(cls, text: str) -> MeshShape:
-        """The shape of a text such as "tp=4" or "dp=2,tp=4". Raises ValueError with what it should be.
-
-        ep is the number of devices that the experts are spread over: tp or, by default, dp * tp. Given alone, it is
-        dp, too.
-        """
-        sizes: dict[str, int] = {}
-        for part in text.split(","):
-            name, _, size = part.strip().partition("=")
-            if name not in ("dp", "tp", "ep") or name in sizes or not size.isdecimal() or int(size) < 1:
-                raise ValueError(
-                    f"mesh is {text!r}; it must name numbers of devices along dp and tp, such as 'tp=4' or "
-                    "'dp=2,tp=4', and may name those that the experts are spread over, as in 'dp=2,tp=4,ep=4'"
-                )
-            sizes[name] = int(size)
-        ep = sizes.pop("ep", None)
-        dp, tp = (ep or 1, 1) if not sizes else (sizes.get("dp", 1), sizes.get("tp", 1))
-        if ep not in (None, tp, dp * tp):
-            choices = " or ".join(str(size) for size in dict.fromkeys((tp, dp * tp)))
-            raise ValueError(
-                f"mesh is {text!r}; ep is {ep}, and experts are spread over the devices of a shard or of "
-                f"all: ep may be {choices}"
-            )
-        return cls(dp=dp, tp=tp, has_experts_once=ep in (None, dp * tp))
-
-    @property
-    def size(self) -> int:
-        return self.dp * self.tp
-
-    @property
-    def ep(self) -> int:
-        """Devices that the experts are spread over."""
-        return self.size if self.has_experts_once else self.tp
-
-    def __str__(self) -> str:
-        text = f"tp={self.tp}" if self.dp == 1 else f"dp={self.dp},tp={self.tp}"
-        return text if self.has_experts_once else f"{text},ep={self.tp}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reach:
-    """Upper bounds for the steps of a known set of requests: no executable is made for larger steps.
-
-    num_rows: choices of all requests. num_tokens: all their tokens, in and out. request_tokens: those of the longest
-    request; None if that is not known, or if block tables shall be as wide as max_model_len.
-    """
-
-    num_rows: int
-    num_tokens: int
-    request_tokens: int | None = None
 
 
 def _are_ids(ids: Sequence[Any]) -> bool:
@@ -227,7 +163,7 @@ class EngineConfig:
         None,
         "tiles of decode in mosaic_tpu, such as tile_kv=256,items=2",
         unset="what `ferrum-jax check --tune` found fastest on this chip, else the kernel's own choice",
-        rule=lambda text: tiles_of(text),
+        rule=tiles_of,
         metavar="TILES",
     )
     check: str = setting(
@@ -379,25 +315,23 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", _ids_of(self.devices))
+        object.__setattr__(self, "devices", ids_of(self.devices))
         check_settings(self)
         if self.max_num_seqs is not None:
-            _refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
+            refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
 
-    def on(self, platform: str) -> EngineConfig:
-        """This config for a platform, with the rows chosen that it leaves open: never more than a step has tokens."""
-        return self.with_rows(_ROWS_ON_CPU if platform == "cpu" else MANY_ROWS)
+    def rows_on(self, platform: str) -> int:
+        """Rows that run at once on a platform, as named or chosen."""
+        return self.rows_or(_ROWS_ON_CPU if platform == "cpu" else MANY_ROWS)
 
-    def with_rows(self, num_rows: int) -> EngineConfig:
-        """This config with so many rows where it leaves that open, as far as a step has tokens for them."""
-        if self.max_num_seqs is not None:
-            return self
-        return dataclasses.replace(self, max_num_seqs=min(num_rows, self.max_num_batched_tokens))
+    def rows_or(self, num_rows: int) -> int:
+        """max_num_seqs, or where it is left open so many, as far as a step has tokens for them."""
+        return self.max_num_seqs or min(num_rows, self.max_num_batched_tokens)
 
     @property
     def num_rows(self) -> int:
-        """max_num_seqs of a config that leaves it open no longer; see `on`."""
-        assert self.max_num_seqs is not None, "the rows were not chosen: EngineConfig.on does it"
+        """max_num_seqs of a config that leaves it open no longer, as `LLM.config` does."""
+        assert self.max_num_seqs is not None, "the rows are chosen when an LLM is opened"
         return self.max_num_seqs
 
     @functools.cached_property
@@ -408,108 +342,7 @@ class EngineConfig:
 
     def among(self, devices: Sequence[Any]) -> list[Any]:
         """Those of the devices that the mesh is made of. Raises ValueError for ids that none of them has."""
-        if self.devices is None:
-            return list(devices)
-        by_id = {device.id: device for device in devices}
-        unknown = [id for id in self.devices if id not in by_id]
-        if unknown or len(set(self.devices)) < len(self.devices):
-            what = (
-                f"{unknown}, and there are {sorted(by_id)}" if unknown else f"{list(self.devices)}, one of them twice"
-            )
-            raise ValueError(f"devices names {what}; name each device that is to work once")
-        return [by_id[id] for id in self.devices]
+        return list(devices) if self.devices is None else devices_of(self.devices, devices)
 
 
 EngineConfig.__doc__ = f"{EngineConfig.__doc__}\n{described(EngineConfig)}\n"
-
-
-def _ids_of(devices: Any) -> Any:
-    """The ids of devices or of a mesh; what is neither is left for the check."""
-    if hasattr(devices, "axis_names"):
-        devices = devices.devices.flatten().tolist()
-    if not isinstance(devices, Sequence) or isinstance(devices, str):
-        return devices
-    return tuple(getattr(device, "id", device) for device in devices)
-
-
-def tiles_of(text: str | None) -> dict[str, int]:
-    """The tiles of a text such as "tile_kv=256,items=2". Raises ValueError where it is none."""
-    if text is None:
-        return {}
-    if not re.fullmatch(r"[a-z_]+=[1-9]\d{0,6}(,[a-z_]+=[1-9]\d{0,6})*", text):
-        raise ValueError(f"attention_tiles is {text!r}; it must name numbers of tiles, such as 'tile_kv=256,items=2'")
-    parts = [part.split("=") for part in text.split(",")]
-    found = {name: int(size) for name, size in parts}
-    if len(found) < len(parts):
-        raise ValueError(f"attention_tiles is {text!r}; it must name each tile once, as 'tile_kv=256,items=2' does")
-    return found
-
-
-def tiles_text(tiles: Mapping[str, int]) -> str:
-    """The text that `tiles_of` reads."""
-    return ",".join(f"{name}={size}" for name, size in sorted(tiles.items()))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineSizes:
-    """What each of an engine's `num_shards` data shards has room for. Null ids are not counted.
-
-    group_blocks, windows: for each cache group, its blocks, and how many positions a query sees, None for all.
-    block_bytes, host_block_bytes: for each group, bytes of a block in all its layers, for the metrics; may be empty.
-    num_host_blocks: blocks of each group in host memory; 0 without a host tier. max_snapshots: states kept beside the
-    rows' own; None for a model without recurrent layers. state_bytes: bytes of one recurrent state.
-    num_image_runs: runs of image embeddings, shared by all shards; 0 where the engine takes no images.
-    max_image_patches: the most patches that a step encodes while rows run.
-    max_num_seqs, max_num_batched_tokens, max_model_len, max_cached_prompts, min_cached_prompt_tokens: see EngineConfig.
-
-    Raises ValueError if a step cannot hold one token of every row.
-    """
-
-    block_size: int
-    group_blocks: Sequence[int]
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    windows: Sequence[int | None] = (None,)
-    block_bytes: Sequence[int] = ()
-    num_host_blocks: int = 0
-    host_block_bytes: Sequence[int] = ()
-    max_cached_prompts: int = 0
-    min_cached_prompt_tokens: int = 8
-    max_snapshots: int | None = None
-    state_bytes: int = 0
-    num_shards: int = 1
-    num_image_runs: int = 0
-    max_image_patches: int = 0
-
-    def __post_init__(self) -> None:
-        _refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
-        assert len(self.group_blocks) == len(self.windows), "a cache group has blocks and no window, or none and one"
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the largest cache group."""
-        return max(self.group_blocks)
-
-    def with_pool(self, num_blocks: int) -> EngineSizes:
-        """The sizes of this engine with `num_blocks` in its largest cache group, and caching on."""
-        counts = [
-            pool_blocks(
-                window,
-                num_blocks,
-                block_size=self.block_size,
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                keeps_cache=True,
-            )
-            for window in self.windows
-        ]
-        return dataclasses.replace(self, group_blocks=counts)
-
-
-def _refuse_more_rows_than_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> None:
-    if max_num_batched_tokens < max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens is {max_num_batched_tokens}, less than max_num_seqs, {max_num_seqs}; a step must "
-            "hold one token of every row"
-        )

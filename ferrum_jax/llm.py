@@ -26,7 +26,7 @@ from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.comparing import compare_all
-from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, by_steps, embed_all, in_order, run_all
+from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, embed_all, in_order, run_all
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of, text_of_pair
 from ferrum_jax.engine.adapters import LoadedAdapters
@@ -53,7 +53,7 @@ from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.startup.new_weights import NewWeights, copies_for, updated
+from ferrum_jax.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
 from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
 from ferrum_jax.text.prompts import PromptEncoder
@@ -191,18 +191,19 @@ class LLM:
             )
         if partial and self.is_sleeping:
             raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
-        copies = copies_for(self._opened.model, state, spec=self.spec, names=names, partial=partial, cast=cast)
+        copies = copies_for(self._opened.model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
         if self._calls is not None:
             self._calls.quiet(requests or "keep")
         try:
-            model = updated(self._opened.model, copies)
+            model = self._opened.model.with_weights(copies)
         except BaseException:
             if self._calls is not None:
                 self._calls.drop()
             raise
         self._opened = self._opened.with_new_weights(model)
-        if self._calls is not None and isinstance(model, Loaded):
-            self._calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
+        if self._calls is not None:
+            loaded = self.loaded
+            self._calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
             self._calls.wake_up({"weights"})
         return model.weights_version
 
@@ -254,9 +255,10 @@ class LLM:
         self.texts = opening.tokenizer or opening.source.folder  # where tokenizer and chat template were read
         self._source = opening.source if self.texts else None  # of a remote one it keeps the local copies
         self.spec, self.config, self.tokenizer = opening.source.spec, opened.config, opened.prompts.tokenizer
-        self.ledger, self.max_model_len = opened.model.ledger, opened.model.layout.max_model_len
-        self.bundled, self.startup_s = opened.bundled, opened.startup_s
-        self.attention, self.products, self.choices = opened.attention, opened.products, opened.choices
+        self.ledger, self.max_model_len = opened.model.layout.ledger, opened.model.layout.max_model_len
+        self.bundled, self.startup_s = opened.chosen.bundled, opened.startup_s
+        self.attention, self.products = opened.chosen.attention, opened.chosen.products
+        self.choices = opened.choices
         layout = None if engine is None else self.loaded.layout
         self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
         self._calls: SharedEngine | None = None
@@ -301,7 +303,7 @@ class LLM:
     def loaded(self) -> Loaded:
         """Weights and executables of a model that generates. Raises ValueError for an encoder."""
         model = self._opened.model
-        if isinstance(model, Encoder):
+        if not isinstance(model, Loaded):
             raise ValueError(self._generates_nothing("is an encoder"))
         return model
 
@@ -328,11 +330,7 @@ class LLM:
 
     @property
     def is_encoder(self) -> bool:
-        return self._encoder is not None
-
-    @property
-    def _encoder(self) -> Encoder | None:
-        return self._opened.model if isinstance(self._opened.model, Encoder) else None
+        return self._calls is None
 
     @property
     def calls(self) -> SharedEngine:
@@ -617,14 +615,12 @@ class LLM:
 
     @property
     def _run_texts(self) -> Run:
-        encoder = self._encoder
-        return by_steps(self.as_completed) if encoder is None else encoder.run
+        return self._opened.model.runs(self.as_completed)
 
     def encode(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray]]:
         """(text, its pooled state) of each, in the order in which steps end; of an encoder alone."""
-        encoder = self._encoder
-        assert encoder is not None, "a model that generates embeds through its engine"
-        return ((text, vector) for text, vector, _ in encoder.run(texts))
+        assert isinstance(self._opened.model, Encoder), "a model that generates embeds through its engine"
+        return ((text, vector) for text, vector, _ in self._opened.model.run(texts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""
@@ -696,7 +692,7 @@ class LLM:
     @property
     def host_memory_kind(self) -> str | None:
         """The kind of the host tier's memory, "pinned_host" if the backend has it; None without a tier."""
-        host = None if self._encoder else self.engine.runner.host
+        host = None if self._calls is None else self.engine.runner.host
         return None if host is None else host.kind
 
     def stats(self) -> dict[str, Any]:
@@ -704,20 +700,26 @@ class LLM:
 
         Counts are sums over all data shards; bytes of weights and pools are those of one device.
         """
-        encoder = self._encoder
-        runner = self.engine.runner if encoder is None else encoder.runner
-        reuse = self.engine.scheduler.metrics() if encoder is None else None
         return {
-            **snapshot(runner, self.ledger, reuse),
-            **({} if encoder is not None else dataclasses.asdict(self.engine.constraint_counts())),
-            **({} if encoder is not None else dataclasses.asdict(self.engine.adapter_counts())),
-            **({} if encoder is not None else self.engine.image_counts()),
+            **self._counts(),
             "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
             "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
             "compiles_before_ready": self._opened.num_compiles,
             "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
             "startup_s": self.startup_s,
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        if self._calls is None:
+            assert isinstance(self._opened.model, Encoder), "it has an engine else"
+            return snapshot(self._opened.model.runner, self.ledger, None)
+        engine = self.engine
+        return {
+            **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
+            **dataclasses.asdict(engine.constraint_counts()),
+            **dataclasses.asdict(engine.adapter_counts()),
+            **engine.image_counts(),
         }
 
     # -- inside --------------------------------------------------------------------------------------

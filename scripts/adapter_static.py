@@ -24,11 +24,12 @@ os.environ |= {
 
 from jax.experimental import topologies
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import programs_of
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -29,7 +29,6 @@ from rich.console import Console
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.job import JobOptions, run_batch
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
@@ -37,6 +36,7 @@ from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256

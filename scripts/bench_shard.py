@@ -92,9 +92,9 @@ def _run(arguments: argparse.Namespace) -> list[Result]:
     import jax
     from rich.console import Console
 
-    from ferrum_jax.config import MeshShape
     from ferrum_jax.executables.topology import target_devices
     from ferrum_jax.models.registry import spec_of
+    from ferrum_jax.sizes.mesh_shape import MeshShape
     from scripts.shard_forms import Workload, program
 
     devices = target_devices(f"tpu:{arguments.aot}") if arguments.aot else jax.devices()

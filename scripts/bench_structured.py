@@ -29,7 +29,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.config import EngineConfig, EngineSizes
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
@@ -39,6 +39,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.startup.build_engine import no_adapter
 from ferrum_jax.structured.reading.message_parser import NO_FORMS
 from ferrum_jax.text.tokenizer import Tokenizer

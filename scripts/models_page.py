@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ferrum_jax.config import MeshShape
 from ferrum_jax.models.registry import ENCODERS, FAMILIES, NOT_SERVED, encoder_spec_of, spec_of
-from ferrum_jax.sharding import refusals
+from ferrum_jax.sharding.undivided import refusals
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec
 from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 

@@ -19,11 +19,14 @@ from typing import Any
 
 import jax
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.topology import slice_of
-from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, leaves_none_idle, on_mesh, shapes_of
+from ferrum_jax.meshes.choices import MeshFit, leaves_none_idle, on_mesh, shapes_of
+from ferrum_jax.meshes.forecast import Lengths
+from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import best_of, none_fits
 from ferrum_jax.models.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 
 ROOT = Path(__file__).parent.parent

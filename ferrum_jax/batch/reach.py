@@ -12,9 +12,9 @@ import numpy as np
 
 from ferrum_jax.batch.input.formats import GENERATES, SCORES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.config import Reach
 from ferrum_jax.prompt import PromptIds, take_apart
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
+from ferrum_jax.sizes.engine_sizes import Reach
 
 MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
 MOST_REPLAYED = 512

@@ -19,21 +19,20 @@ from ferrum_jax.commands.model import (
     add_load,
     add_model,
     chosen_config,
-    invariant_config,
+    job_config,
     named_adapters,
     open_llm,
-    runs_on_cpu,
 )
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
-from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.openai.schemas import row_schema
 from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
-    from ferrum_jax.config import Reach
     from ferrum_jax.llm import LLM
+    from ferrum_jax.sizes.engine_sizes import Reach
 
 
 def add(commands: Any) -> None:
@@ -150,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
         raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
-        return show_plan(args, _job_config(args, config))
+        return show_plan(args, job_config(args))
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
     notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
@@ -173,7 +172,7 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         commit = start.commit_of(args.model, args.revision)
         llm = open_llm(
             args,
-            _job_config(args, config),
+            job_config(args),
             stack,
             reach,
             start.identity.check,
@@ -207,11 +206,6 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
         console=plain_console(stderr=True),
         notice=notice,
     )
-
-
-def _job_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
-    """With many rows on the CPU too, where they are left open; elsewhere they are many anyway, if there is room."""
-    return invariant_config(args, config.with_rows(MANY_ROWS) if runs_on_cpu() else config)
 
 
 def _save_prefixes(folder: Path | None, llm: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.commands.model import add_model, chosen_config, invariant_config, open_llm
+from ferrum_jax.commands.model import add_model, chosen_config, exact_config, open_llm
 from ferrum_jax.commands.parsers import new_command
 from ferrum_jax.commands.prompt_flags import add_prompts, reach_of, read_prompts
 from ferrum_jax.config import EngineConfig
@@ -93,7 +93,7 @@ def _save(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     require_free(args.dir)
     with contextlib.ExitStack() as stack:
-        config = invariant_config(args, chosen_config(args))
+        config = exact_config(args)
         llm = open_llm(args, config, stack, reach_of(prompts, SamplingParams(max_tokens=1)))
         for prompt in prompts:
             llm.cache_prefix(prompt)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.flags import add_engine_flags, engine_config
-from ferrum_jax.config import EngineConfig
+from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.startup.accelerators import Chips
 
 if TYPE_CHECKING:
@@ -100,23 +99,33 @@ def adapters_of(args: argparse.Namespace, config: EngineConfig) -> dict[str, str
     return found
 
 
-def chosen_config(args: argparse.Namespace) -> EngineConfig:
-    """The config of the flags; a bundle's own where it is given and they say nothing."""
+def chosen_config(args: argparse.Namespace, defaults: Mapping[str, Any] = MappingProxyType({})) -> EngineConfig:
+    """The config of the flags; what they leave open is the bundle's own where one is given, else as `defaults`."""
     if args.bundle is None:
-        return engine_config(args)
+        return engine_config(args, defaults)
     from ferrum_jax.executables.bundle import Bundle
 
-    return engine_config(args, Bundle.open(args.bundle).purpose.config)
+    return engine_config(args, {**defaults, **Bundle.open(args.bundle).purpose.config})
 
 
-def invariant_config(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
-    """The config of a batch job and of what it loads: the CPU gives every row the same bits in any company.
+def exact_config(args: argparse.Namespace) -> EngineConfig:
+    """The config of what a batch job loads: the CPU gives every row the same bits in any company."""
+    return chosen_config(args, _exact(args) if runs_on_cpu() else {})
+
+
+def job_config(args: argparse.Namespace) -> EngineConfig:
+    """The config of a batch job: on the CPU exact and of many rows; elsewhere they are many anyway, if there is room.
 
     Flags and bundle may say otherwise.
     """
-    if "invariant" in args or args.bundle is not None or not runs_on_cpu() or config.dtype == "bfloat16":
-        return config
-    return dataclasses.replace(config, invariant=True)
+    if not runs_on_cpu():
+        return chosen_config(args)
+    rows = chosen_config(args).rows_or(MANY_ROWS)
+    return chosen_config(args, {**_exact(args), "max_num_seqs": rows})
+
+
+def _exact(args: argparse.Namespace) -> dict[str, Any]:
+    return {} if args.bundle is not None or getattr(args, "dtype", None) == "bfloat16" else {"invariant": True}
 
 
 def runs_on_cpu() -> bool:
@@ -165,39 +174,10 @@ def open_llm(
             on_identity=on_identity,
             begun_with=begun_with,
         )
-    console.print(f"{args.model} ready in {llm.startup_s:.1f} s{_room(llm)}", highlight=False, soft_wrap=True)
-    for sentence in llm.choices:
+    for sentence in (f"{args.model} ready in {llm.startup_s:.1f} s{_room(llm)}", *llm.choices):
         console.print(sentence, highlight=False, soft_wrap=True)
-    if llm.products.why:
-        console.print(llm.products.why, highlight=False)
-    if llm.attention.why and not llm.attention.is_set_aside:
-        console.print(llm.attention.why, highlight=False)
-    if llm.bundled is not None:
-        found = ", ".join(sorted(llm.bundled.found)) or "none"
-        console.print(f"bundle: {llm.bundled.hits} executables ({found}); {llm.bundled.misses} others", highlight=False)
-    ledger = llm.ledger
-    if ledger.head_copies > 1:
-        console.print(
-            f"{llm.config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
-            f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated",
-            highlight=False,
-        )
-    if refused := llm.refused_products:
-        reasons = "; ".join(dict.fromkeys(refused.values()))
-        console.print(f"{len(refused)} quantised weights are multiplied by 'xla': {reasons}", highlight=False)
-    if ledger.padded_bytes:
-        heads = llm.loaded.layout.options.spec.attention
-        console.print(
-            f"heads of {heads.head_dim} values are padded to what the kernels read: {ledger.padded_bytes:,} of "
-            f"{ledger.kv_bytes:,} KV bytes of a device are zeros",
-            highlight=False,
-        )
-    if llm.host_memory_kind is not None:
-        console.print(
-            f"host tier: {ledger.num_shards * ledger.num_host_blocks} blocks of {ledger.host_block_bytes:,} bytes in "
-            f"{llm.host_memory_kind} memory",
-            highlight=False,
-        )
+    for sentence in _notes(llm):
+        console.print(sentence, highlight=False)
     if args.load_prefix_cache is not None:
         count = llm.load_prefix_cache(args.load_prefix_cache)
         console.print(f"{count} blocks of cached prefixes loaded", highlight=False)
@@ -206,6 +186,36 @@ def open_llm(
 
         stack.enter_context(jax.profiler.trace(str(args.profile)))
     return llm
+
+
+def _notes(llm: LLM) -> Iterator[str]:
+    """What a user should know of an LLM that is ready, a sentence each."""
+    ledger = llm.ledger
+    if llm.products.why:
+        yield llm.products.why
+    if llm.attention.why and not llm.attention.is_set_aside:
+        yield llm.attention.why
+    if llm.bundled is not None:
+        found = ", ".join(sorted(llm.bundled.found)) or "none"
+        yield f"bundle: {llm.bundled.hits} executables ({found}); {llm.bundled.misses} others"
+    if ledger.head_copies > 1:
+        yield (
+            f"{llm.config.mesh} is more devices than KV heads: each head is on {ledger.head_copies} of them, and "
+            f"{ledger.repeated_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are repeated"
+        )
+    if refused := llm.refused_products:
+        reasons = "; ".join(dict.fromkeys(refused.values()))
+        yield f"{len(refused)} quantised weights are multiplied by 'xla': {reasons}"
+    if ledger.padded_bytes:
+        yield (
+            f"heads of {llm.loaded.layout.options.spec.attention.head_dim} values are padded to what the kernels read: "
+            f"{ledger.padded_bytes:,} of {ledger.kv_bytes:,} KV bytes of a device are zeros"
+        )
+    if llm.host_memory_kind is not None:
+        yield (
+            f"host tier: {ledger.num_shards * ledger.num_host_blocks} blocks of {ledger.host_block_bytes:,} bytes in "
+            f"{llm.host_memory_kind} memory"
+        )
 
 
 def _room(llm: LLM) -> str:

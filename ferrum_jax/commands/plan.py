@@ -13,8 +13,10 @@ from ferrum_jax.commands.flags import add_engine_flags
 from ferrum_jax.commands.parsers import new_command
 
 if TYPE_CHECKING:
-    from ferrum_jax.embeddings.encoder_runtime import EncoderLayout
-    from ferrum_jax.meshes.choices import Lengths, MeshFit
+    from ferrum_jax.meshes.choices import MeshFit
+    from ferrum_jax.meshes.encoder_forecast import EncoderForecast
+    from ferrum_jax.meshes.forecast import Forecast, Lengths
+    from ferrum_jax.meshes.on_paper import Encoding, Generating
     from ferrum_jax.offline.bundle_order import BundleOrder
     from ferrum_jax.runtime.layout import Layout
 
@@ -48,70 +50,45 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     without_device(args.target)
-    from ferrum_jax.meshes.choices import Lengths
+    from ferrum_jax.commands.plan_tables import print_choices, print_meshes, print_model
+    from ferrum_jax.executables.topology import target_devices
+    from ferrum_jax.meshes.choices import meshes_of
+    from ferrum_jax.meshes.forecast import Lengths
     from ferrum_jax.paths import require_plot
+    from ferrum_jax.progress import plain_console
 
     if args.plot is not None:
         require_plot(args.plot)
     order, lengths = order_of(args), Lengths(tokens_in=args.tokens_in, tokens_out=args.tokens_out)
-    if order.is_encoder:
-        return _plan_encoder(args, order, lengths)
-    return _plan_engine(args, order, lengths)
-
-
-def _plan_engine(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> int:
-    from ferrum_jax.commands.plan_tables import print_bounds, print_choices, print_memory, print_meshes
-    from ferrum_jax.executables.topology import target_devices
-    from ferrum_jax.meshes.choices import meshes_of
-    from ferrum_jax.meshes.forecast import forecast, refuse_length
-    from ferrum_jax.progress import plain_console
-
-    most = order.config.max_model_len or order.spec.max_position_embeddings
-    tokens_in, tokens_out = lengths.within(most)
-    refuse_length(tokens_in, tokens_out, most)  # before minutes of compiling
+    _refuse(args, order, lengths)
     meshes, console = meshes_of(order.subject, target_devices(order.target), lengths), plain_console()
     if not args.json:
         print_meshes(console, order, meshes)  # a mesh that does not fit ends the command, and these may
     _draw(args, order, meshes)
     order = order.settled(meshes)
-    layout = _laid_out(order, compiles=args.compile)
-    found = forecast(layout, layout.options.target, tokens_in=tokens_in, tokens_out=tokens_out)
+    model = _laid_out(order, compiles=args.compile)
+    found = model.forecast(lengths)
     if args.json:
-        shown = {"forecast": dataclasses.asdict(found), "is_compiled": args.compile}
-        print(json.dumps(_as_json(order, layout, meshes) | shown))
+        print(json.dumps(_as_json(order, model, meshes, found, is_compiled=args.compile)))
         return 0
-    print_choices(console, order.why_mesh, layout.why_bounded)
-    print_memory(console, order, layout, is_compiled=args.compile)
-    print_bounds(console, found)
+    print_choices(console, order.why_mesh, model.layout.why_bounded)
+    print_model(console, order, model, found, is_compiled=args.compile)
     return 0
 
 
-def _plan_encoder(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> int:
-    """Raises ValueError for what an encoder has not."""
-    from ferrum_jax.commands.plan_tables import print_choices, print_encoder, print_meshes
-    from ferrum_jax.executables.topology import target_devices
-    from ferrum_jax.meshes.choices import meshes_of
-    from ferrum_jax.meshes.encoder_forecast import forecast_encoder, target_of
-    from ferrum_jax.progress import plain_console
+def _refuse(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> None:
+    """Raises ValueError for what the model has no room for or has not, before minutes of compiling."""
+    from ferrum_jax.meshes.forecast import refuse_length
+    from ferrum_jax.models.encoder_spec import EncoderSpec
 
-    if lengths.tokens_out is not None:
+    spec = order.subject.spec
+    if not isinstance(spec, EncoderSpec):
+        most = order.config.max_model_len or spec.max_position_embeddings
+        refuse_length(*lengths.within(most), most)
+    elif lengths.tokens_out is not None:
         raise ValueError(f"--tokens-out is {lengths.tokens_out}, and {order.model} generates nothing; leave it out")
-    if args.compile:
+    elif args.compile:
         raise ValueError("--compile counts what an engine's largest steps need; an encoder keeps no pools beside them")
-    meshes, console = meshes_of(order.subject, target_devices(order.target), lengths), plain_console()
-    order = order.settled(meshes)
-    layout: EncoderLayout = order.lay_out_encoder()
-    found = forecast_encoder(layout, target_of(layout), tokens_in=lengths.tokens_in or layout.max_model_len)
-    _draw(args, order, meshes)
-    if args.json:
-        speed = dataclasses.asdict(found) | {"texts_per_s": found.texts_per_s}
-        shown = {"target": order.target, "mesh": order.config.mesh, "weights_bytes": layout.model.weights_bytes}
-        print(json.dumps(shown | {"executables": len(layout.buckets), "forecast": speed, "meshes": _meshes(meshes)}))
-        return 0
-    print_meshes(console, order, meshes)
-    print_choices(console, order.why_mesh)
-    print_encoder(console, order, layout, found)
-    return 0
 
 
 def _draw(args: argparse.Namespace, order: BundleOrder, meshes: list[MeshFit]) -> None:
@@ -125,8 +102,9 @@ def _draw(args: argparse.Namespace, order: BundleOrder, meshes: list[MeshFit]) -
     draw_meshes(args.plot, meshes, f"{Path(order.model).name} on {order.target}")
 
 
-def _laid_out(order: BundleOrder, *, compiles: bool) -> Layout:
+def _laid_out(order: BundleOrder, *, compiles: bool) -> Generating | Encoding:
     """With what the largest steps need beside weights and pools: by shapes, or by the compiler."""
+    from ferrum_jax.meshes.on_paper import Generating
     from ferrum_jax.progress import plain_console, status
     from ferrum_jax.runtime.fit import expected_temporaries, refuse_overfull, temporaries_bytes, with_temporaries
 
@@ -135,26 +113,38 @@ def _laid_out(order: BundleOrder, *, compiles: bool) -> Layout:
 
     what = f"compiling the largest steps for {order.target}" if compiles else f"counting for {order.target}"
     with status(plain_console(stderr=True), what):
-        layout = order.lay_out(ask)
-        if layout.ledger.temporaries_bytes == 0:  # the config names the pool
-            layout = with_temporaries(layout, ask(layout))
-            refuse_overfull(layout)
-    return layout
+        model = order.laid_out(ask)
+        if isinstance(model, Generating) and model.layout.ledger.temporaries_bytes == 0:  # the config names the pool
+            model = Generating(layout=with_temporaries(model.layout, ask(model.layout)))
+            refuse_overfull(model.layout)
+    return model
 
 
-def _as_json(order: BundleOrder, layout: Layout, meshes: list[MeshFit]) -> dict[str, Any]:
+def _as_json(
+    order: BundleOrder,
+    model: Generating | Encoding,
+    meshes: list[MeshFit],
+    found: Forecast | EncoderForecast,
+    *,
+    is_compiled: bool,
+) -> dict[str, Any]:
+    from ferrum_jax.meshes.encoder_forecast import EncoderForecast
     from ferrum_jax.runtime.fit import scalar_bytes
+    from ferrum_jax.runtime.layout import Layout
 
-    return {
-        "target": order.target,
-        "mesh": order.config.mesh,
+    layout, speed = model.layout, dataclasses.asdict(found)
+    named = {"target": order.target, "mesh": order.config.mesh}
+    every_mesh = [dataclasses.asdict(mesh) for mesh in meshes]
+    if not isinstance(layout, Layout):
+        assert isinstance(found, EncoderForecast)
+        shown = {"weights_bytes": layout.ledger.weights_bytes, "executables": len(layout.buckets)}
+        return named | shown | {"forecast": speed | {"texts_per_s": found.texts_per_s}, "meshes": every_mesh}
+    return named | {
         "ledger": dataclasses.asdict(layout.ledger),
         "kv_tokens": layout.ledger.kv_tokens,
         "scalar_bytes": scalar_bytes(layout),
         "executables": len(layout.ladder.buckets),
-        "meshes": _meshes(meshes),
+        "meshes": every_mesh,
+        "forecast": speed,
+        "is_compiled": is_compiled,
     }
-
-
-def _meshes(meshes: list[MeshFit]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(mesh) for mesh in meshes]

@@ -12,13 +12,14 @@ from ferrum_jax.embeddings.encoder_runtime import EncoderLayout
 from ferrum_jax.meshes.choices import MeshFit
 from ferrum_jax.meshes.encoder_forecast import EncoderForecast
 from ferrum_jax.meshes.forecast import Forecast, StepTime
+from ferrum_jax.meshes.on_paper import Encoding, Generating
 from ferrum_jax.meshes.settle import by_problem
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.programs import others_of
-from ferrum_jax.runtime.resolve import sees_images_whole
+from ferrum_jax.runtime.settled import sees_images_whole
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec.stored_weight import weight_of
 
@@ -39,7 +40,23 @@ _LIMITS = {  # what Forecast.limited_by means
 }
 
 
-def print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_compiled: bool) -> None:
+def print_model(
+    console: Console,
+    order: BundleOrder,
+    model: Generating | Encoding,
+    found: Forecast | EncoderForecast,
+    *,
+    is_compiled: bool,
+) -> None:
+    """What the mesh that was taken holds, and how fast it is at most."""
+    if isinstance(model, Generating) and isinstance(found, Forecast):
+        _print_memory(console, order, model.layout, is_compiled=is_compiled)
+        _print_bounds(console, found)
+    elif isinstance(model, Encoding) and isinstance(found, EncoderForecast):
+        _print_encoder(console, order, model.layout, found)
+
+
+def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_compiled: bool) -> None:
     """Where the memory of one device goes, and which executables there are."""
     ledger = layout.ledger
     console.print(f"Memory of one device of {order.target}, mesh {order.config.mesh}:", highlight=False)
@@ -92,7 +109,7 @@ def print_choices(console: Console, *sentences: str) -> None:
         console.print(sentence, highlight=False, soft_wrap=True)
 
 
-def print_bounds(console: Console, found: Forecast) -> None:
+def _print_bounds(console: Console, found: Forecast) -> None:
     """The least time that requests take on the mesh that was taken, and what limits their output."""
     limit = _LIMITS[found.limited_by].format(rows=found.num_rows, pool=found.pool_rows, prefill=found.prefill_share)
     for line in (
@@ -119,9 +136,9 @@ def _parts(step: StepTime) -> str:
     return ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in parts.items() if seconds >= 5e-6)
 
 
-def print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, found: EncoderForecast) -> None:
+def _print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, found: EncoderForecast) -> None:
     """What an encoder takes of a device, which has no pools beside it, and the least time that texts take."""
-    weights = layout.model.weights_bytes
+    weights = layout.ledger.weights_bytes
     for line in (
         f"Memory of one device of {order.target}, mesh {order.config.mesh}: weights of {weights / 2**20:,.1f} MiB in "
         f"{layout.dtype.name}, no pools",
@@ -143,13 +160,13 @@ def print_meshes(console: Console, order: BundleOrder, meshes: list[MeshFit]) ->
     if fitting:
         lengths = fitting[0].forecast
         assert lengths is not None
-        out = f" and {lengths.tokens_out} out" if isinstance(lengths, Forecast) else ""
+        out = f" and {lengths.tokens_out} out" if lengths.tokens_out else ""
         console.print(
             f"Meshes of {order.target}, for requests of {lengths.tokens_in} tokens in{out}, by shapes:",
             highlight=False,
             soft_wrap=True,
         )
-        console.print(_encoding_table(fitting) if order.is_encoder else _mesh_table(fitting))
+        console.print(_mesh_table(fitting))
     for line in by_problem(meshes):
         console.print(line, highlight=False, soft_wrap=True)
     named = order.config.mesh
@@ -159,53 +176,43 @@ def print_meshes(console: Console, order: BundleOrder, meshes: list[MeshFit]) ->
 
 
 def _mesh_table(meshes: list[MeshFit]) -> Table:
-    table = _table(
-        *("mesh", "weights\nGiB", "KV\ntokens", "rows\nat once", "decode\nms", "prefill\ntokens/s", "output\ntokens/s"),
-        "limited\nby",
-    )
-    for mesh in meshes:
-        found = mesh.forecast
-        assert isinstance(found, Forecast) and mesh.weights_bytes is not None
-        table.add_row(
-            mesh.mesh,
-            f"{mesh.weights_bytes / 2**30:.2f}",
-            _count(mesh.kv_tokens),
-            f"{found.num_rows:,}",
-            f"{found.decode_step_s * 1e3:.2f}",
-            _count(found.prefill_tokens_per_s),
-            _count(found.output_tokens_per_s),
-            found.limited_by,
-        )
+    """A mesh a row, as wide as 80 columns have room for."""
+    rows = [_columns(mesh) for mesh in meshes]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "mesh" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
-def _encoding_table(meshes: list[MeshFit]) -> Table:
-    table = _table("mesh", "weights\nMiB", "texts\na step", "step\nms", "texts/s", "tokens/s")
-    for mesh in meshes:
-        found = mesh.forecast
-        assert isinstance(found, EncoderForecast) and mesh.weights_bytes is not None
-        table.add_row(
-            mesh.mesh,
-            f"{mesh.weights_bytes / 2**20:,.1f}",
-            f"{found.num_rows:,}",
-            f"{found.step_s * 1e3:.2f}",
-            _count(found.texts_per_s),
-            _count(found.tokens_per_s),
-        )
-    return table
+def _columns(mesh: MeshFit) -> dict[str, str]:
+    found, weights = mesh.forecast, mesh.weights_bytes or 0
+    if isinstance(found, Forecast):
+        return {
+            "mesh": mesh.mesh,
+            "weights\nGiB": f"{weights / 2**30:.2f}",
+            "KV\ntokens": _count(mesh.kv_tokens),
+            "rows\nat once": f"{found.num_rows:,}",
+            "decode\nms": f"{found.decode_step_s * 1e3:.2f}",
+            "prefill\ntokens/s": _count(found.prefill_tokens_per_s),
+            "output\ntokens/s": _count(found.output_tokens_per_s),
+            "limited\nby": found.limited_by,
+        }
+    assert found is not None, "a mesh that fits has one"
+    return {
+        "mesh": mesh.mesh,
+        "weights\nMiB": f"{weights / 2**20:,.1f}",
+        "texts\na step": f"{found.num_rows:,}",
+        "step\nms": f"{found.step_s * 1e3:.2f}",
+        "texts/s": _count(found.texts_per_s),
+        "tokens/s": _count(found.tokens_per_s),
+    }
 
 
 def _count(value: float) -> str:
     """In millions from ten of them on, so that a table fits 80 columns."""
     return f"{value:,.0f}" if value < 1e7 else f"{value / 1e6:,.0f} M"
-
-
-def _table(first: str, *numbers: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # as wide as 80 columns have room for
-    table.add_column(first, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _weights_text(layout: Layout) -> str:

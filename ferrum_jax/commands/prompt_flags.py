@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.config import Reach
 from ferrum_jax.prompt import Prompt, PromptIds
+from ferrum_jax.sizes.engine_sizes import Reach
 
 if TYPE_CHECKING:
     from ferrum_jax.llm import Measure

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.config import EngineConfig, tiles_text
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.engine_check import EngineOrder
 from ferrum_jax.device_check.estimates import with_estimates
 from ferrum_jax.device_check.kernels import KernelOrder
@@ -24,6 +24,7 @@ from ferrum_jax.device_check.tune import TuneOrder, tuned
 from ferrum_jax.executables.verdicts import START, Verdict, VerdictKey, VerdictStore, entry_of, together
 from ferrum_jax.paths import install_command
 from ferrum_jax.processes.child import Ended, run_child
+from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.startup.accelerators import explain
 from ferrum_jax.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.config import EngineConfig, tiles_text
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.problem import interpreter, options_of
 from ferrum_jax.device_check.timing import measure
 from ferrum_jax.executables.verdicts import Verdict, entry_of
@@ -21,6 +21,7 @@ from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.startup.check_attention import cases_of
 from ferrum_jax.startup.faults import open_devices
 from pallas_kernels.paged_attention import TpuConfig, run_case

@@ -214,6 +214,7 @@ def prompt_ids(encode: Callable[..., Sequence[int]], embedder: Embedder) -> Prom
     return token_ids
 
 
+AsCompleted = Callable[..., Generator[Any, None, None]]  # see LLM
 Run = Callable[[Iterable[Text[Any]]], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
 Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
 
@@ -271,7 +272,7 @@ def in_order(
     return [found[index] for index in range(count)]
 
 
-def by_steps(as_completed: Callable[..., Generator[Any, None, None]]) -> Run:
+def by_steps(as_completed: AsCompleted) -> Run:
     """Through the steps of a model that generates: the final hidden state of each text's last token.
 
     as_completed: of the LLM.

@@ -7,6 +7,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.embedder import Text
+from ferrum_jax.embeddings.embedder import AsCompleted, Run, Text
 from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
     EncoderBucket,
@@ -24,11 +25,13 @@ from ferrum_jax.embeddings.encoder_runtime import (
     compile_encoder,
     lay_out_encoder,
 )
+from ferrum_jax.embeddings.scorer import CrossEncoderScorer, Scorer
+from ferrum_jax.embeddings.texts import Texts
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import Ledger
-from ferrum_jax.runtime.weights import PlacedWeights, read_beside, replace_weights
+from ferrum_jax.runtime.weights import read_beside, replace_weights
 
 Key = TypeVar("Key")
 
@@ -47,7 +50,21 @@ class Encoder:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger.of_weights(self.layout.model.weights_bytes)
+        return self.layout.ledger
+
+    @property
+    def max_text_tokens(self) -> int:
+        return self.layout.max_model_len
+
+    def scorer(self, texts: Texts) -> Scorer | None:
+        """How pairs become scores, of a cross-encoder."""
+        activation = self.layout.spec.scorer
+        if not activation:
+            return None
+        return CrossEncoderScorer(texts.prompts.tokenizer, activation=activation, max_tokens=self.max_text_tokens)
+
+    def runs(self, as_completed: AsCompleted) -> Run:
+        return self.run
 
     def run(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
@@ -67,13 +84,9 @@ class Encoder:
     def with_weights(self, copies: Copies) -> Encoder:
         """The same executables with copies of other weights in the place of those that have one."""
         weights = replace_weights(self.layout, self.runner.weights, copies)
-        made = _encoder(self.layout, weights, self.runner.executables)
-        return dataclasses.replace(made, behind=self.behind, weights_version=self.weights_version + 1)
-
-
-def _encoder(layout: EncoderLayout, weights: PlacedWeights, executables: Prepared[EncoderBucket]) -> Encoder:
-    runner = EncoderRunner(weights.arrays, executables, layout.num_shards)
-    return Encoder(layout=layout, runner=runner, fingerprint=weights.fingerprint)
+        runner = EncoderRunner(weights.arrays, self.runner.executables, self.layout.num_shards)
+        version = self.weights_version + 1
+        return dataclasses.replace(self, runner=runner, fingerprint=weights.fingerprint, weights_version=version)
 
 
 def load_encoder(
@@ -85,8 +98,12 @@ def load_encoder(
     executable_cache: ExecutableCache | None,
     on_progress: Callable[[str, int, int], None],
     check: Callable[[EncoderLayout, bytes | None], None] = lambda layout, fingerprint: None,
+    *,
+    folder: Path | None = None,
 ) -> Encoder:
     """Compiles every bucket while the weights load, which read(targets, expansions) gives. mesh: of config.mesh.
+
+    folder: of the checkpoint, where there is one; it has the layers behind the pooling.
 
     check: called with the layout before weights are read, and again with their fingerprint; may raise ValueError.
     """
@@ -97,4 +114,10 @@ def load_encoder(
         on_done = functools.partial(on_progress, "executables")
         return compile_encoder(layout, executable_cache=executable_cache, on_done=on_done, abandoned=abandoned)
 
-    return _encoder(layout, *read_beside(layout, read, compile, functools.partial(check, layout)))
+    weights, executables = read_beside(layout, read, compile, functools.partial(check, layout))
+    return Encoder(
+        layout=layout,
+        runner=EncoderRunner(weights.arrays, executables, layout.num_shards),
+        fingerprint=weights.fingerprint,
+        behind=() if folder is None else tuple(step.load(folder) for step in sentence.dense),
+    )

@@ -17,26 +17,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax.config import MANY_ROWS, EngineConfig, MeshShape
+from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import round_up
 from ferrum_jax.layers.text_rows import QUERY_TILE, TextRows
 from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
+from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.compile import Program, make_all
-from ferrum_jax.runtime.invariance import COMPILER_OPTIONS
 from ferrum_jax.runtime.layout import ModelLayout
-from ferrum_jax.runtime.resolve import resolve_dtype, shared_refusals
-from ferrum_jax.sharding import (
-    describe,
-    encoder_refusals,
-    on_mesh,
-    partition,
-    partitions,
-    shard_model,
-    shards_of,
-)
+from ferrum_jax.runtime.settled import resolve_dtype, shared_refusals
+from ferrum_jax.sharding import describe, on_mesh, partition, partitions, shard_model
+from ferrum_jax.sharding.shards import shards_of
+from ferrum_jax.sharding.undivided import encoder_refusals
+from ferrum_jax.sizes.invariance import COMPILER_OPTIONS
+from ferrum_jax.sizes.mesh_shape import MeshShape
 
 POOLINGS = ("mean", "cls", "last")
 SHORTEST = 16  # tokens of the shortest bucket's texts
@@ -85,7 +81,7 @@ def lay_out_encoder(
     """
     platform = mesh.devices.flat[0].platform
     shape = MeshShape(**mesh.shape) if config.mesh is None else config.mesh_shape
-    dtype = resolve_dtype(config, platform, spec.dtype)
+    dtype = resolve_dtype(config.dtype, platform, spec.dtype)
     most = spec.max_position_embeddings
     max_model_len = config.max_model_len or min(max_seq_length or most, most)
     reasons = [
@@ -93,26 +89,30 @@ def lay_out_encoder(
         for field in dataclasses.fields(config)
         if field.name not in _USED and getattr(config, field.name) != field.default
     ]
-    reasons += shared_refusals(config, platform, dtype, max_model_len, most)
+    reasons += shared_refusals(
+        invariant=config.invariant,
+        platform=platform,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        most_positions=most,
+    )
     reasons += encoder_refusals(spec.num_attention_heads, spec.intermediate_size, shape)
     if reasons:
         raise ValueError("; ".join(reasons))
     graph, parameters = registry.unbind(registry.abstract_encoder(spec, dtype))
-    buckets = encoder_buckets(
-        max_model_len,
-        config.with_rows(MANY_ROWS).num_rows,
-        min(config.max_num_batched_tokens, _TOKENS_ON_CPU) if platform == "cpu" else config.max_num_batched_tokens,
-        invariant=config.invariant,
-    )
+    model, rows = shard_model(lambda _: spec, parameters, mesh, shape), config.rows_or(MANY_ROWS)
+    tokens = min(config.max_num_batched_tokens, _TOKENS_ON_CPU) if platform == "cpu" else config.max_num_batched_tokens
     return EncoderLayout(
         spec=spec,
         dtype=dtype,
         max_model_len=max_model_len,
         graph=graph,
         mesh=mesh,
-        model=shard_model(lambda _: spec, parameters, mesh, shape),
-        buckets=buckets,
+        model=model,
+        ledger=Ledger.of_weights(model.weights_bytes),
+        buckets=encoder_buckets(max_model_len, rows, tokens, invariant=config.invariant),
         invariant=config.invariant,
+        max_num_seqs=rows,
     )
 
 

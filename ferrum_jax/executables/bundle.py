@@ -217,12 +217,8 @@ def config_for(config: EngineConfig | None, bundle: Bundle | None) -> EngineConf
     own = bundle.purpose.config
     if config is None:
         return EngineConfig(**own)
-    for name in ("mesh", "max_num_seqs"):
-        if getattr(config, name) is None:
-            config = dataclasses.replace(config, **{name: own.get(name)})
-    if config.num_blocks is None and config.kv_memory_bytes is None:
-        return dataclasses.replace(config, num_blocks=own.get("num_blocks"))
-    return config
+    names = ["mesh", "max_num_seqs", *(["num_blocks"] if config.kv_memory_bytes is None else [])]
+    return dataclasses.replace(config, **{name: own.get(name) for name in names if getattr(config, name) is None})
 
 
 def begun_bundle(path: str | pathlib.Path) -> Bundle | None:

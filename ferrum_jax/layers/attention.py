@@ -18,7 +18,7 @@ from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.layers.rope import Rotation
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.state_rows import StateRows
 

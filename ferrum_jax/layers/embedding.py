@@ -9,7 +9,7 @@ from flax import nnx
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import norm_of
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import LayerInputSpec, ModelSpec
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.formed_weight import FormedWeight
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul, token_scales
 
 INIT_SCALE = 0.02

@@ -15,7 +15,8 @@ from flax import nnx
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.linear import Linear, random_weight
 from ferrum_jax.layers.norm import GroupedNorm
-from ferrum_jax.sharding import Shards, StateArray
+from ferrum_jax.sharding import StateArray
+from ferrum_jax.sharding.shards import Shards
 from ferrum_jax.spec import Mamba2Spec, ModelSpec, ShortConvSpec
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.state_rows import StateRows

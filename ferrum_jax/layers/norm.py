@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import NormSpec
 
 

@@ -6,53 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
-from ferrum_jax.config import EngineConfig, MeshShape
-from ferrum_jax.embeddings.encoder_runtime import lay_out_encoder
-from ferrum_jax.meshes.encoder_forecast import EncoderForecast, forecast_encoder, target_of
-from ferrum_jax.meshes.forecast import Forecast, forecast
+from ferrum_jax.meshes.encoder_forecast import EncoderForecast
+from ferrum_jax.meshes.forecast import Forecast, Lengths
+from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import RESERVED_BYTES
-from ferrum_jax.runtime.fit import TooSmall, expected_temporaries, fit, refuse_overfull
+from ferrum_jax.runtime.fit import TooSmall
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Tokens of a request in and out; None takes what the model has room for: 1,024 and 256 where it can.
-
-    Raises ValueError for a number below 1.
-    """
-
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("tokens_in", "tokens_out"):
-            tokens = getattr(self, name)
-            if tokens is not None and tokens < 1:
-                raise ValueError(f"{name} is {tokens}; it must be 1 or more")
-
-    def within(self, max_model_len: int) -> tuple[int, int]:
-        """Both as numbers. Only what was left open is made to fit."""
-        out = min(256, max_model_len // 5) if self.tokens_out is None else self.tokens_out
-        room = max(max_model_len - out, 1)
-        return (min(1024, room) if self.tokens_in is None else self.tokens_in), out
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A model and a config whose mesh is open. max_seq_length: of an encoder's checkpoint, None where it has no limit
-    of its own."""
-
-    spec: ModelSpec | EncoderSpec
-    config: EngineConfig
-    max_seq_length: int | None = None
-
-    def with_mesh(self, mesh: MeshShape) -> Subject:
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, mesh=str(mesh)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,10 +40,7 @@ class MeshFit:
     @property
     def rate(self) -> float:
         """Output tokens a second, or of an encoder texts, at most; what meshes are ranked by."""
-        found = self.forecast
-        if found is None:
-            return -1.0
-        return found.output_tokens_per_s if isinstance(found, Forecast) else found.texts_per_s
+        return -1.0 if self.forecast is None else self.forecast.rate
 
 
 def meshes_of(subject: Subject, devices: Sequence[Any], lengths: Lengths) -> list[MeshFit]:
@@ -112,13 +71,10 @@ def shapes_of(spec: ModelSpec | EncoderSpec, num_devices: int) -> list[MeshShape
 
 def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths: Lengths) -> MeshFit:
     """What becomes of it on a mesh of this shape, of the first devices."""
-    subject, mesh, named = subject.with_mesh(shape), make_mesh(shape, devices), str(shape)
+    named = str(shape)
     try:
-        return (
-            _encodes(subject, mesh, lengths)
-            if isinstance(subject.spec, EncoderSpec)
-            else _generates(subject, mesh, lengths)
-        )
+        model = subject.with_mesh(named).on(make_mesh(shape, devices))
+        found = model.forecast(lengths)
     except TooSmall as small:
         return MeshFit(
             mesh=named,
@@ -129,34 +85,14 @@ def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths:
         )
     except ValueError as error:
         return MeshFit(mesh=named, problem=str(error))
-
-
-def _generates(subject: Subject, mesh: Mesh, lengths: Lengths) -> MeshFit:
-    assert isinstance(subject.spec, ModelSpec)
-    layout = fit(subject.spec, subject.config, mesh, temporaries_of=expected_temporaries)
-    refuse_overfull(layout)
-    tokens_in, tokens_out = lengths.within(layout.max_model_len)
-    ledger, target = layout.ledger, layout.options.target
+    ledger = model.layout.ledger
     return MeshFit(
-        mesh=str(subject.config.mesh),
+        mesh=named,
         weights_bytes=ledger.weights_bytes,
         kv_bytes=ledger.kv_bytes,
         other_bytes=ledger.used_bytes - ledger.weights_bytes - ledger.kv_bytes,
-        memory_bytes=target.memory_bytes - RESERVED_BYTES,
+        memory_bytes=model.layout.target.memory_bytes - RESERVED_BYTES,
         kv_tokens=ledger.kv_tokens,
-        forecast=forecast(layout, target, tokens_in=tokens_in, tokens_out=tokens_out),
-        why_bounded=layout.why_bounded,
-    )
-
-
-def _encodes(subject: Subject, mesh: Mesh, lengths: Lengths) -> MeshFit:
-    assert isinstance(subject.spec, EncoderSpec)
-    layout = lay_out_encoder(subject.spec, subject.config, mesh, subject.max_seq_length)
-    tokens_in = layout.max_model_len if lengths.tokens_in is None else lengths.tokens_in
-    target = target_of(layout)
-    return MeshFit(
-        mesh=str(subject.config.mesh),
-        weights_bytes=layout.model.weights_bytes,
-        memory_bytes=target.memory_bytes - RESERVED_BYTES,
-        forecast=forecast_encoder(layout, target, tokens_in=tokens_in),
+        forecast=found,
+        why_bounded=model.layout.why_bounded,
     )

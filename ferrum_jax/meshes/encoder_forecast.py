@@ -22,14 +22,16 @@ class EncoderForecast:
     def texts_per_s(self) -> float:
         return self.num_rows / self.step_s
 
+    unit = "texts/s"
+    tokens_out = 0
+
+    @property
+    def rate(self) -> float:
+        return self.texts_per_s
+
     @property
     def tokens_per_s(self) -> float:
         return self.texts_per_s * self.tokens_in
-
-
-def target_of(layout: EncoderLayout) -> Target:
-    """The device that an encoder was laid out for."""
-    return Target.of_device(layout.mesh.devices.flat[0])
 
 
 def forecast_encoder(layout: EncoderLayout, target: Target, *, tokens_in: int) -> EncoderForecast:

@@ -23,6 +23,29 @@ from pallas_kernels.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of a request in and out; None takes what the model has room for: 1,024 and 256 where it can.
+
+    Raises ValueError for a number below 1.
+    """
+
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_in", "tokens_out"):
+            tokens = getattr(self, name)
+            if tokens is not None and tokens < 1:
+                raise ValueError(f"{name} is {tokens}; it must be 1 or more")
+
+    def within(self, max_model_len: int) -> tuple[int, int]:
+        """Both as numbers. Only what was left open is made to fit."""
+        out = min(256, max_model_len // 5) if self.tokens_out is None else self.tokens_out
+        room = max(max_model_len - out, 1)
+        return (min(1024, room) if self.tokens_in is None else self.tokens_in), out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
     """The least seconds of a step, by what takes them. Reading and arithmetic go on together; collectives wait."""
 
@@ -68,6 +91,12 @@ class Forecast:
     prefill_share: float
     limited_by: str
     output_tokens_per_s: float  # of all rows, prefill and decode together
+
+    unit = "output tokens/s"
+
+    @property
+    def rate(self) -> float:
+        return self.output_tokens_per_s
 
 
 def forecast(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int) -> Forecast:

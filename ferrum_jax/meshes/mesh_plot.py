@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrum_jax.meshes.choices import MeshFit
-from ferrum_jax.meshes.encoder_forecast import EncoderForecast
 
 _GIB = 2**30
 _PARTS = (("weights", "tab:blue"), ("KV pool", "tab:green"), ("step, slots and states", "tab:gray"))
@@ -63,5 +62,5 @@ def _draw_speed(axes, meshes: Sequence[MeshFit]) -> None:
     axes.set_xlim(0, (best or 1.0) * 1.25)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=4)
-    encodes = any(isinstance(mesh.forecast, EncoderForecast) for mesh in meshes)
-    axes.set_xlabel("texts/s at most" if encodes else "output tokens/s at most")
+    unit = next((mesh.forecast.unit for mesh in meshes if mesh.forecast is not None), "output tokens/s")
+    axes.set_xlabel(f"{unit} at most")

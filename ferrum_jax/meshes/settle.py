@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.config import EngineConfig, MeshShape
-from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, meshes_of
-from ferrum_jax.meshes.forecast import Forecast
+from ferrum_jax.meshes.choices import MeshFit, meshes_of
+from ferrum_jax.meshes.forecast import Lengths
+from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.runtime.fit import larger_slices
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec
 
 
@@ -51,19 +52,12 @@ def best_of(meshes: Sequence[MeshFit]) -> MeshFit:
 def _why(best: MeshFit, num_fitting: int, num_devices: int) -> str:
     found = best.forecast
     assert found is not None, "a mesh that fits has one"
-    out, unit = ("", "texts/s")
-    if isinstance(found, Forecast):
-        out, unit = f" and {found.tokens_out:,} out", "output tokens/s"
+    out = f" and {found.tokens_out:,} out" if found.tokens_out else ""
     rank = f"the fastest of {num_fitting} that fit" if num_fitting > 1 else "the only one that fits"
     return (
         f"mesh {best.mesh} is taken of {num_devices} devices: {rank}, for {found.tokens_in:,} tokens in{out} at most "
-        f"{best.rate:,.0f} {unit}; --mesh names another"
+        f"{best.rate:,.0f} {found.unit}; --mesh names another"
     )
-
-
-def settled(subject: Subject, devices: Sequence[Any]) -> EngineConfig:
-    """The config with the mesh that is taken."""
-    return dataclasses.replace(subject.config, mesh=choose_mesh(subject, devices).mesh)
 
 
 def none_fits(subject: Subject, meshes: Sequence[MeshFit], num_devices: int) -> str:
@@ -73,8 +67,9 @@ def none_fits(subject: Subject, meshes: Sequence[MeshFit], num_devices: int) -> 
         return f"no mesh of these {num_devices} devices runs it: {'; '.join(by_problem(meshes))}"
     nearest = min(small, key=lambda each: each.missing_bytes)
     assert nearest.weights_bytes is not None and isinstance(subject.spec, ModelSpec)
-    shape = dataclasses.replace(subject.config, mesh=nearest.mesh).mesh_shape
-    larger = larger_slices(subject.spec, shape, nearest.weights_bytes, nearest.missing_bytes)
+    larger = larger_slices(
+        subject.spec, subject.with_mesh(nearest.mesh).config.mesh_shape, nearest.weights_bytes, nearest.missing_bytes
+    )
     return (
         f"it does not fit these {num_devices} devices: the nearest mesh, {nearest.mesh}, is {nearest.problem} a "
         f"device, whose {nearest.memory_bytes / 2**30:.2f} GiB have weights of {nearest.weights_bytes / 2**30:.2f}"

@@ -26,7 +26,7 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.encoder_spec import SCORERS, EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),

@@ -20,7 +20,7 @@ from ferrum_jax.models import decoder, tensors
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
 from ferrum_jax.models.gemma import GEMMA3
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import AttentionSpec, ModelSpec
 
 

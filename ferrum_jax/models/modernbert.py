@@ -28,7 +28,7 @@ from ferrum_jax.models.config_reader import ConfigReader, cache_groups, stored_d
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
 from ferrum_jax.models.rope_reader import ropes_by_kind
-from ferrum_jax.sharding import WHOLE, Shards
+from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import RopeSpec
 
 # Keys that change no vector: dropout, heads, and how training ran.

@@ -7,35 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jax.sharding import Mesh
 
 from checkpoints import stored_forms
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
 from ferrum_jax.executables.bundle import Purpose, purpose_of
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.files.json_files import read_json
-from ferrum_jax.meshes.choices import MeshFit, Subject
+from ferrum_jax.meshes.choices import MeshFit
+from ferrum_jax.meshes.on_paper import Encoding, Generating, Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models import registry
-from ferrum_jax.models.encoder_spec import EncoderSpec
-from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile import Program
-from ferrum_jax.runtime.fit import (
-    TooSmall,
-    changes_that_fit,
-    expected_temporaries,
-    fit,
-    refuse_overfull,
-    temporaries_bytes,
-)
+from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.programs import largest_first, programs_of
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.spec import ModelSpec
 
@@ -61,84 +50,50 @@ class BundleOrder:
         if self.config.mesh is not None:
             return self
         choice = choose_mesh(self.subject, target_devices(self.target), meshes=meshes)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, mesh=choice.mesh), why_mesh=choice.why)
-
-    @property
-    def subject(self) -> Subject:
-        """What runs, for the choice of a mesh."""
-        if not self.is_encoder:
-            return Subject(spec=self.spec, config=self.config)
-        spec, longest = registry.encoder_spec_of(self._model), read_sentence_layout(Path(self.model)).max_seq_length
-        return Subject(spec=spec, config=self.config, max_seq_length=longest)
+        return dataclasses.replace(self, config=self.subject.with_mesh(choice.mesh).config, why_mesh=choice.why)
 
     def plan(self, least: int = 0) -> BundlePlan:
-        """What the order comes to. least: bytes that a step was seen to need. Raises ValueError as `lay_out` does.
+        """What the order comes to. least: bytes that a step was seen to need. Raises ValueError as `laid_out` does.
 
-        The largest programs come first: they take longest, and one of them alone at the end would leave cores idle.
-        Those that need more than shapes say are found early so.
+        Those programs that need more than shapes say are found early: they are the first.
         """
         if self.config.mesh is None:
             return self.settled().plan(least)
-        if self.is_encoder:
-            encoder = self.lay_out_encoder()
-            purpose = purpose_of(self.target, self.config, encoder.mesh, encoder.spec)
-            return BundlePlan(order=self, purpose=purpose, programs=[*reversed(encoder_programs(encoder).values())])
-        layout = self.lay_out(lambda probe: max(expected_temporaries(probe), least))
-        chosen = dataclasses.replace(
-            layout.settled(self.config), num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None
-        )
-        programs = programs_of(layout)
-        promised = layout.ledger.temporaries_bytes
+        model = self.laid_out(lambda probe: max(expected_temporaries(probe), least))
+        chosen = model.named(self.config)
         return BundlePlan(
             order=dataclasses.replace(self, config=chosen),
-            purpose=purpose_of(self.target, chosen, layout.mesh, self.spec),
-            programs=[
-                *(programs[part] for part in largest_first(programs, layout) if programs[part].is_kept),
-                *BlockCopies(layout, None).programs().values(),
-            ],
-            promised=promised,
-            tried=frozenset(range(len(layout.ladder.largest_parts))) if promised else frozenset(),
+            purpose=purpose_of(self.target, chosen, model.layout.mesh, self.subject.spec),
+            programs=model.programs(),
+            promised=model.layout.ledger.temporaries_bytes,
+            tried=frozenset(range(model.num_tried)),
         )
 
-    def lay_out(self, temporaries_of: Callable[[Layout], int] | None = None) -> Layout:
-        """The engine's layout. Raises ValueError with every reason why the target cannot run it.
+    def laid_out(self, temporaries_of: Callable[[Layout], int] | None = None) -> Generating | Encoding:
+        """The model on its mesh. Raises ValueError with every reason why the target cannot run it.
 
         temporaries_of: see `fit`; without it the compiler is asked, which takes minutes for a large model.
         """
         if self.config.mesh is None:
-            return self.settled().lay_out(temporaries_of)
+            return self.settled().laid_out(temporaries_of)
         asked = functools.partial(temporaries_bytes, executable_cache=None)
         try:
-            layout = fit(self.spec, self.config, self._mesh(), temporaries_of=temporaries_of or asked)
+            return self.subject.on(self._mesh(), temporaries_of or asked)
         except TooSmall as small:
-            changes = changes_that_fit(self.spec, self.config, target_devices(self.target), small)
+            assert isinstance(self.subject.spec, ModelSpec), "encoders are not fitted"
+            changes = changes_that_fit(self.subject.spec, self.config, target_devices(self.target), small)
             advice = f"Any one of these would do: {', '.join(changes)}" if changes else "No mesh would do"
             raise ValueError(f"{small.what}. {advice}") from small
-        refuse_overfull(layout)
-        return layout
-
-    def lay_out_encoder(self) -> EncoderLayout:
-        """An encoder's layout. Raises ValueError as `lay_out` does."""
-        if self.config.mesh is None:
-            return self.settled().lay_out_encoder()
-        subject = self.subject
-        assert isinstance(subject.spec, EncoderSpec)
-        return lay_out_encoder(subject.spec, self.config, self._mesh(), subject.max_seq_length)
 
     @functools.cached_property
-    def spec(self) -> ModelSpec:
-        """Raises ValueError where there is no config.json, it is not understood, or it is of an encoder."""
-        if self.is_encoder:
-            raise ValueError(f"{self.model} is an encoder, and has none of the pools that would be planned")
-        return registry.spec_of(self._model, stored=stored_forms(Path(self.model), self._model))
-
-    @property
-    def is_encoder(self) -> bool:
-        return registry.is_encoder(self._model)
-
-    @functools.cached_property
-    def _model(self) -> Mapping[str, Any]:
-        return read_json(Path(self.model) / "config.json")
+    def subject(self) -> Subject:
+        """What runs. Raises ValueError where there is no config.json, or it is not understood."""
+        folder = Path(self.model)
+        config = read_json(folder / "config.json")
+        if not registry.is_encoder(config):
+            return Subject(spec=registry.spec_of(config, stored=stored_forms(folder, config)), config=self.config)
+        longest = read_sentence_layout(folder).max_seq_length
+        return Subject(spec=registry.encoder_spec_of(config), config=self.config, max_seq_length=longest)
 
     def _mesh(self) -> Mesh:
         shape, devices = self.config.mesh_shape, target_devices(self.target)

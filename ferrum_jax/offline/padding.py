@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from ferrum_jax.config import EngineConfig, EngineSizes
 from ferrum_jax.offline.replay import replay
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.runtime.buckets import Ladder
@@ -12,16 +12,10 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.scheduling.request_log import LoggedRequest, Segment
 
 
-def expected_padding(requests: Sequence[LoggedRequest], layout: Layout, config: EngineConfig) -> float:
+def expected_padding(requests: Sequence[LoggedRequest], layout: Layout) -> float:
     """The share of all token slots that is padding when an engine of this layout runs the requests; 0 to 1."""
-    sizes = EngineSizes(
-        block_size=layout.ledger.block_size,
-        group_blocks=[group.num_blocks for group in layout.ledger.groups],
-        max_num_seqs=config.num_rows,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=layout.max_model_len,
-        windows=[group.window for group in layout.options.spec.kv_groups],
-        num_shards=layout.ledger.num_shards,
+    sizes = dataclasses.replace(
+        layout.sizes(layout.settled.config), max_cached_prompts=0, max_snapshots=None, num_host_blocks=0
     )
     plans: list[StepPlan] = []
     replay([Segment(sizes=sizes, requests=list(requests))], layout.ledger.num_blocks, on_plan=plans.append)

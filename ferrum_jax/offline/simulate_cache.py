@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import Outcome, replay, reuse_distances
 from ferrum_jax.paths import require_plot
 from ferrum_jax.scheduling.request_log import Segment, read_request_log
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 # Columns that a table has only where one of its pools counted any.

@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ferrum_jax.pools.blocks import LayerBlocks, outside
-from ferrum_jax.sharding import TENSOR, apart, formats, on_mesh, partitions
+from ferrum_jax.sharding import apart, formats, on_mesh, partitions
+from ferrum_jax.sharding.shards import TENSOR
 from pallas_kernels.kv_pool import KVPool
 
 Buffers = tuple[jax.Array, ...]  # one block: values, then scales where there are any, each flat

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.ints import ceil_div, first_needed
 from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 
 class BlockTables:

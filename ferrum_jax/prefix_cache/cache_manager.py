@@ -17,7 +17,6 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.prefix_cache.admission import Admission
@@ -34,6 +33,7 @@ from ferrum_jax.prefix_cache.snapshots import StateSlots
 from ferrum_jax.prefix_cache.transfers import Transfers
 from ferrum_jax.prefix_cache.whole_prompts import CachedPrompts
 from ferrum_jax.request import Request
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 
 class CacheManager:

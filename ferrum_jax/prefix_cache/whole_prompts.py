@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.plan import Copy
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prefix_cache.transfers import Transfers
 from ferrum_jax.request import Request
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 
 class CachedPrompts:

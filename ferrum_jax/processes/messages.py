@@ -23,9 +23,10 @@ from ferrum_jax.asked.options import RequestOptions, ScoresAsked
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import Tool, ToolsAsked
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this

@@ -23,7 +23,8 @@ from ferrum_jax.pools.host_blocks import trace_from_buffers, trace_to_buffers
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.sharding import DATA, describe, formats, whole
+from ferrum_jax.sharding import describe, formats, whole
+from ferrum_jax.sharding.shards import DATA
 
 BATCHES = (4, 32)  # ids of a call
 _PROMPT_BATCHES = (32, 32)  # a hidden state is small, padding costs less than an executable more

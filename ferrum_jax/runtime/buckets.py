@@ -15,10 +15,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from ferrum_jax.config import Reach
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.plan import StepPlan
-from ferrum_jax.runtime.invariance import FEWEST_ROWS
+from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.invariance import FEWEST_ROWS
 
 SMALLEST_MIXED_TOKENS = 16
 _ACCELERATOR_ROWS = 8  # rows of a tile of their vector units: fewer take as long

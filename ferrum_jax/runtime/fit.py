@@ -15,15 +15,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.config import EngineConfig, MeshShape, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.processes.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import Part, encoder_name, programs_of
-from ferrum_jax.runtime.step import attention_config
-from ferrum_jax.sharding import make_mesh, refusals, takes_all_hosts
+from ferrum_jax.runtime.settled import Room
+from ferrum_jax.runtime.step_options import attention_config
+from ferrum_jax.sharding import make_mesh, takes_all_hosts
+from ferrum_jax.sharding.undivided import refusals
+from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.paged_attention import LatentConfig, TpuConfig
 from pallas_kernels.target import Target
@@ -41,33 +45,31 @@ def fit(
     config: EngineConfig,
     mesh: Mesh,
     reach: Reach | None = None,
+    room: Room | None = None,
     *,
     temporaries_of: Callable[[Layout], int],
 ) -> Layout:
-    """The layout of an engine: with the blocks or bytes that the config names, else as many as fit.
+    """The layout of an engine: with the blocks or bytes that the config or `room` names, else as many as fit.
 
     temporaries_of: what a step of a layout needs at most, as `temporaries_bytes` asks the compiler. reach: as in
     `lay_out`; it does not change how many blocks there are, so that jobs share executables. Raises ValueError with
     every reason why the engine cannot run on the mesh, TooSmall where that is its memory. Rows that the config leaves
     open are halved first.
     """
-    device = own_device(mesh)
-    if device.platform == "cpu" or config.num_blocks is not None or config.kv_memory_bytes is not None:
-        return lay_out(spec, config, mesh, reach)
-    tried, first = config, None
+    tried, first = room or Room.of(config), None
+    leaves_rows = tried.max_num_seqs is None
+    if own_device(mesh).platform == "cpu" or tried.num_blocks is not None or tried.kv_memory_bytes is not None:
+        return lay_out(spec, config, mesh, reach, tried)
     while True:
         try:
-            layout = _fill(spec, tried, mesh, reach, temporaries_of)
+            return _fill(spec, config, mesh, reach, tried, temporaries_of)
         except TooSmall as small:
             first = first or small
-            if config.max_num_seqs is not None or small.is_hopeless:
+            if not leaves_rows or small.is_hopeless:
                 raise first from None
-            tried = dataclasses.replace(config, max_num_seqs=small.num_rows // 2)
-            continue
-        if first is None:
-            return layout
-        why = f"{tried.num_rows} rows run at once: {first.num_rows} leave no memory for keys and values"
-        return dataclasses.replace(layout, why_bounded="; ".join(filter(None, (why, layout.why_bounded))))
+            rows = small.num_rows // 2
+            why = f"{rows} rows run at once: {first.num_rows} leave no memory for keys and values"
+            tried = Room(max_num_seqs=rows, why=why)
 
 
 def _fill(
@@ -75,18 +77,24 @@ def _fill(
     config: EngineConfig,
     mesh: Mesh,
     reach: Reach | None,
+    room: Room,
     temporaries_of: Callable[[Layout], int],
 ) -> Layout:
     """The layout with a pool of all that is left of a device. Raises TooSmall."""
     device = own_device(mesh)
-    probe = lay_out(spec, dataclasses.replace(config, num_blocks=PROBE_BLOCKS), mesh)
+    probe = lay_out(spec, config, mesh, room=dataclasses.replace(room, num_blocks=PROBE_BLOCKS))
     memory = smallest(available_bytes(device))
     kv_bytes_left(probe, memory, 0)  # whose weights alone do not fit is told so before minutes of compiling
     temporaries = temporaries_of(probe)
     left = kv_bytes_left(probe, memory, temporaries)
     left = left // _GRAIN_BYTES * _GRAIN_BYTES or left
-    layout = lay_out(spec, dataclasses.replace(config, kv_memory_bytes=left), mesh, reach)
+    layout = lay_out(spec, config, mesh, reach, dataclasses.replace(room, kv_memory_bytes=left))
     return with_temporaries(layout, temporaries)
+
+
+def probe_room(config: EngineConfig) -> Room:
+    """Room for a layout that is only looked at."""
+    return Room(max_num_seqs=config.max_num_seqs, num_blocks=PROBE_BLOCKS)
 
 
 class TooSmall(ValueError):
@@ -119,7 +127,7 @@ def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
             short,
             ledger.weights_bytes,
             memory,
-            layout.num_rows // layout.num_shards,
+            layout.max_num_seqs,
         )
     return left
 
@@ -129,7 +137,7 @@ def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[An
 
     The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
     """
-    rows = config.on(devices[0].platform).num_rows
+    rows = config.rows_on(devices[0].platform)
 
     def fits(**changes: Any) -> bool:
         changed = dataclasses.replace(config, **changes)

@@ -19,7 +19,7 @@ from ferrum_jax.pools.host_memory import HostMemory, OwnBuffers, host_memory_kin
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.processes.processes import own_device
 from ferrum_jax.runtime.block_copies import TIER_BATCHES, BlockCopies, batches
-from ferrum_jax.sharding import DATA
+from ferrum_jax.sharding.shards import DATA
 
 
 class HostTransfers:

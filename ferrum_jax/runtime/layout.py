@@ -1,9 +1,9 @@
 """Layout: everything that follows from spec, config and device, before a weight is read or a step compiled.
 
-    resolve ─► shard ─► bound ─► size ─► ladder
+    settle ─► shard ─► size ─► ladder
 
-Each step returns a value, and the next ones read it: what a config left open (`resolve.py`), the model as it lies on
-the mesh, blocks and rows that its attention has room for, the pools with what they take of a device, the buckets.
+Each step returns a value, and the next ones read it: what a config left open (`settled.py`), the model as it lies on
+the mesh, the pools with what they take of a device, the buckets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import AdapterSlots, adapter_slots
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.layers.formed_weight import give_kernels
 from ferrum_jax.models import registry
@@ -27,36 +27,50 @@ from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choo
 from ferrum_jax.pools.host_blocks import host_block_bytes
 from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.processes.processes import smallest
-from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
-from ferrum_jax.runtime.refusals import Buckets, Limits
-from ferrum_jax.runtime.resolve import Resolved, resolve
+from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.runtime.sample import Head
-from ferrum_jax.runtime.step import StepOptions
-from ferrum_jax.sharding import (
-    DATA,
-    ShardedModel,
-    expert_shards_of,
-    head_copies,
-    local_bytes,
-    on_one_device,
-    shard_model,
-    shards_of,
-)
+from ferrum_jax.runtime.settled import Room, Settled, settle
+from ferrum_jax.runtime.step_options import StepOptions
+from ferrum_jax.sharding import ShardedModel, head_copies, local_bytes, shard_model
+from ferrum_jax.sharding.shards import DATA
+from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots
 from pallas_kernels.kv_pool import KV_DTYPES
+from pallas_kernels.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelLayout:
-    """A model on a mesh, whether it generates or encodes."""
+    """A model on a mesh, whether it generates or encodes. max_num_seqs: rows of a data shard."""
 
     spec: ModelSpec | EncoderSpec
     dtype: jnp.dtype
     max_model_len: int
+    max_num_seqs: int
     graph: nnx.GraphDef
     mesh: Mesh
     model: ShardedModel
+    ledger: Ledger
+
+    @property
+    def target(self) -> Target:
+        """A device of the mesh."""
+        return Target.of_device(self.mesh.devices.flat[0])
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.dtype.name
+
+    @property
+    def why_bounded(self) -> str:
+        """In a sentence why something is smaller than by default; "" where nothing is."""
+        return ""
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """What a job records of its steps beside the machine."""
+        return {}
 
     @property
     def targets(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -74,19 +88,15 @@ class Layout(ModelLayout):
     """All that follows from spec, config and device, before any weight is read.
 
     refused_products: weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does.
-    why_bounded: in a sentence why blocks are larger or rows fewer than they are by default; "" where they are not.
     """
 
     spec: ModelSpec
-    kv_dtype: str
+    settled: Settled
     pools: Pools  # of ShapeDtypeStructs
     ladder: Ladder
-    options: StepOptions
-    ledger: Ledger
     adapters: AdapterSlots | None = None
     images: ImageSlots | None = None
     refused_products: dict[str, str] = dataclasses.field(default_factory=dict)
-    why_bounded: str = ""
 
     @functools.cached_property
     def head(self) -> Head:
@@ -99,148 +109,139 @@ class Layout(ModelLayout):
         return {name: target for name, target in self.targets.items() if not registry.of_tower(name)}
 
     @property
-    def num_prompts(self) -> int:
-        """Slots of cached prompts in a data shard, the null one included."""
-        return self.pools.prompts.shape[0] // self.num_shards
+    def target(self) -> Target:
+        return self.settled.target
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        return {"implementation": self.options.recorded, "block_size": str(self.options.block_size)}
+
+    @property
+    def options(self) -> StepOptions:
+        return self.settled.options
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.settled.kv_dtype
+
+    @property
+    def why_bounded(self) -> str:
+        return self.settled.why_bounded
 
     @property
     def num_rows(self) -> int:
         """Rows that all data shards run at once."""
-        return self.pools.slots.shape[0] - self.num_shards
+        return self.max_num_seqs * self.num_shards
 
     @property
     def max_request_tokens(self) -> int:
         """Tokens of the longest request for which block tables are wide enough."""
         return min(self.max_model_len, self.ladder.buckets[-1].table_width * self.options.block_size)
 
-    def settled(self, config: EngineConfig) -> EngineConfig:
-        """The config that this is the layout of, with the rows that were chosen where it leaves them open."""
-        return config.with_rows(self.num_rows // self.num_shards)
+    def sizes(self, config: EngineConfig) -> EngineSizes:
+        """What a data shard has room for: what the config asks for, within what was laid out."""
+        ledger, groups = self.ledger, self.ledger.groups
+        rows, most = config.max_num_seqs or self.max_num_seqs, config.num_blocks or ledger.num_blocks
+        return EngineSizes(
+            block_size=ledger.block_size,
+            group_blocks=[min(most, group.num_blocks) for group in groups],
+            max_num_seqs=rows,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            windows=[group.window for group in self.spec.kv_groups],
+            block_bytes=[group.block_bytes for group in groups],
+            num_host_blocks=_num_host_blocks(config, ledger.host_block_bytes, ledger.block_size, ledger.num_shards),
+            host_block_bytes=self._host_block_bytes(),
+            max_cached_prompts=min(config.max_cached_prompts, self.pools.prompts.shape[0] // self.num_shards - 1),
+            min_cached_prompt_tokens=config.min_cached_prompt_tokens,
+            max_snapshots=min(config.max_state_snapshots, ledger.num_states - 1 - rows) if ledger.num_states else None,
+            state_bytes=ledger.state_bytes,
+            num_shards=ledger.num_shards,
+            num_image_runs=0 if self.images is None else self.images.num_runs,
+            max_image_patches=0 if self.images is None else self.images.sizes[-1],
+        )
+
+    def _host_block_bytes(self) -> list[int]:
+        """Bytes that one block takes in host memory, for the layers of each cache group."""
+        num_layers = [len(group.layers) for group in self.spec.kv_groups]
+        return [round(self.ledger.host_block_bytes * count / sum(num_layers)) for count in num_layers]
 
 
-def lay_out(spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | None = None) -> Layout:
+def lay_out(
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, reach: Reach | None = None, room: Room | None = None
+) -> Layout:
     """The layout of an engine on a mesh. Raises ValueError with every reason why it cannot run here.
 
     reach: of the requests that will come, where they are known; it makes the ladder shorter, pools stay as they are.
+    room: what memory decides where the config leaves it open; None takes what the config names.
     """
-    resolved = resolve(spec, config, mesh)
-    sharded = _shard(resolved)
-    resolved, sharded, why = _bound(config, resolved, sharded)
-    sized = _size(resolved, sharded)
+    settled = settle(spec, config, mesh, room)
+    graph, model, refused = _shard(settled)
+    adapters = adapter_slots(config, model, settled.dtype, mesh)
+    images = image_slots(config, settled.spec, model.targets, settled.dtype, mesh)
+    pools, ledger = _size(settled, model, adapters, images)
+    settled.buckets(reach).refuse(settled.limits)
     return Layout(
-        spec=resolved.spec,
-        dtype=resolved.dtype,
-        kv_dtype=resolved.kv_dtype,
-        max_model_len=resolved.max_model_len,
-        graph=sharded.graph,
+        spec=settled.spec,
+        dtype=settled.dtype,
+        max_model_len=settled.limits.max_model_len,
+        max_num_seqs=settled.limits.max_num_seqs,
+        graph=graph,
         mesh=mesh,
-        model=sharded.model,
-        pools=sized.pools,
-        ladder=_ladder(resolved, sharded, reach),
-        options=sharded.options,
-        ledger=sized.ledger,
-        adapters=sharded.adapters,
-        images=sharded.images,
-        refused_products=sharded.refused,
-        why_bounded=why,
+        model=model,
+        settled=settled,
+        pools=pools,
+        ladder=settled.ladder(reach),
+        ledger=ledger,
+        adapters=adapters,
+        images=images,
+        refused_products=refused,
     )
 
 
 # -- shard -------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Sharded:
-    """The model on its mesh."""
-
-    graph: nnx.GraphDef
-    model: ShardedModel
-    options: StepOptions
-    adapters: AdapterSlots | None
-    images: ImageSlots | None
-    refused: dict[str, str]
-
-
-def _shard(resolved: Resolved) -> _Sharded:
-    spec, mesh = resolved.spec, resolved.mesh
-    graph, parameters = registry.abstract_parts(spec, resolved.dtype)
-    model = shard_model(spec.attention_of, parameters, mesh, resolved.shape)
+def _shard(settled: Settled) -> tuple[nnx.GraphDef, ShardedModel, dict[str, str]]:
+    """The model on its mesh, and the weights that 'mosaic_tpu' does not multiply."""
+    spec, dtype = settled.spec, settled.dtype
+    graph, parameters = registry.abstract_parts(spec, dtype)
+    model = shard_model(spec.attention_of, parameters, settled.mesh, settled.shape)
     refused: dict[str, str] = {}
-    if resolved.config.product_implementation == "mosaic_tpu" and spec.forms:
-        abstract = registry.abstract_model(spec, resolved.dtype)
-        refused = give_kernels(abstract, spec.forms, model.local_shapes, resolved.dtype, resolved.target)
+    if settled.options.products == "mosaic_tpu" and spec.forms:
+        abstract = registry.abstract_model(spec, dtype)
+        refused = give_kernels(abstract, spec.forms, model.local_shapes, dtype, settled.target)
         graph, _ = registry.unbind(abstract)
-    local = spec.with_attention(lambda own: on_one_device(own, resolved.shape.tp))
-    token, _ = resolved.one_block(local, 1)[0]
-    options = StepOptions(
-        spec=spec,
-        dtype=resolved.dtype,
-        target=resolved.target,
-        local=local,
-        shards=shards_of(mesh),
-        expert_shards=expert_shards_of(mesh, resolved.shape),
-        block_size=resolved.config.block_size or resolved.target.block_size(token.values.size * token.dtype.itemsize),
-        implementation=resolved.implementation,
-        invariant=resolved.config.invariant,
-        tiles=resolved.config.attention_tiles,
-        gives_experts=resolved.config.return_routed_experts,
-        products="mosaic_tpu" if resolved.config.product_implementation == "mosaic_tpu" else "xla",
-    )
-    adapters = adapter_slots(resolved.config, model, resolved.dtype, mesh)
-    images = image_slots(resolved.config, spec, model.targets, resolved.dtype, mesh)
-    return _Sharded(graph=graph, model=model, options=options, adapters=adapters, images=images, refused=refused)
-
-
-# -- bound -------------------------------------------------------------------------------------------------
-
-
-def _bound(config: EngineConfig, resolved: Resolved, sharded: _Sharded) -> tuple[Resolved, _Sharded, str]:
-    """Both with blocks and rows that attention has room for, where the config leaves them open; and why, in a sentence.
-
-    Whatever requests will come: jobs share their executables.
-    """
-    limits, why = _buckets(resolved, sharded, None).choose(
-        _limits(resolved, sharded),
-        leaves_blocks=config.block_size is None,
-        leaves_rows=config.max_num_seqs is None,
-    )
-    chosen = dataclasses.replace(resolved.config, max_num_seqs=limits.max_num_seqs)
-    options = dataclasses.replace(sharded.options, block_size=limits.block_size)
-    return dataclasses.replace(resolved, config=chosen), dataclasses.replace(sharded, options=options), why
+    return graph, model, refused
 
 
 # -- size --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Sized:
+def _size(
+    settled: Settled, model: ShardedModel, adapters: AdapterSlots | None, images: ImageSlots | None
+) -> tuple[Pools, Ledger]:
     """All pools of the mesh, and where the memory of one device goes."""
-
-    pools: Pools
-    ledger: Ledger
-
-
-def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
-    config, spec, mesh, dtype = resolved.config, resolved.spec, resolved.mesh, resolved.dtype
-    block_size, model = sharded.options.block_size, sharded.model
+    config, spec, mesh, dtype = settled.config, settled.spec, settled.mesh, settled.dtype
+    limits = settled.limits
     form = {
-        "block_size": block_size,
-        "kv_dtype": KV_DTYPES[resolved.kv_dtype],
-        "implementation": resolved.implementation,
+        "block_size": limits.block_size,
+        "kv_dtype": KV_DTYPES[settled.kv_dtype],
+        "implementation": settled.implementation,
     }
-    groups = _count_blocks(resolved, sharded, block_bytes(sharded.options.local, target=resolved.target, **form))
-    kv = kv_shapes(sharded.options.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
+    groups = _count_blocks(settled, model.weights_bytes, block_bytes(settled.local, target=settled.target, **form))
+    kv = kv_shapes(settled.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
     caching = config.enable_prefix_caching
     num_prompts = 1 + (config.max_cached_prompts if caching else 0)
-    num_states = 1 + config.num_rows + (config.max_state_snapshots if caching else 0)
-    record_words = sampling.RECORD_WORDS + resolved.max_model_len
-    most_tokens = _ladder_of(_limits(resolved, sharded), resolved, None).buckets[-1].num_tokens  # of any job
+    num_states = 1 + limits.max_num_seqs + (config.max_state_snapshots if caching else 0)
+    record_words = sampling.RECORD_WORDS + limits.max_model_len
+    most_tokens = settled.ladder().buckets[-1].num_tokens  # of any job
     local = Pools(
         kv=tuple(map(kv.get, range(spec.num_hidden_layers))),
         states=((),) * spec.num_hidden_layers,
-        slots=jax.ShapeDtypeStruct((config.num_rows + 1, record_words), jnp.int32),
+        slots=jax.ShapeDtypeStruct((limits.max_num_seqs + 1, record_words), jnp.int32),
         prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
-        masks=jax.ShapeDtypeStruct((config.num_rows + 1, ceil_div(spec.vocab_size, 32)), jnp.int32),
+        masks=jax.ShapeDtypeStruct((limits.max_num_seqs + 1, ceil_div(spec.vocab_size, 32)), jnp.int32),
         hidden=jax.ShapeDtypeStruct((most_tokens, spec.hidden_size), dtype),
     )
     of_blocks = pools_on_mesh(local, mesh)
@@ -249,8 +250,8 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
     states = jax.tree.leaves(pools.states)
     ledger = Ledger(
         weights_bytes=model.weights_bytes,
-        adapters_bytes=0 if sharded.adapters is None else sharded.adapters.bytes,
-        images_bytes=0 if sharded.images is None else sharded.images.bytes,
+        adapters_bytes=0 if adapters is None else adapters.bytes,
+        images_bytes=0 if images is None else images.bytes,
         slots_bytes=local.slots.size * 4,
         prompts_bytes=local.prompts.size * dtype.itemsize,
         masks_bytes=local.masks.size * 4,
@@ -258,34 +259,39 @@ def _size(resolved: Resolved, sharded: _Sharded) -> _Sized:
         state_bytes=sum(map(local_bytes, states)) // num_states,
         num_states=num_states if spec.state_layers else 0,
         groups=groups,
-        block_size=block_size,
+        block_size=limits.block_size,
         num_shards=mesh.shape[DATA],
         padded_bytes=sum(pool.padded_bytes for pool in kv.values()),
         host_block_bytes=bytes_of_host_block,
-        num_host_blocks=choose_num_host_blocks(
-            host_cache_bytes=config.host_cache_bytes if caching else 0,
-            block_bytes=bytes_of_host_block,
-            block_size=block_size,
-            num_shards=mesh.shape[DATA],
-        ),
+        num_host_blocks=_num_host_blocks(config, bytes_of_host_block, limits.block_size, mesh.shape[DATA]),
     )
-    return _Sized(pools=pools, ledger=ledger)
+    return pools, ledger
 
 
-def _count_blocks(resolved: Resolved, sharded: _Sharded, bytes_by_group: list[int]) -> tuple[GroupBlocks, ...]:
+def _num_host_blocks(config: EngineConfig, block_bytes: int, block_size: int, num_shards: int) -> int:
+    """Blocks of a data shard's host tier."""
+    return choose_num_host_blocks(
+        host_cache_bytes=config.host_cache_bytes if config.enable_prefix_caching else 0,
+        block_bytes=block_bytes,
+        block_size=block_size,
+        num_shards=num_shards,
+    )
+
+
+def _count_blocks(settled: Settled, weights_bytes: int, bytes_by_group: list[int]) -> tuple[GroupBlocks, ...]:
     """The blocks of each cache group, as asked or as many as fit. bytes_by_group: of one block on one device."""
-    config, block_size, spec = resolved.config, sharded.options.block_size, resolved.spec
-    copies = [head_copies(spec.attention_of(group.layers[0]), resolved.shape.tp) for group in spec.kv_groups]
+    limits, room, spec = settled.limits, settled.room, settled.spec
+    copies = [head_copies(spec.attention_of(group.layers[0]), settled.shape.tp) for group in spec.kv_groups]
 
     def groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
         counts = [
             pool_blocks(
                 group.window,
                 num_blocks,
-                block_size=block_size,
-                max_num_seqs=config.num_rows,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                keeps_cache=config.enable_prefix_caching,
+                block_size=limits.block_size,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                keeps_cache=settled.config.enable_prefix_caching,
             )
             for group in spec.kv_groups
         ]
@@ -295,60 +301,20 @@ def _count_blocks(resolved: Resolved, sharded: _Sharded, bytes_by_group: list[in
     def kv_bytes(num_blocks: int) -> int:
         return sum((group.num_blocks + 1) * group.block_bytes for group in groups(num_blocks))
 
-    row_bytes = kv_bytes(ceil_div(resolved.max_model_len, block_size))
+    row_bytes = kv_bytes(ceil_div(limits.max_model_len, limits.block_size))
     return groups(
         choose_num_blocks(
-            num_blocks=config.num_blocks,
-            kv_memory_bytes=_kv_memory_bytes(config, resolved.mesh, sharded.model.weights_bytes, row_bytes),
+            num_blocks=room.num_blocks,
+            kv_memory_bytes=_kv_memory_bytes(room, settled.mesh, weights_bytes, row_bytes),
             kv_bytes=kv_bytes,
-            block_size=block_size,
-            max_model_len=resolved.max_model_len,
-            max_num_seqs=config.num_rows,
+            block_size=limits.block_size,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
         )
     )
 
 
-def _kv_memory_bytes(config: EngineConfig, mesh: Mesh, weights_bytes: int, row_bytes: int) -> int:
-    if config.kv_memory_bytes is not None or config.num_blocks is not None:
-        return config.kv_memory_bytes or 0  # the number of blocks counts, and devices that are not here tell no memory
+def _kv_memory_bytes(room: Room, mesh: Mesh, weights_bytes: int, row_bytes: int) -> int:
+    if room.kv_memory_bytes is not None or room.num_blocks is not None:
+        return room.kv_memory_bytes or 0  # the number of blocks counts, and devices that are not here tell no memory
     return smallest(cpu_pool_bytes(mesh.devices.flatten().tolist(), weights_bytes, row_bytes))
-
-
-# -- ladder ------------------------------------------------------------------------------------------------
-
-
-def _limits(resolved: Resolved, sharded: _Sharded) -> Limits:
-    return Limits(
-        max_num_seqs=resolved.config.num_rows,
-        max_num_batched_tokens=resolved.config.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        block_size=sharded.options.block_size,
-    )
-
-
-def _ladder_of(limits: Limits, resolved: Resolved, reach: Reach | None) -> Ladder:
-    return make_ladder(
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
-        invariant=resolved.config.invariant,
-        accelerator=resolved.target.platform != "cpu",
-        adapters=resolved.config.max_adapters > 0,
-        images=resolved.spec.vision is not None,
-        reach=reach,
-    )
-
-
-def _ladder(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Ladder:
-    """The buckets. Raises ValueError where one does not fit the target."""
-    limits = _limits(resolved, sharded)
-    _buckets(resolved, sharded, reach).refuse(limits)
-    return _ladder_of(limits, resolved, reach)
-
-
-def _buckets(resolved: Resolved, sharded: _Sharded, reach: Reach | None) -> Buckets:
-    return Buckets(
-        options=sharded.options,
-        ladder_of=lambda limits: _ladder_of(limits, resolved, reach),
-        pools_of=lambda limits: resolved.one_block(sharded.options.local, limits.block_size),
-    )

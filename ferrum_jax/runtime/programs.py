@@ -26,8 +26,8 @@ from ferrum_jax.pools.pools import are_untouched, trace_fresh
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks
-from ferrum_jax.runtime.step import trace_forward, trace_write_slot
+from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks, trace_write_slot
+from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
@@ -48,44 +48,9 @@ class Executables:
     others: Prepared[str]
     wanted: Counter[Part] = dataclasses.field(default_factory=Counter)  # what missing parts would have saved steps
 
-    @property
-    def score(self) -> Executable:
-        return self.others["score"]
-
-    @property
-    def score_all(self) -> Executable:
-        return self.others["score_all"]
-
-    @property
-    def write_slot(self) -> Executable:
-        return self.others["write_slot"]
-
-    @property
-    def write_masks(self) -> Executable:
-        return self.others["write_masks"]
-
-    @property
-    def copy_blocks(self) -> Executable:
-        return self.others["copy_blocks"]
-
-    @property
-    def fresh_pools(self) -> Executable:
-        return self.others["fresh_pools"]
-
-    @property
-    def write_adapter(self) -> Executable:
-        return self.others["write_adapter"]
-
-    @property
-    def fresh_adapters(self) -> Executable:
-        return self.others["fresh_adapters"]
-
-    @property
-    def fresh_images(self) -> Executable:
-        return self.others[OF_IMAGES]
-
-    def encoder(self, num_patches: int) -> Executable:
-        return self.others[encoder_name(num_patches)]
+    def __getitem__(self, name: str) -> Executable:
+        """One of those beside steps, by its name."""
+        return self.others[name]
 
     @property
     def _all(self) -> tuple[Prepared[Any], ...]:

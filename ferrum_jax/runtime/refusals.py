@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 
 from ferrum_jax.runtime.buckets import Ladder
-from ferrum_jax.runtime.step import StepOptions, attention_config
+from ferrum_jax.runtime.step_options import StepOptions, attention_config
 from pallas_kernels.kv_pool import KVPool
 
 _LARGEST_BLOCK = 256  # tokens

@@ -29,7 +29,7 @@ from ferrum_jax.runtime.inputs import (
     pack_score,
     sample_words,
 )
-from ferrum_jax.runtime.programs import Executables
+from ferrum_jax.runtime.programs import Executables, encoder_name
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 from ferrum_jax.towers.image_slots import ImageSlots
 
@@ -110,7 +110,7 @@ class Runner:
         self._whole_head = head
         self._adapters: tuple[jax.Array, ...] = ()
         if "fresh_adapters" in executables.others:
-            self._adapters = executables.fresh_adapters()
+            self._adapters = executables["fresh_adapters"]()
         self.take_weights(weights)
         self._caches = pools.flat_caches()
         self._caches_tree = jax.tree.structure(pools.caches)
@@ -121,7 +121,7 @@ class Runner:
         self._prompts = pools.prompts
         self._masks = pools.masks
         self._hidden = pools.hidden
-        self._images: tuple[jax.Array, ...] = () if images is None else (executables.fresh_images(),)
+        self._images: tuple[jax.Array, ...] = () if images is None else (executables["fresh_images"](),)
         self.num_encoder_calls = 0
         self._executables = executables
         self._ladder, self._full_ladder = ladder, ladder
@@ -191,7 +191,7 @@ class Runner:
         """Puts the sampling record of a request that is about to run into its row slot."""
         places = np.full(self._num_shards, self._slots.shape[0], np.int32)  # dropped by other shards
         places[shard] = slot
-        self._slots = self._executables.write_slot(self._slots, places, record)
+        self._slots = self._executables["write_slot"](self._slots, places, record)
 
     def _pools(self) -> Pools:
         kv, states = jax.tree.unflatten(self._caches_tree, self._caches)
@@ -220,7 +220,7 @@ class Runner:
     def _copy(self, copies: Sequence[Sequence[Copy]]) -> None:
         """Starts the copies of each shard."""
         for blob in pack_copies(copies):
-            self._caches = self._executables.copy_blocks(self._caches, blob)
+            self._caches = self._executables["copy_blocks"](self._caches, blob)
 
     def rehearse(self, num_groups: int) -> None:
         """Runs the largest parts without rows, so that a lack of memory shows now. Their writes go to null ids."""
@@ -244,12 +244,12 @@ class Runner:
         """Starts the tower over images, each into its runs, for the steps that are dispatched from now on."""
         assert self._image_slots is not None, "the model sees images"
         for num_patches, arguments in self._image_slots.calls(images):
-            self._images = (self._executables.encoder(num_patches)(self._tower, *self._images, *arguments),)
+            self._images = (self._executables[encoder_name(num_patches)](self._tower, *self._images, *arguments),)
             self.num_encoder_calls += 1
 
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:
         """Puts an adapter into a slot, for the steps that are dispatched from now on."""
-        self._adapters = self._executables.write_adapter(self._adapters, np.int32(slot), staged)
+        self._adapters = self._executables["write_adapter"](self._adapters, np.int32(slot), staged)
         self._head = self._whole_head.pick(self._weights, self._adapters)
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
@@ -269,7 +269,7 @@ class Runner:
                 places[shard, : len(some)] = some
                 rows[shard, : len(some)] = masks[shard][start : start + MASKS_AT_ONCE]
             flat = rows.reshape(-1, rows.shape[2])
-            self._masks = self._executables.write_masks(self._masks, places.reshape(-1), flat)
+            self._masks = self._executables["write_masks"](self._masks, places.reshape(-1), flat)
 
     @property
     def mask_words(self) -> int:
@@ -320,11 +320,11 @@ class Runner:
         asked: [4, n] of each shard, places among its tokens, the tokens that follow, row slots and the positions that
         what follows takes. tops: the most likely ones too.
         """
-        return self._by_tiles(self._executables.score, asked, tops=tops)
+        return self._by_tiles(self._executables["score"], asked, tops=tops)
 
     def score_all(self, asked: Sequence[np.ndarray]) -> Scores:
         """The same over the whole vocabulary: [tokens, 1 + V] words, the token that follows and each token's."""
-        return self._by_tiles(self._executables.score_all, asked, tops=False)
+        return self._by_tiles(self._executables["score_all"], asked, tops=False)
 
     def _by_tiles(self, score: Callable[..., Any], asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
         counts = [tokens.shape[1] for tokens in asked]

@@ -25,10 +25,11 @@ from ferrum_jax.adapters.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
-from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
-from ferrum_jax.runtime.step import StepOptions, compiler_options, results_on
-from ferrum_jax.sharding import on_mesh, partitions
+from ferrum_jax.runtime.step import results_on
+from ferrum_jax.runtime.step_options import StepOptions, compiler_options
+from ferrum_jax.sharding import on_mesh, partition, partitions
+from ferrum_jax.sizes import invariance
 from ferrum_jax.spec.stored_weight import weight_of
 from pallas_kernels.low_rank import pairs_of
 
@@ -187,6 +188,20 @@ def trace_score(
         score, found = results_on(mesh, score, num_pools=0, axes=("tokens",))
         score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)
     return jax.jit(score, compiler_options=compiler_options(options)).trace(*arguments)
+
+
+def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
+    """The write of a record into a slot of one data shard, to be lowered; others have a slot beyond their pool."""
+
+    def write(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
+        return sampling.write_slot(slots, slot[0], record)
+
+    record = jax.ShapeDtypeStruct(pools.slots.shape[1:], jnp.int32)
+    arguments = (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record)
+    if mesh.size > 1:
+        specs = (*partitions(arguments[:2]), partition(None))
+        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
 
 
 def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:

@@ -19,66 +19,30 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
-from ferrum_jax.config import tiles_of
 from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
-from ferrum_jax.runtime import invariance
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
-from ferrum_jax.sharding import DATA, Shards, crosses_processes, formats, on_mesh, partition, partitions
+from ferrum_jax.runtime.step_options import StepOptions, attention_config, compiler_options, implementation_of
+from ferrum_jax.sharding import crosses_processes, formats, on_mesh, partition, partitions
+from ferrum_jax.sharding.shards import DATA
+from ferrum_jax.sizes import invariance
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import pairs_of
 from pallas_kernels.paged_attention import (
-    AttentionConfig,
-    GpuConfig,
-    LatentConfig,
     RaggedBatch,
-    TpuConfig,
     make_schedule,
     paged_attention,
 )
-from pallas_kernels.paged_attention.support import serving
 from pallas_kernels.state_rows import StateRows
-from pallas_kernels.target import Target
 
 # Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
 
-# Options of a TPU's compiler. Layers have equal code: compiled and kept once, it takes a third less time and a seventh
-# of the memory, for about six bundles more an operation, which call it (decision 0025). A dot within a dot, the MLP's
-# up within its down, would compute the inner one several times over.
-_TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fusion": "false"}
-# TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
-# the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
-_TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
-
 ForwardResult = tuple[Any, ...]  # kv, hidden and, where they are asked for, the experts of each token
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What is fixed for all steps of an engine.
-
-    shards: devices that share the work of a step. expert_shards: data shards that have their experts together.
-    local: the spec with the heads of one device. target: one of them.
-    """
-
-    spec: ModelSpec
-    dtype: jnp.dtype
-    target: Target
-    local: ModelSpec
-    shards: Shards
-    expert_shards: Shards
-    block_size: int
-    implementation: str  # of attention
-    invariant: bool
-    tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
-    products: str = "xla"  # of products with quantised weights
-    gives_experts: bool = False  # the forward gives those of its tokens
 
 
 def make_forward(
@@ -252,29 +216,6 @@ def results_on(
     return gathered, (PartitionSpec(),) * len(axes)
 
 
-def compiler_options(options: StepOptions) -> dict[str, str] | None:
-    """What a step asks of its target's compiler."""
-    if options.invariant:
-        return invariance.COMPILER_OPTIONS
-    if options.target.platform != "tpu":
-        return None
-    return _TPU_OPTIONS | (_TPU7X_OPTIONS if options.target.generation == "v7x" else {})
-
-
-def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
-    """The write of a record into a slot of one data shard, to be lowered; others have a slot beyond their pool."""
-
-    def write(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
-        return sampling.write_slot(slots, slot[0], record)
-
-    record = jax.ShapeDtypeStruct(pools.slots.shape[1:], jnp.int32)
-    arguments = (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record)
-    if mesh.size > 1:
-        specs = (*partitions(arguments[:2]), partition(None))
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _TokenLayout:
     """Where each flat token of the step belongs; padding tokens have slot 0, position 0."""
@@ -308,6 +249,36 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     )
 
 
+def _schedules(
+    layers: list[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
+) -> dict[int, tuple[str, Any]]:
+    """By layer: what computes its attention, and the schedule for it."""
+    found: dict[int, tuple[str, Any]] = {}
+    vision = options.spec.vision
+    for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
+        first = group.layers[0]
+        implementation = implementation_of(bucket, options, layers[first])
+        schedule = make_schedule(
+            RaggedBatch(
+                block_tables=table,
+                starts=inputs.starts,
+                counts=inputs.counts,
+                query_offsets=tokens.offsets,
+                seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
+            ),
+            num_tokens=bucket.num_tokens,
+            block_size=options.block_size,
+            config=attention_config(
+                bucket, options, layers[first], options.local.attention_of(first).num_attention_heads
+            ),
+            window=group.window,
+            chunked=group.chunked,
+            implementation=implementation,
+        )
+        found |= dict.fromkeys(group.layers, (implementation, schedule))
+    return found
+
+
 def _forward_context(
     layers: list[Any],
     recurrent: list[Any],
@@ -317,28 +288,7 @@ def _forward_context(
     options: StepOptions,
 ) -> ForwardContext:
     """The context that a model's layers call; it leaves each layer's pool in `layers`, its states in `recurrent`."""
-    schedule_of: dict[int, tuple[str, Any]] = {}  # by layer: what computes its attention, and the schedule for it
-    vision = options.spec.vision
-    for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
-        first = group.layers[0]
-        config = attention_config(bucket, options, layers[first], options.local.attention_of(first).num_attention_heads)
-        batch = RaggedBatch(
-            block_tables=table,
-            starts=inputs.starts,
-            counts=inputs.counts,
-            query_offsets=tokens.offsets,
-            seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
-        )
-        schedule = make_schedule(
-            batch,
-            num_tokens=bucket.num_tokens,
-            block_size=options.block_size,
-            config=config,
-            window=group.window,
-            chunked=group.chunked,
-            implementation=_implementation(bucket, options, layers[first]),
-        )
-        schedule_of |= dict.fromkeys(group.layers, (_implementation(bucket, options, layers[first]), schedule))
+    schedule_of = _schedules(layers, inputs, tokens, bucket, options)
 
     def attend(
         layer: int,
@@ -397,53 +347,4 @@ def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, opt
         offsets=offsets,
         decode_only=bucket.decode_only,
         sequential=options.invariant,
-    )
-
-
-def _implementation(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
-    return serving(options.implementation, is_latent=pool.is_latent, decode_only=bucket.decode_only)
-
-
-def attention_config(
-    bucket: Bucket, options: StepOptions, pool: KVPool, num_heads: int
-) -> AttentionConfig | TpuConfig | LatentConfig | GpuConfig:
-    """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes. num_heads: its query heads.
-
-    Raises ValueError where the bucket does not fit the implementation on the target.
-    """
-    implementation = _implementation(bucket, options, pool)
-    if implementation == "mosaic_tpu" and pool.is_latent:
-        return LatentConfig.choose(
-            num_rows=bucket.num_rows,
-            max_blocks=bucket.table_width,
-            num_heads=num_heads,
-            dtype=options.dtype,
-            pool=pool,
-            target=options.target,
-        )
-    if implementation == "mosaic_tpu":
-        return TpuConfig.choose(
-            num_tokens=bucket.num_tokens,
-            num_rows=bucket.num_rows,
-            max_blocks=bucket.table_width,
-            num_heads=num_heads,
-            dtype=options.dtype,
-            pool=pool,
-            decode_only=bucket.decode_only,
-            target=options.target,
-            tiles=tiles_of(options.tiles),
-        )
-    if implementation == "mosaic_gpu":
-        return GpuConfig.choose(
-            num_heads=num_heads,
-            pool=pool,
-            decode_only=bucket.decode_only,
-            target=options.target,
-            dtype=options.dtype,
-        )
-    return AttentionConfig.choose(
-        num_tokens=bucket.num_tokens,
-        block_size=options.block_size,
-        decode_only=bucket.decode_only,
-        invariant=options.invariant,
     )

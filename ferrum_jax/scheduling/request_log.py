@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.prompt import MediaSpan, PlacedImage
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 FORMAT = 5
 _READS = range(3, FORMAT + 1)  # 3 has no token limits, 3 and 4 have no images

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.environment import JAX_OPTIONS
 from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.processes.processes import current
@@ -34,7 +34,9 @@ from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import Executables, Part, in_order_of_use, programs_of
+from ferrum_jax.runtime.settled import Room
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.spec import ModelSpec
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,6 +52,7 @@ class _Order:
 
     spec: ModelSpec
     config: EngineConfig
+    room: Room
     reach: Reach | None
     options: Mapping[str, Any]
 
@@ -63,16 +66,15 @@ def starts_first(config: EngineConfig, mesh: Mesh) -> bool:
 
 
 def compile_behind(
-    layout: Layout, executables: Executables, store: ExecutableStore, config: EngineConfig, reach: Reach | None
+    layout: Layout, executables: Executables, store: ExecutableStore, reach: Reach | None
 ) -> threading.Thread | None:
     """The thread that adds what is missing to the executables; None where nothing is. It ends with their last user."""
     if not executables.missing(layout.ladder):
         return None
     order = _Order(
         spec=layout.options.spec,
-        config=dataclasses.replace(
-            config, num_blocks=layout.ledger.num_blocks, kv_memory_bytes=None, request_log=None, ready="all"
-        ),
+        config=layout.settled.config,
+        room=Room(max_num_seqs=layout.max_num_seqs, num_blocks=layout.ledger.num_blocks),
         reach=reach,
         options={name: jax.config.values[name] for name in JAX_OPTIONS},
     )
@@ -198,7 +200,7 @@ def main() -> None:
     for name, value in order.options.items():
         jax.config.update(name, value)
     mesh = make_mesh(order.config.mesh_shape, order.config.among(jax.devices()))
-    programs = [*programs_of(lay_out(order.spec, order.config, mesh, order.reach)).values()]
+    programs = [*programs_of(lay_out(order.spec, order.config, mesh, order.reach, order.room)).values()]
     assert order.config.compilation_cache_dir is not None, "parts are handed over through it"
     store = ExecutableStore(order.config.compilation_cache_dir, mesh.devices.flatten().tolist())
     while True:

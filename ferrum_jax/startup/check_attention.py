@@ -7,22 +7,23 @@ decode and mixed bucket's own tiles, one device's heads and its form of the pool
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.config import EngineConfig, tiles_text
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
-from ferrum_jax.meshes.choices import Subject
-from ferrum_jax.meshes.settle import settled
+from ferrum_jax.meshes.on_paper import Subject
+from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.fit import PROBE_BLOCKS
+from ferrum_jax.runtime.fit import probe_room
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.step import StepOptions, attention_config
+from ferrum_jax.runtime.step_options import StepOptions, attention_config
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.faults import open_devices, spoilt
 from pallas_kernels.fast_compile import FAST_COMPILE
@@ -46,13 +47,15 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOrder:
-    """What is to be checked. config: with its implementation. runs: False only looks for verdicts.
+    """What is to be checked. implementation: the kernel. runs: False only looks for verdicts.
 
-    num_chips: that this machine shows, from which a mesh that config leaves open follows.
+    config: of the layout, which in a rehearsal is that of "xla". num_chips: that this machine shows, from which a mesh
+    that config leaves open follows.
     """
 
     spec: ModelSpec
     config: EngineConfig
+    implementation: str
     key: VerdictKey
     runs: bool = True
     num_chips: int = 0
@@ -69,18 +72,20 @@ def check_attention(order: AttentionOrder, send: Callable[[Any], None]) -> None:
         send({"closed": str(error)})
         return
     try:
-        named = settled(Subject(spec=order.spec, config=order.config), order.config.among(devices))
-        mesh = make_mesh(named.mesh_shape, named.among(devices))
-        config = dataclasses.replace(named, num_blocks=PROBE_BLOCKS)
-        if order.rehearsal is not None:
-            config = dataclasses.replace(config, implementation="xla")
-        layout = lay_out(order.spec, config, mesh)
+        layout = probe_layout(order, devices)
     except ValueError as error:
         send({"refused": str(error)})
         return
     send("begun")
     verdict = verdict_of(layout, order)
     send({"verdict": None if verdict is None else dataclasses.asdict(verdict)})
+
+
+def probe_layout(order: AttentionOrder, devices: Sequence[Any]) -> Layout:
+    """The layout whose attention is checked, with few blocks. Raises ValueError where it cannot run here."""
+    subject, devices = Subject(spec=order.spec, config=order.config), order.config.among(devices)
+    config = subject.with_mesh(choose_mesh(subject, devices).mesh).config
+    return lay_out(order.spec, config, make_mesh(config.mesh_shape, devices), room=probe_room(config))
 
 
 def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
@@ -94,8 +99,7 @@ def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
         if verdict is None and not order.runs:
             return None
         if verdict is None:
-            implementation = order.config.implementation or layout.options.implementation
-            options = _options(layout, implementation, order.rehearsal)
+            options = _options(layout, order.implementation, order.rehearsal)
             tiles = next((v.tiles for v in found if v.tiles), None)  # of decode, whose buckets come first
             if tiles is not None and options.tiles is None:
                 options = dataclasses.replace(options, tiles=tiles_text(tiles))

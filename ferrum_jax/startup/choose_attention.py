@@ -15,16 +15,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.config import EngineConfig, tiles_text
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.reports import keep_report
 from ferrum_jax.executables.verdicts import START, Verdict, VerdictKey, VerdictStore
 from ferrum_jax.processes.child import first_line, run_child
-from ferrum_jax.runtime.fit import PROBE_BLOCKS
-from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.resolve import lacks_kernels
+from ferrum_jax.runtime.settled import lacks_kernels
+from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.accelerators import Chips, explain
-from ferrum_jax.startup.check_attention import AttentionOrder, Rehearsal, check_attention, verdict_of
+from ferrum_jax.startup.check_attention import AttentionOrder, Rehearsal, probe_layout, verdict_of
 from pallas_kernels.target import Target
 
 SILENCE_S = 300.0  # in which even a slow machine has compiled a step's attention
@@ -53,7 +52,7 @@ class AttentionChoice:
 
     @classmethod
     def recorded(cls, text: str) -> AttentionChoice:
-        """The choice that `recorded_as` wrote down, without its sentence."""
+        """The choice that was recorded (`StepOptions.recorded`), without its sentence."""
         implementation, _, tiles = text.partition(" ")
         return cls(implementation=implementation, tiles=tiles or None)
 
@@ -73,85 +72,68 @@ def choose_attention(
     spec: ModelSpec,
     config: EngineConfig,
     *,
+    mesh: Mesh | None = None,
     is_bundled: bool = False,
     chips: Chips | None = None,
     rehearsal: Rehearsal | None = None,
     silence_s: float = SILENCE_S,
 ) -> AttentionChoice:
-    """The choice for an engine of this process alone. It opens no device that is not open.
+    """The choice of one process, for all where there are several. It opens no device that is not open.
 
-    is_bundled: its executables were compiled for the platform's kernel, which is set aside only where it is wrong.
-    chips: of this machine, found where None. Raises ValueError where the config names a kernel that is found wrong.
+    mesh: of several processes, whose devices are open, so that no child can have one. is_bundled: its executables were
+    compiled for the platform's kernel, which is set aside only where it is wrong. chips: of this machine, found where
+    None. Raises ValueError where the config names a kernel that is found wrong.
     """
-    if config.implementation is None and lacks_kernels(spec, config):
+    if config.implementation is None and lacks_kernels(spec, config.kv_dtype):
         return _ON_XLA
     chips = chips or Chips.here()
-    platform = Target.named(rehearsal.target).platform if rehearsal is not None else _platform(chips)
+    platform = _platform(chips) if mesh is None else mesh.devices.flat[0].platform
+    platform = platform if rehearsal is None else Target.named(rehearsal.target).platform
+    order = _order(spec, config, platform, chips, rehearsal)
+    if order is None:
+        return AttentionChoice(implementation=config.implementation)
+    store = VerdictStore(None if rehearsal and mesh is None else config.compilation_cache_dir, order.key)
+    verdict, report = store.find(_entry(order)), None
+    if verdict is None:
+        verdict, report = _check(order, store, silence_s) if mesh is None else _check_here(order, store)
+    return _follow(verdict, order, config, is_bundled=is_bundled, report=report)
+
+
+def _order(
+    spec: ModelSpec, config: EngineConfig, platform: str, chips: Chips, rehearsal: Rehearsal | None
+) -> AttentionOrder | None:
+    """What is to be checked before it runs; None where no kernel would run, or the config wants no check."""
     kernel = config.implementation or _KERNELS.get(platform)
     if kernel in (None, "xla") or config.check == "off" or platform == "":
-        return AttentionChoice(implementation=config.implementation)
-    is_wanted = config.implementation is not None or platform == "tpu"  # a GPU's kernel has to be proven first
-    order = AttentionOrder(
+        return None
+    return AttentionOrder(
         spec=spec,
-        config=dataclasses.replace(config, implementation=kernel),
+        config=dataclasses.replace(config, implementation=kernel if rehearsal is None else "xla"),
+        implementation=kernel,
         key=VerdictKey.here(chips.name),
-        runs=is_wanted,
+        runs=config.implementation is not None or platform == "tpu",  # a GPU's kernel has to be proven first
         num_chips=len(chips.ids),
         rehearsal=rehearsal,
     )
-    store = VerdictStore(None if rehearsal else config.compilation_cache_dir, order.key)
-    verdict, report = store.find(_entry(order)), None
-    if verdict is None:
-        verdict, report = _check(order, store, silence_s)
-    return _follow(verdict, kernel, config, is_wanted=is_wanted, is_bundled=is_bundled, report=report)
 
 
-def choose_with_others(
-    spec: ModelSpec,
-    config: EngineConfig,
-    mesh: Mesh,
-    *,
-    is_bundled: bool = False,
-    rehearsal: Rehearsal | None = None,
-) -> AttentionChoice:
-    """The choice of process 0 for several processes, whose devices are open: no child can have one of them.
+def _check_here(order: AttentionOrder, store: VerdictStore) -> tuple[Verdict | None, str | None]:
+    """The verdict of a check on this process's own device, and the file of a kernel's traceback.
 
-    What is checked here may take this process with it. So a check that begins is kept as one that did not end, until it
-    has, and the next start sets the kernel aside. Raises ValueError where the config names one that is found wrong.
+    It may take this process with it. So a check that begins is kept as one that did not end, until it has, and the next
+    start sets the kernel aside.
     """
-    if config.implementation is None and lacks_kernels(spec, config):
-        return _ON_XLA
-    platform = mesh.devices.flat[0].platform if rehearsal is None else Target.named(rehearsal.target).platform
-    kernel = config.implementation or _KERNELS.get(platform)
-    if kernel in (None, "xla") or config.check == "off":
-        return AttentionChoice(implementation=config.implementation)
-    named = dataclasses.replace(config, implementation=kernel)
-    is_wanted = config.implementation is not None or platform == "tpu"
-    key = VerdictKey.here(Chips.here().name)
-    order = AttentionOrder(spec=spec, config=named, key=key, runs=is_wanted, rehearsal=rehearsal)
-    probe = dataclasses.replace(named if rehearsal is None else config, num_blocks=PROBE_BLOCKS)
     try:
-        layout = lay_out(spec, probe, mesh)
+        layout = probe_layout(order, jax.devices())
     except ValueError:  # the kernel cannot run here: the start itself says why, or takes another
-        return AttentionChoice(implementation=config.implementation)
-    store = VerdictStore(config.compilation_cache_dir, key)
-    verdict, report = store.find(_entry(order)), None
-    if verdict is None:
-        verdict, report = _check_here(layout, order, store)
-    return _follow(verdict, kernel, config, is_wanted=is_wanted, is_bundled=is_bundled, report=report)
-
-
-def _check_here(layout: Layout, order: AttentionOrder, store: VerdictStore) -> tuple[Verdict | None, str | None]:
-    """The verdict of a check on this process's own device, and the file of a kernel's traceback."""
-    implementation, entry = str(order.config.implementation), _entry(order)
-    store.keep({entry: Verdict(implementation=implementation, device_kind="", problem=_UNENDED)})
-    report = None
+        return None, None
+    entry, report = _entry(order), None
+    store.keep({entry: _wrong(order, _UNENDED)})
     try:
         verdict = verdict_of(layout, order)
     except Exception as error:  # of the compiler or the runtime: it is what the check is for
         report = keep_report(traceback.format_exc())
-        problem = explain(f"{type(error).__name__}: {first_line(str(error))}")
-        verdict = Verdict(implementation=implementation, device_kind="", problem=problem)
+        verdict = _wrong(order, f"{type(error).__name__}: {first_line(str(error))}")
     except BaseException:  # interrupted, which is not the kernel's fault
         store.forget(entry)
         raise
@@ -160,11 +142,6 @@ def _check_here(layout: Layout, order: AttentionOrder, store: VerdictStore) -> t
     else:
         store.keep({entry: verdict})
     return verdict, report
-
-
-def recorded_as(implementation: str, tiles: str | None) -> str:
-    """One text of what attention runs, for the record of a job."""
-    return implementation if tiles is None else f"{implementation} {tiles}"
 
 
 def for_unfamiliar(device: Any) -> AttentionChoice:
@@ -190,7 +167,7 @@ def _entry(order: AttentionOrder) -> str:
         digest.update(f"{getattr(config, field)!r} ".encode())
     if config.mesh is None:
         digest.update(f"{order.num_chips} {config.devices} ".encode())
-    digest.update(f"{config.implementation} {order.runs} {order.spec.digest_text()}".encode())
+    digest.update(f"{order.implementation} {order.runs} {order.spec.digest_text()}".encode())
     return f"{START}{digest.hexdigest()}"
 
 
@@ -199,27 +176,18 @@ def _check(order: AttentionOrder, store: VerdictStore, silence_s: float) -> tupl
 
     With it the file that has the traceback of a kernel that crashed.
     """
-    sent: list[Any] = []
-    text = ""
     if _is_open() and order.rehearsal is None:
-        try:
-            check_attention(order, sent.append)
-            problem = None
-        except Exception as error:  # of the compiler or the runtime: it is what the check is for
-            problem, text = f"{type(error).__name__}: {first_line(str(error))}", traceback.format_exc()
-    else:
-        ended = run_child("ferrum_jax.startup.check_attention:check_attention", order, silence_s=silence_s)
-        sent, problem, text = list(ended.sent), ended.problem, ended.text
-    last = sent[-1] if sent else None
+        return _check_here(order, store)
+    ended = run_child("ferrum_jax.startup.check_attention:check_attention", order, silence_s=silence_s)
+    last = ended.sent[-1] if ended.sent else None
     if isinstance(last, dict) and "refused" in last:
         return None, None
     if isinstance(last, dict) and "closed" in last:
-        held = Verdict(implementation=str(order.config.implementation), device_kind="", problem=explain(last["closed"]))
-        return held, None
+        return _wrong(order, last["closed"]), None
     found, report = None, None
-    if problem is not None:
-        report = keep_report(text) if text.strip() else None
-        found = Verdict(implementation=str(order.config.implementation), device_kind="", problem=explain(problem))
+    if ended.problem is not None:
+        report = keep_report(ended.text) if ended.text.strip() else None
+        found = _wrong(order, ended.problem)
     elif isinstance(last, dict) and last["verdict"] is not None:
         found = Verdict(**last["verdict"])
     if found is not None:
@@ -227,19 +195,23 @@ def _check(order: AttentionOrder, store: VerdictStore, silence_s: float) -> tupl
     return found, report
 
 
+def _wrong(order: AttentionOrder, problem: str) -> Verdict:
+    return Verdict(implementation=order.implementation, device_kind="", problem=explain(problem))
+
+
 def _follow(
     verdict: Verdict | None,
-    kernel: str,
+    order: AttentionOrder,
     config: EngineConfig,
     *,
-    is_wanted: bool,
     is_bundled: bool,
     report: str | None = None,
 ) -> AttentionChoice:
     """report: the file that has what a check that crashed said."""
     if verdict is None:
         return AttentionChoice(implementation=config.implementation)
-    about, kind = f"attention {kernel!r}", verdict.device_kind
+    kernel, kind = order.implementation, verdict.device_kind
+    about = f"attention {kernel!r}"
     if not verdict.is_right:
         text = f"{about} is not right on this chip: {verdict.problem}"
         more = _REPORT if report is None else f"{_REPORT}; {report} holds the traceback"
@@ -259,7 +231,7 @@ def _follow(
     if verdict.speed is not None and verdict.speed < 1 and not is_bundled:
         why = f"{about} is right on this chip{speed}: 'xla' runs instead"
         return AttentionChoice(implementation="xla", why=why, device_kind=kind)
-    if is_wanted or verdict.speed is not None:
+    if order.runs or verdict.speed is not None:
         why = f"{about}: the check found it right{speed}{f', and tiles {tiles} fastest' if found else ''}"
         return AttentionChoice(implementation=kernel, tiles=tiles, why=why, device_kind=kind)
     return AttentionChoice(implementation=None)

@@ -62,12 +62,7 @@ def entry_of_form(name: str, form: WeightForm) -> str:
     return entry_of(op, "bfloat16", form_class(form.kind, form.group, form.has_zeros, form.activations))
 
 
-def recorded_with(attention: str, products: str) -> str:
-    """What attention runs and what multiplies weights in a form, in one text, for the record of a job."""
-    return attention if products == "xla" else f"{attention} products={products}"
-
-
 def recorded_products(text: str) -> tuple[str, str]:
-    """(what is recorded of attention, of products) of what `recorded_with` gave."""
+    """(what is recorded of attention, of products) in a text of `StepOptions.recorded`."""
     attention, _, products = text.partition(" products=")
     return attention, products or "xla"

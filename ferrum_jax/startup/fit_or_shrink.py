@@ -18,13 +18,16 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
-from ferrum_jax.processes.processes import own_device, smallest
+from ferrum_jax.processes.processes import current, own_device, smallest
 from ferrum_jax.runtime.fit import fit, missing_bytes, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.settled import Room
+from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.startup.behind import compile_behind, starts_first
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, load
 from ferrum_jax.startup.model_source import ModelSource
@@ -39,7 +42,7 @@ _GIB = 2**30
 class Start:
     """What an engine is started from; see `LLM`. executable_cache: where executables come from.
 
-    first: the store of an engine that is ready before all of its executables are; None makes all.
+    store: of executables, where no bundle stands before it: with it an engine may be ready before all of them are.
 
     check: called with the layout before weights are read, and again with their fingerprint; may raise ValueError.
     """
@@ -51,7 +54,7 @@ class Start:
     tokenizer: Tokenizer | None
     forms: MessageForms
     on_progress: Callable[[str, int, int], None]
-    first: ExecutableStore | None = None
+    store: ExecutableStore | None = None
     check: Callable[[Layout, bytes | None], None] = lambda layout, fingerprint: None
 
     def run(self, reach: Reach | None) -> tuple[Loaded, Engine]:
@@ -60,15 +63,33 @@ class Start:
         Warns with both numbers where the pool had to be made smaller. Raises ValueError saying what to set where that
         was not enough, where the config names the pool's size, or where other processes have chosen theirs.
         """
-        layout = self._fit(self.config, reach)
+        loaded, engine = self._load(reach)
+        if self._first is not None:
+            compile_behind(loaded.layout, loaded.executables, self._first, reach)
+        if loaded.layout.ledger.num_host_blocks:
+            loaded.copies.warm_up(tier=True)
+        if self.config.check_writes:
+            loaded.copies.warm_up(tier=False)
+        if current() is not None:
+            loaded.executables.load()  # one process that loads in the middle of a step would hold up all
+        smallest(0)  # no process steps before all are ready
+        return loaded, engine
+
+    @property
+    def _first(self) -> ExecutableStore | None:
+        """The store of an engine that is ready before all of its executables are; None makes all."""
+        return self.store if starts_first(self.config, self.mesh) else None
+
+    def _load(self, reach: Reach | None) -> tuple[Loaded, Engine]:
+        layout = self._fit(reach)
         self.check(layout, None)
         try:
             return self._attempt(self.model, layout)
         except MemoryShort as short:
-            config, model = self._smaller(layout, short), short.keeps(self.model)
-            smaller, problem = self._fit(config, reach), str(short)
+            room, model = self._smaller(layout, short), short.keeps(self.model)
+            smaller, problem = self._fit(reach, room), str(short)
         warnings.warn(
-            f"{_pool(layout)} does not fit ({problem}); going on with {_pool(smaller)}", RuntimeWarning, stacklevel=4
+            f"{_pool(layout)} does not fit ({problem}); going on with {_pool(smaller)}", RuntimeWarning, stacklevel=5
         )
         try:
             return self._attempt(model, smaller)
@@ -78,22 +99,22 @@ class Start:
                 f"{smaller.ledger.kv_bytes}, or lower max_num_batched_tokens or max_num_seqs"
             ) from short
 
-    def _fit(self, config: EngineConfig, reach: Reach | None) -> Layout:
+    def _fit(self, reach: Reach | None, room: Room | None = None) -> Layout:
         assert isinstance(self.model.spec, ModelSpec), "encoders have no pools"
         temporaries_of = functools.partial(temporaries_bytes, executable_cache=self.executable_cache)
-        return fit(self.model.spec, config, self.mesh, reach, temporaries_of=temporaries_of)
+        return fit(self.model.spec, self.config, self.mesh, reach, room, temporaries_of=temporaries_of)
 
     def _attempt(self, model: ModelSource, layout: Layout) -> tuple[Loaded, Engine]:
         """Raises MemoryShort."""
         weights = engine = None
         try:
             check = functools.partial(self.check, layout)
-            loaded = load(model, layout, self.executable_cache, self.on_progress, check, self.first)
+            loaded = load(model, layout, self.executable_cache, self.on_progress, check, self._first)
             weights = loaded.weights
             missing = -smallest(-missing_bytes(layout, own_device(self.mesh)))
             if missing > 0:
                 raise MemoryShort(f"{missing / _GIB:.2f} GiB too little are free", missing, loaded.weights)
-            engine = build_engine(loaded, layout.settled(self.config), self.tokenizer, forms=self.forms)
+            engine = build_engine(loaded, self.config, self.tokenizer, forms=self.forms)
             if layout.options.target.platform != "cpu":
                 engine.runner.rehearse(len(layout.options.spec.kv_groups))
             return loaded, engine
@@ -104,8 +125,8 @@ class Start:
                 engine.close()
             raise MemoryShort(str(error).partition("\n")[0], 0, weights) from error
 
-    def _smaller(self, layout: Layout, short: MemoryShort) -> EngineConfig:
-        """The config of a smaller pool. Raises ValueError where it may not be chosen here."""
+    def _smaller(self, layout: Layout, short: MemoryShort) -> Room:
+        """Room for a smaller pool. Raises ValueError where it may not be chosen here."""
         named = [name for name in ("num_blocks", "kv_memory_bytes") if getattr(self.config, name) is not None]
         if named:
             raise ValueError(
@@ -118,7 +139,7 @@ class Start:
                 f"{_pool(layout)} does not fit ({short}); set kv_memory_bytes to at most {max(left, 0)}, in every "
                 "process, or lower max_num_batched_tokens or max_num_seqs"
             ) from short
-        return dataclasses.replace(layout.settled(self.config), kv_memory_bytes=left)
+        return Room(max_num_seqs=layout.max_num_seqs, kv_memory_bytes=left, why=layout.settled.room.why)
 
 
 class MemoryShort(Exception):

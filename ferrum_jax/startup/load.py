@@ -8,22 +8,53 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 
 from checkpoints import Adapter, read_adapter
+from checkpoints.memory import Copies
 from checkpoints.placement import stored_targets, weight_shapes
+from ferrum_jax.embeddings.embedder import AsCompleted, Run, by_steps
+from ferrum_jax.embeddings.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
+from ferrum_jax.embeddings.scorer import Scorer
+from ferrum_jax.embeddings.texts import Texts
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.models import registry
 from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.layout import Layout, ModelLayout
 from ferrum_jax.runtime.programs import Executables, compile_all
-from ferrum_jax.runtime.weights import read_beside
+from ferrum_jax.runtime.weights import read_beside, replace_weights
 from ferrum_jax.startup.model_source import ModelSource
+
+
+class Ready(Protocol):
+    """A model that is ready: one that generates (`Loaded`) or one that encodes (`Encoder`). Who asks need not know."""
+
+    @property
+    def layout(self) -> ModelLayout: ...
+
+    @property
+    def fingerprint(self) -> bytes: ...
+
+    @property
+    def weights_version(self) -> int: ...
+
+    @property
+    def max_text_tokens(self) -> int: ...
+
+    def scorer(self, texts: Texts) -> Scorer | None: ...
+
+    def runs(self, as_completed: AsCompleted) -> Run:
+        """What makes vectors of texts. as_completed: of the LLM."""
+        ...
+
+    def with_weights(self, copies: Copies) -> Ready: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +89,42 @@ class Loaded:
     @property
     def ledger(self) -> Ledger:
         return self.layout.ledger
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Tokens of the longest text that can become a vector: a step draws one more."""
+        return self.layout.max_model_len - 1
+
+    def scorer(self, texts: Texts) -> Scorer | None:
+        """How pairs become scores, by logits of the tokens that the config or the checkpoint names; None without any.
+
+        Raises ValueError for tokens that the model does not have.
+        """
+        tokens, tokenizer = texts.score_tokens, texts.prompts.tokenizer
+        asked = texts.sentence.logit_score if tokens is None else score_of_tokens(tokens, tokenizer)
+        if asked is None:
+            return None
+        if texts.headless or max(ids_of(asked)) >= texts.vocab_size:
+            raise ValueError(
+                f"pairs are scored by logits of the tokens {ids_of(asked)}, which this model does not have"
+            )
+        weights = dict(zip(self.layout.targets, self.weights, strict=True))
+        logits = TokenLogits.of(self.layout.spec, weights, ids_of(asked))
+        return LogitScorer.of(asked, texts.sentence, tokenizer, texts.prompts.chat, logits, self.max_text_tokens)
+
+    def runs(self, as_completed: AsCompleted) -> Run:
+        return by_steps(as_completed)
+
+    def with_weights(self, copies: Copies) -> Loaded:
+        """The same executables with copies of other weights in the place of those that have one, which are freed."""
+        weights = replace_weights(self.layout, self.weights, copies)
+        return dataclasses.replace(
+            self,
+            weights=weights.arrays,
+            fingerprint=weights.fingerprint,
+            weights_version=self.weights_version + 1,
+            update_salt=self.update_salt or os.urandom(16),
+        )
 
 
 def load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +13,7 @@ from flax import nnx
 
 from checkpoints import Checkpoint, Expansion
 from checkpoints.memory import take
+from ferrum_jax.embeddings.encoder_runtime import POOLINGS
 from ferrum_jax.models import registry
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -57,6 +58,22 @@ class ModelSource:
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
         )
+
+    @property
+    def poolings(self) -> Sequence[str]:
+        """How its texts can become vectors, the usual way first; none of a model that scores pairs alone."""
+        if isinstance(self.spec, ModelSpec):
+            return ("last",)
+        return () if self.spec.scorer else POOLINGS
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether layers behind the pooling are applied to its vectors."""
+        return isinstance(self.spec, EncoderSpec)
+
+    @property
+    def sees_images(self) -> bool:
+        return isinstance(self.spec, ModelSpec) and self.spec.vision is not None
 
     def for_text(self) -> ModelSource:
         """This model without its tower, if it has one."""

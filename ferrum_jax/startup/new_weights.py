@@ -13,20 +13,17 @@ from flax import nnx
 
 from checkpoints import open_checkpoint
 from checkpoints.memory import Copies, copies_of, copies_of_tensors, is_own
-from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.layout import ModelLayout
-from ferrum_jax.runtime.weights import replace_weights
 from ferrum_jax.spec import ModelSpec
-from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
 
 NewWeights = nnx.Module | nnx.State | Mapping[Any, Any] | str | os.PathLike[str]
 
 
 def copies_for(
-    model: Loaded | Encoder,
+    layout: ModelLayout,
     state: NewWeights,
     *,
     spec: ModelSpec | EncoderSpec,
@@ -38,7 +35,6 @@ def copies_for(
 
     Raises ValueError, before anything is copied, for all that does not fit.
     """
-    layout = model.layout
     targets, expansions = layout.targets, layout.model.expansions
     if isinstance(state, str | os.PathLike):
         if names or partial:
@@ -51,22 +47,8 @@ def copies_for(
         raise ValueError("the weights are empty: 0 arrays; give those that change")
     if is_own(arrays, targets):
         return copies_of(arrays, targets, expansions, cast=cast, partial=partial)
-    rules, harmless = _table(layout.spec)
+    rules, harmless = registry.rules_of(layout.spec)
     return copies_of_tensors(arrays, targets, expansions, rules=rules, harmless=harmless, partial=partial)
-
-
-def updated(model: Loaded | Encoder, copies: Copies) -> Any:
-    """The model with copies in the place of its arrays, which are freed; the executables stay."""
-    if isinstance(model, Encoder):
-        return model.with_weights(copies)
-    weights = replace_weights(model.layout, model.weights, copies)
-    return dataclasses.replace(
-        model,
-        weights=weights.arrays,
-        fingerprint=weights.fingerprint,
-        weights_version=model.weights_version + 1,
-        update_salt=model.update_salt or os.urandom(16),
-    )
 
 
 def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) -> Copies:
@@ -78,7 +60,7 @@ def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) 
         )
     targets, expansions = layout.targets, layout.model.expansions
     if checkpoint.kind == "huggingface":
-        rules, harmless = _table(layout.spec)
+        rules, harmless = registry.rules_of(layout.spec)
         return copies_of_tensors(
             checkpoint.tensors,
             targets,
@@ -89,11 +71,6 @@ def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) 
         )
     arrays = source.read(targets, expansions)
     return {name: (lambda array=array: array) for name, array in arrays.items()}
-
-
-def _table(spec: ModelSpec | EncoderSpec) -> tuple[Any, Any]:
-    """Rules and harmless tensors of a model."""
-    return registry.rules_of(spec)
 
 
 def _differences(found: Any, wanted: Any) -> str:

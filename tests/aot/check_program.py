@@ -26,13 +26,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import open_checkpoint
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.rates import DTYPES, make_copy, products
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.step import attention_config
+from ferrum_jax.runtime.step_options import attention_config
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup.check_attention import cases_of
 from ferrum_jax.startup.model_source import ModelSource
 from pallas_kernels.paged_attention import make_schedule, paged_attention

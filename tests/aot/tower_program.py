@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh, whole
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights

@@ -13,8 +13,8 @@ from ferrum_jax.batch.job import run_batch
 from ferrum_jax.batch.job_plan import expected_time, make_plan, measured_rate, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
-from ferrum_jax.config import Reach
 from ferrum_jax.files.store import LocalStore
+from ferrum_jax.sizes.engine_sizes import Reach
 from tests.batch.fake_llm import FakeLLM
 
 SHARED = list(range(64))

@@ -20,8 +20,9 @@ from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.commands import flags
 from ferrum_jax.commands.model import runs_on_cpu
 from ferrum_jax.commands.model_names import model_names
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.pools.budget import GroupBlocks, Ledger
+from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
@@ -64,7 +65,8 @@ class CommandLLM(FakeLLM):
         if "missing" in model:
             raise ValueError(f"{model} has no config.json")
         on_progress("compiling", 1, 2)
-        self.model, self.config, self.tokenizer, self.reach = model, config.on("cpu"), tokenizer, reach
+        config = dataclasses.replace(config, max_num_seqs=config.rows_on("cpu"))
+        self.model, self.config, self.tokenizer, self.reach = model, config, tokenizer, reach
         self.asked: list = []
         on_identity(self.identity)
         CommandLLM.made.append(self)
@@ -517,12 +519,11 @@ def test_the_platform_is_told_without_opening_a_device(llms, monkeypatch, platfo
 @pytest.mark.parametrize("where", ["cpu", "gpu"])
 def test_a_job_has_many_rows_on_the_cpu_and_elsewhere_as_many_as_there_is_room_for(monkeypatch, where):
     """Named rows are never fewer than asked for, so that they stay open where a kernel may have no room for all."""
-    from ferrum_jax.commands import batch
+    from ferrum_jax.commands import model
 
-    monkeypatch.setattr(batch, "runs_on_cpu", lambda: where == "cpu")
-    args = argparse.Namespace(bundle=None)
-    assert batch._job_config(args, EngineConfig()).max_num_seqs == (256 if where == "cpu" else None)
-    assert batch._job_config(args, EngineConfig(max_num_seqs=7)).max_num_seqs == 7
+    monkeypatch.setattr(model, "runs_on_cpu", lambda: where == "cpu")
+    assert model.job_config(argparse.Namespace(bundle=None)).max_num_seqs == (256 if where == "cpu" else None)
+    assert model.job_config(argparse.Namespace(bundle=None, max_num_seqs=7)).max_num_seqs == 7
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])  # streamed; and written when the command ends

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.config import EngineConfig, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.distributed import follow
 from ferrum_jax.engine.lockstep import LeadingEngine
 from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.processes import messages
 from ferrum_jax.processes.messages import Beat, Broken, Call, Digest, End, Failure, decode, encode, joined
 from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 RESUMED = CompletionOutput(

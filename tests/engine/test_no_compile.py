@@ -85,9 +85,9 @@ def test_what_others_compile_meanwhile_is_not_the_steps(who):
 
 @pytest.mark.parametrize("invariant", [False, True])
 def test_the_default_ladder_has_few_executables(invariant):
-    config = EngineConfig(invariant=invariant).on("tpu")
+    config = EngineConfig(invariant=invariant)
     ladder = make_ladder(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.rows_on("tpu"),
         max_num_batched_tokens=config.max_num_batched_tokens,
         table_width=ceil_div(32768, 16),
         invariant=config.invariant,

@@ -6,8 +6,8 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.asked.options import NO_OPTIONS
-from ferrum_jax.config import Reach
 from ferrum_jax.engine.submission import Intake
+from ferrum_jax.sizes.engine_sizes import Reach
 from tests.support import GOLDENS, SMALL, small_llm
 
 PROMPTS = [[5, 6, 7] * 9, list(range(40, 60))]

@@ -109,7 +109,7 @@ def test_states_are_written_in_place_and_counted_in_the_ledger(llm):
     assert [state.shape for state in states] == [(num_states, hybrid.STATE_SIZE)]
     assert llm.ledger.states_bytes == llm.stats()["states_bytes"] == 2 * num_states * hybrid.STATE_SIZE * 4
     shape = f"f32\\[{num_states},{hybrid.STATE_SIZE}\\]"
-    for executable in (*llm.loaded.executables.forwards.values(), llm.loaded.executables.copy_blocks):
+    for executable in (*llm.loaded.executables.forwards.values(), llm.loaded.executables["copy_blocks"]):
         assert re.findall(shape, executable.as_text()) and not re.findall(shape + r"\S* copy\(", executable.as_text())
 
 

@@ -64,12 +64,12 @@ def test_logits_are_in_what_samples_alone(loaded):
 
 def test_a_slot_is_written_in_place(loaded):
     slots = loaded.layout.pools.slots
-    analysis = loaded.executables.write_slot.memory_analysis()
+    analysis = loaded.executables["write_slot"].memory_analysis()
     assert analysis.alias_size_in_bytes == math.prod(slots.shape) * slots.dtype.itemsize
 
 
 def test_blocks_are_copied_in_place(loaded):
-    executable = loaded.executables.copy_blocks
+    executable = loaded.executables["copy_blocks"]
     pools = loaded.layout.pools.flat_caches()
     pool_bytes = sum(math.prod(pool.shape) * pool.dtype.itemsize for pool in pools)
     assert executable.memory_analysis().alias_size_in_bytes == pool_bytes

@@ -32,6 +32,7 @@ NOUNS = (
     "prompt",
     "request",
     "setting",
+    "sizes",
     "spec",
 )
 FILES = ("checkpoints.rules",)  # a room below its folder: what models say of their weights, and checkpoints read
@@ -258,7 +259,6 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.offline": (
         "checkpoints",
-        "ferrum_jax.embeddings",
         "ferrum_jax.executables",
         "ferrum_jax.files",
         "ferrum_jax.meshes",
@@ -403,7 +403,6 @@ MAY_IMPORT = {
         "ferrum_jax.serve.http",
         "ferrum_jax.sharding",
         "ferrum_jax.startup",
-        "ferrum_jax.text",
         "nouns",
     ),
     "ferrum_jax.__main__": (

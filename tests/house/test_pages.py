@@ -129,7 +129,7 @@ HELD = {
     ],
     "guides/serving.md": [("tools that a host runs are refused", "openai/body_rules.py", "previous_response_id")],
     "architecture.md": [
-        ("do not divide are refused", "sharding.py", "def refusals("),
+        ("do not divide are refused", "sharding/undivided.py", "def refusals("),
         ("rows that are not there cost nothing", None, ""),
     ],
 }

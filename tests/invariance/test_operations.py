@@ -26,7 +26,7 @@ from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
 from ferrum_jax.layers.rope import rotate, rotations
 from ferrum_jax.models import registry
-from ferrum_jax.runtime.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
+from ferrum_jax.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
 from ferrum_jax.spec import RopeSpec
 from tests.support import GOLDENS
 

@@ -103,7 +103,7 @@ def test_cuts_hits_and_preemption_do_not_change_a_bit(golden):
 
 def test_states_are_written_in_place_in_every_bucket():
     loaded = small_llm("qwen3_next", TILES).loaded
-    for executable in (*loaded.executables.forwards.values(), loaded.executables.copy_blocks):
+    for executable in (*loaded.executables.forwards.values(), loaded.executables["copy_blocks"]):
         text = executable.as_text()
         for state in jax.tree.leaves(loaded.layout.pools.states[0]):
             shape = re.escape(f"f32[{','.join(map(str, state.shape))}]")

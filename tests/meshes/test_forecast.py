@@ -12,9 +12,9 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.commands.compile import _WITHOUT_DEVICE
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.meshes.choices import Lengths, meshes_of, shapes_of
+from ferrum_jax.meshes.choices import meshes_of, shapes_of
 from ferrum_jax.meshes.encoder_forecast import forecast_encoder
-from ferrum_jax.meshes.forecast import forecast, least_time_s
+from ferrum_jax.meshes.forecast import Lengths, forecast, least_time_s
 from ferrum_jax.models.registry import abstract_tower, spec_of
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.runtime.buckets import Bucket, Ladder
@@ -31,7 +31,7 @@ FLAGS = ["--max-num-seqs=4", "--max-num-batched-tokens=16", "--max-model-len=256
 
 @pytest.fixture(scope="module")
 def layout():
-    return BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=SMALL).lay_out()
+    return BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=SMALL).laid_out().layout
 
 
 def test_what_weights_slots_and_a_step_leave_is_for_blocks(layout):
@@ -78,7 +78,7 @@ def test_a_decode_step_reads_the_weights_once_and_the_context_of_every_row(layou
 def test_rows_are_as_many_as_the_pool_holds_at_their_full_length(layout):
     assert forecast(layout, Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 4  # 80 blocks, 16 a row
     few = BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=dataclasses.replace(SMALL, num_blocks=40))
-    assert forecast(few.lay_out(), Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 2
+    assert forecast(few.laid_out().layout, Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 2
 
 
 def test_a_request_longer_than_the_model_serves_is_refused_with_both_numbers(layout):
@@ -88,7 +88,7 @@ def test_a_request_longer_than_the_model_serves_is_refused_with_both_numbers(lay
 
 def test_experts_that_a_step_reads_are_those_that_its_rows_choose():
     order = BundleOrder(model=str(GOLDENS / "qwen3_moe"), target="cpu", config=SMALL)
-    layout = order.lay_out()
+    layout = order.laid_out().layout
     spec, target = layout.options.spec, Target.named("cpu")
     experts = sum(w.size * 4 for name, w in layout.targets.items() if ".experts." in name)
     others = sum(w.size * 4 for name, w in layout.targets.items() if ".experts." not in name)
@@ -110,7 +110,7 @@ def test_a_job_takes_at_least_its_weights_a_step_and_two_operations_a_prompt_tok
 
 
 def test_a_job_s_least_time_counts_the_experts_that_its_tokens_choose():
-    layout = BundleOrder(model=str(GOLDENS / "qwen3_moe"), target="cpu", config=SMALL).lay_out()
+    layout = BundleOrder(model=str(GOLDENS / "qwen3_moe"), target="cpu", config=SMALL).laid_out().layout
     target, spec = Target.named("cpu"), layout.options.spec
     sizes = {name: w.size for name, w in layout.targets.items() if name != "embed.weight" or spec.tie_word_embeddings}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
@@ -120,7 +120,9 @@ def test_a_job_s_least_time_counts_the_experts_that_its_tokens_choose():
 
 
 def test_meshes_are_parts_of_the_devices_along_tp_and_all_of_them_as_data_shards():
-    dense, routed = (BundleOrder(model=str(GOLDENS / name), target="cpu", config=SMALL).spec for name in FAMILIES)
+    dense, routed = (
+        BundleOrder(model=str(GOLDENS / name), target="cpu", config=SMALL).subject.spec for name in FAMILIES
+    )
     plain = ["tp=1", "tp=2", "tp=4", "dp=4,tp=1", "dp=2,tp=2"]
     assert [str(shape) for shape in shapes_of(dense, 4)] == plain
     assert [str(shape) for shape in shapes_of(routed, 4)] == [*plain, "dp=4,tp=1,ep=1", "dp=2,tp=2,ep=2"]
@@ -165,7 +167,7 @@ def test_every_mesh_of_a_slice_has_its_memory_and_speed_without_a_compile(capsys
 def test_an_encoder_takes_what_its_layers_multiply_or_read(capsys):
     bert = str(GOLDENS / "encoders" / "bert")
     order = BundleOrder(model=bert, target="cpu", config=EngineConfig(max_num_batched_tokens=256))
-    layout, target = order.lay_out_encoder(), Target.named("cpu")
+    layout, target = order.laid_out().layout, Target.named("cpu")
     layers = sum(weight.size for name, weight in layout.targets.items() if name.startswith("layers."))
     width = layout.spec.hidden_size * layout.spec.num_hidden_layers
     fast = dataclasses.replace(target, bandwidth_bytes_per_s=1e30)

@@ -7,9 +7,10 @@ import pytest
 
 from ferrum_jax.__main__ import main
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.meshes.choices import Lengths, MeshFit, Subject, meshes_of
-from ferrum_jax.meshes.forecast import Forecast
-from ferrum_jax.meshes.settle import by_problem, choose_mesh, settled
+from ferrum_jax.meshes.choices import MeshFit, meshes_of
+from ferrum_jax.meshes.forecast import Forecast, Lengths
+from ferrum_jax.meshes.on_paper import Subject
+from ferrum_jax.meshes.settle import by_problem, choose_mesh
 from ferrum_jax.models.registry import encoder_spec_of, spec_of
 from scripts.published import PUBLISHED, config_of
 from tests.meshes.described import V5E_4, V6E_8, V6E_16
@@ -49,7 +50,7 @@ def test_the_fastest_mesh_that_fits_is_taken_and_said(name, devices, mesh):
     assert choice.mesh == best.mesh == mesh and not best.problem
     assert choice.why.startswith(f"mesh {mesh} is taken of {len(devices)} devices: ") and "\n" not in choice.why
     assert f"at most {best.rate:,.0f} output tokens/s; --mesh names another" in choice.why
-    assert settled(subject(name), devices).mesh_shape.size <= len(devices)
+    assert subject(name).with_mesh(choose_mesh(subject(name), devices).mesh).config.mesh_shape.size <= len(devices)
 
 
 def test_a_mesh_that_leaves_a_host_or_a_process_idle_is_not_taken():

@@ -13,7 +13,7 @@ import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.rules import expand
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
     POOLINGS,
@@ -26,6 +26,7 @@ from ferrum_jax.files.json_files import read_json
 from ferrum_jax.layers.text_rows import TextRows, attend
 from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import PUBLISHED_ENCODERS
 from tests.support import COMPILED, GOLDENS
 

@@ -55,7 +55,11 @@ def test_a_plan_knows_the_forms_of_a_converted_folder_and_those_that_are_asked_f
 
     def weights_bytes(folder, weights: str = "auto") -> int:
         order = EngineConfig(weights=weights, dtype="float32", max_model_len=64, num_blocks=16)
-        return BundleOrder(model=str(folder), target="cpu", config=order).lay_out(lambda layout: 0).ledger.weights_bytes
+        return (
+            BundleOrder(model=str(folder), target="cpu", config=order)
+            .laid_out(lambda layout: 0)
+            .layout.ledger.weights_bytes
+        )
 
     dense = weights_bytes(tmp_path)
     (tmp_path / "ferrum_jax.json").write_text(json.dumps(about | {"forms": forms}))

@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.layers.rope import frequencies
 from ferrum_jax.models.registry import spec_of
-from ferrum_jax.runtime.resolve import resolve
+from ferrum_jax.runtime.settled import settle
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import RopeSpec
 from scripts.published import config_of
 
@@ -36,13 +37,13 @@ def test_a_dynamic_rope_takes_the_theta_of_the_longest_context_that_an_engine_ha
 
 def test_a_context_may_be_as_long_as_the_factor_of_a_dynamic_rope_says():
     mesh = make_mesh(MeshShape(), jax.devices("cpu")[:1])
-    assert resolve(spec_of(DYNAMIC), EngineConfig(), mesh).max_model_len == 8192
+    assert settle(spec_of(DYNAMIC), EngineConfig(), mesh).limits.max_model_len == 8192
     for config, longest in ((DYNAMIC, 32768), (LLAMA3_8B, 8192)):
-        resolve(spec_of(config), EngineConfig(max_model_len=longest), mesh)
+        settle(spec_of(config), EngineConfig(max_model_len=longest), mesh)
         with pytest.raises(
             ValueError, match=f"max_model_len is {longest + 1}, more than the model's {longest} positions"
         ):
-            resolve(spec_of(config), EngineConfig(max_model_len=longest + 1), mesh)
+            settle(spec_of(config), EngineConfig(max_model_len=longest + 1), mesh)
 
 
 def test_of_an_odd_number_of_turning_dimensions_the_last_ones_pair_turns_too():

@@ -58,7 +58,7 @@ def test_a_mesh_that_leaves_hosts_of_a_slice_idle_is_refused_before_anything_is_
     with pytest.raises(
         ValueError, match=r"'tp=4', 4 of the 16 devices of tpu:v6e:4x4.*mesh of all 16, or a slice of 4$"
     ):
-        order.lay_out()
+        order.laid_out()
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import replay, reuse_distances
 from ferrum_jax.offline.simulate_cache import outcome_table
 from ferrum_jax.outputs import NOT_FINITE_REASON
@@ -23,6 +22,7 @@ from ferrum_jax.scheduling.request_log import (
     TokenLimit,
     read_request_log,
 )
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 SIZES = EngineSizes(
     block_size=4, block_bytes=[2048], group_blocks=[16], max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_jax.bench.workloads import make_workload
-from ferrum_jax.config import EngineConfig, EngineSizes, Reach
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.offline.padding import padding_of
 from ferrum_jax.offline.replay import replay
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, choose_table_width, make_ladder
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 
 fixed = settings(deadline=None, max_examples=60, derandomize=True)
 
@@ -122,9 +123,9 @@ def test_tables_are_as_wide_as_the_longest_request_needs_in_few_sizes(most, bloc
 
 
 def test_an_accelerator_has_at_most_24_executables_by_default():
-    config = EngineConfig().on("tpu")
+    config = EngineConfig()
     ladder = make_ladder(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.rows_on("tpu"),
         max_num_batched_tokens=config.max_num_batched_tokens,
         table_width=8,
         invariant=False,

@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import pytest
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, fit, refuse_overfull, scalar_bytes
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from tests.runtime.test_layout import Device, spec_of
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
@@ -135,7 +136,7 @@ def test_blocks_grow_and_only_then_rows_are_fewer_where_attention_has_no_room(
     open_config = EngineConfig(num_blocks=9, **config)
     layout = lay_out(spec_of(), open_config, make_mesh(MeshShape(), [V6E]))
     assert (layout.ledger.block_size, layout.options.block_size, layout.num_rows) == (tokens, tokens, rows)
-    assert re.search(why, layout.why_bounded) and layout.settled(open_config).num_rows == rows
+    assert re.search(why, layout.why_bounded) and layout.max_num_seqs == rows
     assert layout.ladder.buckets[-1].num_rows == rows and layout.ladder.buckets[-1].table_width == -(-512 // tokens)
 
 

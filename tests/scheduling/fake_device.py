@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.outputs import NOT_FINITE
 from ferrum_jax.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
@@ -22,6 +21,7 @@ from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 VOCABULARY = 5
 

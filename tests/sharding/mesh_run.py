@@ -77,7 +77,7 @@ def say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
             for part, executable in (
                 *executables.forwards.items(),
                 *executables.samples.items(),
-                ("score", executables.score),
+                ("score", executables["score"]),
             )
         ],
         "pools_are_aliased": all(aliases_pools(llm)),

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from ferrum_jax.config import MeshShape
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from tests.support import GOLDENS, ROOT
 
 # Four devices; and LLVM does not optimise, which changes no program but halves the time of compiling it.

@@ -13,9 +13,11 @@ from checkpoints import open_checkpoint
 from checkpoints.fingerprint import fingerprint
 from checkpoints.placement import place
 from checkpoints.rules import Expansion
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
-from ferrum_jax.sharding import axes_of, make_mesh, partition, refusals
+from ferrum_jax.sharding import axes_of, make_mesh, partition
+from ferrum_jax.sharding.undivided import refusals
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import FAST, config_of
 from tests.models.test_registry import published
 from tests.support import GOLDENS, ROOT

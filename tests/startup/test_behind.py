@@ -119,7 +119,7 @@ def test_a_background_compile_that_fails_is_said_once_and_the_engine_goes_on(tmp
     monkeypatch.setattr(behind, "_BEGIN_S", 0.0)
     said = []
     monkeypatch.setattr(behind.warnings, "warn", lambda text, *_, **__: said.append(text))
-    thread = compile_behind(llm.loaded.layout, early, store, llm.config, None)
+    thread = compile_behind(llm.loaded.layout, early, store, None)
     assert thread is not None
     thread.join(60)
     assert len(said) == 1 and "the engine continues with those that it has" in said[0]
@@ -132,7 +132,7 @@ def test_nothing_is_compiled_behind_an_engine_that_has_all():
     llm = small_llm("qwen3")
     layout = llm.loaded.layout
     store = ExecutableStore(SMALL.compilation_cache_dir, layout.mesh.devices.flatten().tolist())
-    assert compile_behind(layout, llm.loaded.executables, store, llm.config, None) is None
+    assert compile_behind(layout, llm.loaded.executables, store, None) is None
 
 
 @pytest.mark.slow

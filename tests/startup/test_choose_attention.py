@@ -17,20 +17,19 @@ import jax
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
 from ferrum_jax.models import registry
 from ferrum_jax.processes.child import run_child
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup import choose_attention as module
 from ferrum_jax.startup.accelerators import Chips, explain, holder
 from ferrum_jax.startup.check_attention import Rehearsal
 from ferrum_jax.startup.choose_attention import (
     AttentionChoice,
     choose_attention,
-    choose_with_others,
     for_unfamiliar,
-    recorded_as,
 )
 from ferrum_jax.startup.open import Opening
 from scripts.shapes import random_source
@@ -91,7 +90,7 @@ FOUND = {
 def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fault, monkeypatch):
     """From the order to the answer: the kernel is interpreted in a child, found wrong and set aside."""
     silent = functools.partial(choose_attention, chips=TPU, silence_s=25.0 if fault == "hang" else 200.0)
-    monkeypatch.setattr("ferrum_jax.startup.open.choose_attention", silent)
+    monkeypatch.setattr("ferrum_jax.startup.chosen.choose_attention", silent)
     config = dataclasses.replace(CONFIG, compilation_cache_dir=str(COMPILED))
     opening = Opening(source=random_source(QWEN3), config=config, rehearsal=Rehearsal(fault=fault))
     llm = LLM.__new__(LLM)
@@ -113,10 +112,10 @@ def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fa
 
 
 def test_a_job_goes_on_with_the_attention_it_began_with_whatever_a_check_says_now(monkeypatch):
-    monkeypatch.setattr("ferrum_jax.startup.open.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu"))
+    monkeypatch.setattr("ferrum_jax.startup.chosen.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu"))
     config = dataclasses.replace(CONFIG, compilation_cache_dir=str(COMPILED))
     opened, engine = Opening(source=random_source(QWEN3), config=config, begun_with={"cpu": "xla"}).run()
-    assert opened.attention == AttentionChoice(implementation="xla")
+    assert opened.chosen.attention == AttentionChoice(implementation="xla")
     assert opened.identity.environment["implementation"] == "xla"
     engine.close()
 
@@ -172,9 +171,9 @@ def test_tiles_of_a_verdict_are_those_of_the_engine_and_of_its_job(tmp_path, mon
     monkeypatch.setattr(module, "_check", lambda order, store, silence_s: (tuned, None))
     choice = choose_attention(spec(), CONFIG, chips=TPU)
     assert choice.tiles == "items=2,tile_kv=256" and "tiles items=2,tile_kv=256 fastest" in choice.why
-    recorded = AttentionChoice.recorded(recorded_as("mosaic_tpu", choice.tiles))
+    recorded = AttentionChoice.recorded(f"mosaic_tpu {choice.tiles}")
     assert (recorded.implementation, recorded.tiles) == ("mosaic_tpu", choice.tiles)
-    assert AttentionChoice.recorded(recorded_as("xla", None)).tiles is None
+    assert AttentionChoice.recorded("xla").tiles is None
     assert choose_attention(spec(), CONFIG, chips=TPU, is_bundled=True).tiles is None  # it was compiled for its own
     named = dataclasses.replace(CONFIG, attention_tiles="items=4")
     assert choose_attention(spec(), named, chips=TPU).tiles == "items=4"
@@ -221,7 +220,7 @@ def test_a_choice_of_another_kind_of_device_is_none(monkeypatch):
 def with_others(folder, fault: str | None = None, **changes) -> AttentionChoice:
     config = dataclasses.replace(CONFIG, compilation_cache_dir=str(folder / "executables"), **changes)
     mesh = make_mesh(MeshShape(), jax.devices("cpu"))
-    return choose_with_others(spec(), config, mesh, rehearsal=Rehearsal(fault=fault))
+    return choose_attention(spec(), config, mesh=mesh, rehearsal=Rehearsal(fault=fault))
 
 
 def test_process_0_of_several_checks_for_all_and_a_kernel_that_does_not_compile_is_set_aside(tmp_path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from pathlib import Path
 
+import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore
 from ferrum_jax.models.registry import quantised_spec, spec_of
-from ferrum_jax.startup.choose_attention import AttentionChoice, recorded_as
-from ferrum_jax.startup.choose_products import choose_products, entry_of_form, recorded_products, recorded_with
+from ferrum_jax.runtime.settled import settle
+from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.startup.choose_attention import AttentionChoice
+from ferrum_jax.startup.choose_products import choose_products, entry_of_form, recorded_products
 from scripts.published import config_of
 
 LLAMA3_8B = config_of("Llama-3-8B")
@@ -92,8 +97,11 @@ def test_what_is_named_is_taken_and_elsewhere_there_is_nothing_to_choose(tmp_pat
 
 
 def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read():
-    attention = recorded_as("mosaic_tpu", "tile_kv=512,items=2")
-    text = recorded_with(attention, "mosaic_tpu")
-    assert recorded_products(text) == (attention, "mosaic_tpu")
-    assert AttentionChoice.recorded(recorded_products(text)[0]).tiles == "tile_kv=512,items=2"
-    assert recorded_with(attention, "xla") == attention and recorded_products(attention) == (attention, "xla")
+    options = settle(spec_of(LLAMA3_8B), EngineConfig(), make_mesh(MeshShape(), jax.devices()[:1])).options
+    made = {"implementation": "mosaic_tpu", "tiles": "tile_kv=512,items=2"}
+    attention, both = (
+        dataclasses.replace(options, **made, products=products).recorded for products in ("xla", "mosaic_tpu")
+    )
+    assert (options.recorded, attention) == ("xla", "mosaic_tpu tile_kv=512,items=2")
+    assert recorded_products(both) == (attention, "mosaic_tpu") and recorded_products(attention) == (attention, "xla")
+    assert AttentionChoice.recorded(recorded_products(both)[0]).tiles == "tile_kv=512,items=2"

@@ -12,12 +12,13 @@ import pytest
 from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.runtime import compile, programs
 from ferrum_jax.runtime.fit import missing_bytes
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup import fit_or_shrink
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.fit_or_shrink import Start

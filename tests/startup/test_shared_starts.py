@@ -8,16 +8,17 @@ import json
 import jax
 import pytest
 
-from ferrum_jax.config import MANY_ROWS, EngineConfig, Reach
+from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.models import registry
 from ferrum_jax.runtime.buckets import FIRST_TOKENS
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import others_of, programs_of
 from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.engine_sizes import Reach
 from tests.support import ROOT
 
 INTERACTIVE = EngineConfig(mesh="tp=1", kv_memory_bytes=1 << 28)  # of generate, serve and Python, as they settle it
-BATCH = dataclasses.replace(INTERACTIVE.with_rows(MANY_ROWS), invariant=True)
+BATCH = dataclasses.replace(INTERACTIVE, max_num_seqs=MANY_ROWS, invariant=True)
 DEMO = Reach(num_rows=48, num_tokens=16_000, request_tokens=600)
 TWO_SHORT_ROWS = Reach(num_rows=2, num_tokens=80, request_tokens=40)
 ONE_ROW = Reach(num_rows=1, num_tokens=6, request_tokens=6)

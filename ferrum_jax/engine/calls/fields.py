@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ferrum_jax.config import EngineConfig, MeshShape
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.quoting import Elsewhere, require_harmless
 from ferrum_jax.quoting.known_fields import require, whole
 from ferrum_jax.setting import settings_of
+from ferrum_jax.sizes.mesh_shape import MeshShape
 
 _FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _DEFAULTS = EngineConfig()

@@ -9,9 +9,9 @@ import pytest
 
 from ferrum_jax.batch.input.ordering import DEPTHS
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.config import EngineSizes
 from ferrum_jax.offline.replay import Outcome, replay
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 BLOCK = 16
 

@@ -25,13 +25,12 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from checkpoints.rules import Expansion
-from ferrum_jax.config import MeshShape
 from ferrum_jax.ints import round_up
-from ferrum_jax.spec import AttentionSpec, ModelSpec
-from ferrum_jax.spec.checks import no_multiples
+from ferrum_jax.sharding.shards import DATA, TENSOR
+from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.spec import AttentionSpec
 from ferrum_jax.spec.stored_weight import weight_of_leaf
 
-DATA, TENSOR = "dp", "tp"
 _TPUS_OF_A_HOST = 8  # no machine has more
 
 # Logical axis -> the mesh axes that split it. An axis that is not named here is whole on every device.
@@ -124,67 +123,6 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("scorer.*.weight", (None, None)),
     ("scorer.*.bias", (None,)),
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shards:
-    """The devices along an axis of the mesh, as the program of one of them sees them; one device has no axis."""
-
-    axis: str | None = None
-    size: int = 1
-
-    def index(self) -> jax.Array:
-        """[] int32: which of them this device is."""
-        return jax.numpy.int32(0) if self.axis is None else jax.lax.axis_index(self.axis)
-
-    def sum(self, x: jax.Array) -> jax.Array:
-        """The sum of every device's x, on all of them."""
-        return x if self.axis is None else jax.lax.psum(x, self.axis)
-
-    def max(self, x: jax.Array) -> jax.Array:
-        """The largest of every device's x, on all of them."""
-        return x if self.axis is None else jax.lax.pmax(x, self.axis)
-
-    def gather(self, x: jax.Array) -> jax.Array:  # [n, ...] -> [size * n, ...]
-        """Every device's rows, one device's after the other's."""
-        return x if self.axis is None else jax.lax.all_gather(x, self.axis, axis=0, tiled=True)
-
-    def gather_columns(self, x: jax.Array) -> jax.Array:  # [n, m] -> [n, size * m]
-        """Every device's columns, one device's after the other's."""
-        return x if self.axis is None else jax.lax.all_gather(x, self.axis, axis=1, tiled=True)
-
-    def sum_own(self, x: jax.Array) -> jax.Array:  # [size * n, ...] -> [n, ...]
-        """This device's rows of the sum of every device's x."""
-        return x if self.axis is None else jax.lax.psum_scatter(x, self.axis, scatter_dimension=0, tiled=True)
-
-    def exchange(self, x: jax.Array) -> jax.Array:  # [size * n, m] -> [n, size * m]
-        """From some columns of all rows to all columns of some rows."""
-        return x if self.axis is None else jax.lax.all_to_all(x, self.axis, split_axis=0, concat_axis=1, tiled=True)
-
-    def own(self, x: jax.Array) -> jax.Array:  # [size * n, ...] -> [n, ...]
-        """This device's rows of what all of them have."""
-        if self.axis is None:
-            return x
-        count = x.shape[0] // self.size
-        return jax.lax.dynamic_slice_in_dim(x, self.index() * count, count)
-
-
-WHOLE = Shards()
-
-
-def shards_of(mesh: Mesh) -> Shards:
-    """The devices that share the work of a step's layers."""
-    return _along(mesh, TENSOR)
-
-
-def expert_shards_of(mesh: Mesh, shape: MeshShape) -> Shards:
-    """The data shards whose tokens go to the experts together; alone where each has all experts."""
-    return _along(mesh, DATA) if shape.has_experts_once else WHOLE
-
-
-def _along(mesh: Mesh, axis: str) -> Shards:
-    size = mesh.shape[axis]
-    return WHOLE if size == 1 else Shards(axis=axis, size=size)
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
@@ -381,7 +319,9 @@ def axes_of(name: str) -> tuple[str | None, ...]:
     for pattern, axes in PARAMETERS:
         if fnmatch.fnmatchcase(name, pattern):
             return axes
-    raise ValueError(f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding.py")
+    raise ValueError(
+        f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding/__init__.py"
+    )
 
 
 def _expansion(
@@ -394,96 +334,13 @@ def _expansion(
     if axes[:1] == ("vocabulary",) and shape[0] % tp:
         return Expansion(rows=shape[0], size=round_up(shape[0], tp))
     if axes[:1] == ("kv_heads",):
-        own = attention_of(_layer_in(name))
+        own = attention_of(layer_in(name))
         if (repeats := head_copies(own, tp)) > 1:
             run = shape[0] // own.num_key_value_heads
             return Expansion(rows=shape[0], size=shape[0] * repeats, run=run, repeats=repeats)
     return None
 
 
-def _layer_in(name: str) -> int:
+def layer_in(name: str) -> int:
     """The layer that a parameter is of."""
     return int(name.split(".")[1])
-
-
-def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
-    """Why a model cannot run on a mesh of this shape, each with the sizes that would work; empty where it can."""
-    return _refusals(lambda mesh: _undivided(spec, mesh), spec.attention.num_attention_heads, shape)
-
-
-def encoder_refusals(num_attention_heads: int, intermediate_size: int, shape: MeshShape) -> list[str]:
-    """The same of an encoder."""
-
-    def undivided(mesh: MeshShape) -> list[str]:
-        return no_multiples(mesh.tp, num_attention_heads=num_attention_heads, intermediate_size=intermediate_size)
-
-    return _refusals(undivided, num_attention_heads, shape)
-
-
-def _refusals(undivided: Callable[[MeshShape], list[str]], num_heads: int, shape: MeshShape) -> list[str]:
-    reasons = undivided(shape)
-    if not reasons:
-        return []
-    once, on_each = (
-        [MeshShape(dp=shape.dp, tp=tp, has_experts_once=is_once) for tp in range(1, num_heads + 1)]
-        for is_once in (shape.has_experts_once, False)
-    )
-    fits = [str(mesh.tp) for mesh in once if not undivided(mesh)]
-    fits = fits or [f"{mesh.tp} with ep={mesh.tp}" for mesh in on_each if not undivided(mesh)]
-    return [f"mesh is {str(shape)!r}: {', '.join(reasons)}; tp may be {', '.join(fits)}"]
-
-
-def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
-    tp, experts = shape.tp, spec.experts
-    reasons = _undivided_heads(spec, tp)
-    for width in dict.fromkeys(spec.mlp_of(layer).intermediate_size for layer in spec.dense_layers):
-        reasons += no_multiples(tp, intermediate_size=width)
-    if spec.layer_inputs is not None:
-        columns = spec.num_hidden_layers * spec.layer_inputs.size
-        reasons += no_multiples(tp, **{"hidden_size_per_layer_input of all layers": columns})
-    if experts is not None:
-        reasons += no_multiples(tp, shared_expert_intermediate_size=experts.shared_intermediate_size)
-    if spec.recurrence is not None:
-        reasons += spec.recurrence.undivided(tp)
-    reasons += _parted_groups(spec, tp)
-    if experts is not None and experts.num_experts % shape.ep:
-        axes = "tp" if shape.ep == tp else "dp * tp"
-        reasons.append(f"num_experts, {experts.num_experts}, is not a multiple of {axes}, {shape.ep}")
-    return reasons
-
-
-def _undivided_heads(spec: ModelSpec, tp: int) -> list[str]:
-    reasons: list[str] = []
-    for own in dict.fromkeys(spec.attention_of(layer) for layer in spec.attention_layers):
-        K = own.num_key_value_heads
-        reasons += no_multiples(tp, num_attention_heads=own.num_attention_heads)
-        if K % tp and tp % K:
-            reasons.append(f"num_key_value_heads, {K}, and tp, {tp}, do not divide one another")
-    return list(dict.fromkeys(reasons))
-
-
-def _parted_groups(spec: ModelSpec, tp: int) -> list[str]:
-    """Weights whose inputs are spread over "tp" and cannot be without parting a group; of those alike the first."""
-    found: dict[tuple[int, int], str] = {}
-    for name, form in spec.forms:
-        if axes_of(name)[-1] in RULES:
-            num_in = _num_inputs(spec, name)
-            if num_in % tp == 0 and form.problem((num_in // tp,)):
-                found.setdefault((num_in, form.unit), name)
-    return [
-        f"the {num_in} inputs of {name} in groups of {unit} cannot be spread over tp, {tp}"
-        for (num_in, unit), name in found.items()
-    ]
-
-
-def _num_inputs(spec: ModelSpec, name: str) -> int:
-    """Inputs of attention's output projection, or of the down projection of an MLP."""
-    if ".mlp." in name:
-        shared = spec.experts.shared_intermediate_size if spec.experts is not None else 0
-        return shared if ".shared." in name else spec.mlp_of(_layer_in(name)).intermediate_size
-    layer = _layer_in(name)
-    attends = layer in spec.attention_layers
-    if spec.recurrence is not None and layer in spec.state_layers and (".recurrence." in name or not attends):
-        return spec.recurrence.output_size
-    own = spec.attention_of(layer)
-    return own.num_attention_heads * own.value_dim

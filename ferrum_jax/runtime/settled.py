@@ -1,0 +1,302 @@
+"""Settled: what an engine is made from, with nothing left open; or every reason why it cannot run.
+
+A config is what was asked for and stays as it is. What it leaves open is decided here, once, for a model and a mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.models import registry
+from ferrum_jax.pools.pools import layer_pool_shape
+from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
+from ferrum_jax.runtime.refusals import Buckets, Limits
+from ferrum_jax.runtime.step_options import StepOptions
+from ferrum_jax.sharding import on_one_device
+from ferrum_jax.sharding.shards import expert_shards_of, shards_of
+from ferrum_jax.sharding.undivided import refusals as mesh_refusals
+from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
+from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
+from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
+from pallas_kernels.paged_attention.support import refusals as kernel_refusals
+from pallas_kernels.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Room:
+    """What memory decides where a config leaves it open: rows of a data shard, and its pool in blocks or in bytes.
+
+    why: a sentence of why the rows are fewer than by default, or "".
+    """
+
+    max_num_seqs: int | None = None
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    why: str = ""
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Room:
+        """What the config names."""
+        return cls(
+            max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks, kv_memory_bytes=config.kv_memory_bytes
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What all of a layout follows from. spec: fitted to max_model_len. target: a device of the mesh.
+
+    config: as it was asked for. implementation: of attention. why_bounded: in a sentence why blocks are larger or rows
+    fewer than they are by default; "" where they are not.
+    """
+
+    spec: ModelSpec
+    config: EngineConfig
+    mesh: Mesh
+    shape: MeshShape
+    target: Target
+    dtype: jnp.dtype
+    kv_dtype: str
+    implementation: str
+    limits: Limits
+    room: Room
+    why_bounded: str
+
+    @functools.cached_property
+    def options(self) -> StepOptions:
+        """What is fixed for all steps."""
+        config = self.config
+        return StepOptions(
+            spec=self.spec,
+            dtype=self.dtype,
+            target=self.target,
+            local=self.local,
+            shards=shards_of(self.mesh),
+            expert_shards=expert_shards_of(self.mesh, self.shape),
+            block_size=self.limits.block_size,
+            implementation=self.implementation,
+            invariant=config.invariant,
+            tiles=config.attention_tiles,
+            gives_experts=config.return_routed_experts,
+            products="mosaic_tpu" if config.product_implementation == "mosaic_tpu" else "xla",
+        )
+
+    @functools.cached_property
+    def local(self) -> ModelSpec:
+        """The spec with the heads of one device."""
+        return self.spec.with_attention(lambda own: on_one_device(own, self.shape.tp))
+
+    def one_block(self, block_size: int) -> list[tuple[KVPool, int]]:
+        """Of a layer of each cache group: the shapes of its pool of one block on one device, and its query heads."""
+        form = {"block_size": block_size, "kv_dtype": KV_DTYPES[self.kv_dtype], "implementation": self.implementation}
+        layers = [self.local.attention_of(group.layers[0]) for group in self.local.kv_groups]
+        return [(layer_pool_shape(own, num_blocks=1, **form), own.num_attention_heads) for own in layers]
+
+    def ladder(self, reach: Reach | None = None, limits: Limits | None = None) -> Ladder:
+        """The buckets for requests of this reach, None for any. limits: others than its own."""
+        limits, config = limits or self.limits, self.config
+        return make_ladder(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
+            invariant=config.invariant,
+            accelerator=self.target.platform != "cpu",
+            adapters=config.max_adapters > 0,
+            images=self.spec.vision is not None,
+            reach=reach,
+        )
+
+    def buckets(self, reach: Reach | None) -> Buckets:
+        """The buckets, to be asked whether attention fits them."""
+        return Buckets(
+            options=self.options,
+            ladder_of=lambda limits: self.ladder(reach, limits),
+            pools_of=lambda limits: self.one_block(limits.block_size),
+        )
+
+
+def settle(spec: ModelSpec, config: EngineConfig, mesh: Mesh, room: Room | None = None) -> Settled:
+    """What is decided for a model, a config and a mesh. room: what memory decided; None takes what the config names.
+
+    Blocks are larger, and only then rows fewer, where attention has no room for the default and the config leaves them
+    open: whatever requests will come, because jobs share their executables. Raises ValueError with every reason why
+    the engine cannot run here.
+    """
+    target, room = Target.of_device(mesh.devices.flat[0]), room or Room.of(config)
+    spec = spec if config.max_image_tokens else registry.without_tower(spec)
+    dtype = resolve_dtype(config.dtype, target.platform, "float32" if spec.dtype == "float32" else "bfloat16")
+    limits = Limits(
+        max_num_seqs=room.max_num_seqs or config.rows_on(target.platform),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or spec.max_position_embeddings,
+        block_size=config.block_size or 0,
+    )
+    asked = Settled(
+        spec=registry.quantised_spec(spec, config.weights).fitted(limits.max_model_len),
+        config=config,
+        mesh=mesh,
+        shape=_shape_of(mesh, config),
+        target=target,
+        dtype=dtype,
+        kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
+        implementation=config.implementation or _unnamed_implementation(spec, config.kv_dtype, target),
+        limits=limits,
+        room=room,
+        why_bounded="",
+    )
+    if reasons := _refusals(asked):
+        raise ValueError("; ".join(reasons))
+    return _bounded(asked)
+
+
+def _bounded(asked: Settled) -> Settled:
+    """With blocks and rows that attention has room for."""
+    config, room, limits = asked.config, asked.room, asked.limits
+    if config.block_size is None:
+        token = asked.one_block(1)[0][0]
+        size = asked.target.block_size(token.values.size * token.dtype.itemsize)
+        limits = dataclasses.replace(limits, block_size=size)
+    limits, why = (
+        dataclasses.replace(asked, limits=limits)
+        .buckets(None)
+        .choose(limits, leaves_blocks=config.block_size is None, leaves_rows=room.max_num_seqs is None)
+    )
+    return dataclasses.replace(asked, limits=limits, why_bounded="; ".join(filter(None, (room.why, why))))
+
+
+def _shape_of(mesh: Mesh, config: EngineConfig) -> MeshShape:
+    """The shape of the mesh that is there; a config that names one adds how experts are spread over it."""
+    named = MeshShape() if config.mesh is None else config.mesh_shape
+    return dataclasses.replace(named, **mesh.shape)
+
+
+def lacks_kernels(spec: ModelSpec, kv_dtype: str) -> bool:
+    """Whether "xla" alone has a model's attention, so that it is what runs where no other is named."""
+
+    def lacks(own: Kept) -> bool:
+        if own.is_latent:
+            return own.head_dim % LATENT_LANES > 0 or kv_dtype == "int8"
+        return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)  # Hopper's end there too
+
+    return _is_chunked(spec) or sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
+
+
+def sees_images_whole(spec: ModelSpec) -> bool:
+    """Whether tokens of an image attend to all of it, those behind them too."""
+    return spec.vision is not None and spec.vision.sees_both_ways
+
+
+def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
+    return "xla" if lacks_kernels(spec, kv_dtype) else default_implementation(target)
+
+
+def _is_chunked(spec: ModelSpec) -> bool:
+    return any(group.chunked for group in spec.kv_groups)
+
+
+def _kept(spec: ModelSpec) -> list[Kept]:
+    return [spec.attention_of(group.layers[0]).kept for group in spec.kv_groups]
+
+
+def resolve_dtype(named: str, platform: str, on_accelerators: str) -> jnp.dtype:
+    """The dtype that a config names, for "auto" float32 on the CPU and `on_accelerators` elsewhere."""
+    automatic = "float32" if platform == "cpu" else on_accelerators
+    return jnp.dtype(automatic if named == "auto" else named)
+
+
+def shared_refusals(
+    *, invariant: bool, platform: str, dtype: jnp.dtype, max_model_len: int, most_positions: int
+) -> list[str]:
+    """What engines and encoders refuse alike: lengths beyond the model's, and invariance where it does not hold."""
+    reasons = []
+    if max_model_len > most_positions:
+        reasons.append(
+            f"max_model_len is {max_model_len}, more than the model's {most_positions} positions "
+            "(max_position_embeddings in its config.json, times the factor where its rope is dynamic)"
+        )
+    on_cpu = platform == "cpu"
+    if invariant and not (on_cpu and dtype == jnp.float32):
+        reasons.append(
+            "invariant=True holds on the CPU in float32 only; "
+            f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
+        )
+    return reasons
+
+
+def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> list[str]:
+    """Why images of one size have no room, or none in one step where their tokens see each other."""
+    patches, tokens = vision.patches_of_all, vision.tokens_of_all
+    if patches is None or tokens is None:
+        return []
+    least = tokens + num_rows - 1  # beside the tokens of all other rows
+    found = [
+        f"{name} is {value}, and an image of this model has {count} {what}; raise it to {count} or more, or set "
+        "max_image_tokens=0 to serve the text alone"
+        for name, value, count, what in (
+            ("max_image_patches", config.max_image_patches, patches, "patches"),
+            ("max_image_tokens", config.max_image_tokens, tokens, "tokens"),
+        )
+        if value < count
+    ]
+    if vision.sees_both_ways and config.max_num_batched_tokens < least:
+        found.append(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}, and a step must hold the {tokens} tokens of "
+            f"an image, which see each other, beside those of {num_rows - 1} other rows; raise it to {least} or "
+            "more, lower max_num_seqs, or set max_image_tokens=0 to serve the text alone"
+        )
+    return found
+
+
+def _refusals(asked: Settled) -> list[str]:
+    spec, config, target = asked.spec, asked.config, asked.target
+    kernels = [
+        reason
+        for own in _kept(spec)
+        for reason in kernel_refusals(
+            asked.implementation,
+            target=target,
+            head_dim=own.head_dim,
+            v_head_dim=own.v_head_dim,
+            is_latent=own.is_latent,
+            chunked=_is_chunked(spec),
+            block_size=config.block_size,
+            kv_dtype=asked.kv_dtype,
+        )
+    ]
+    kernels = list(dict.fromkeys(kernels))
+    if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
+        kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")
+    if config.attention_tiles is not None and asked.implementation != "mosaic_tpu":
+        kernels.append(
+            f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "
+            f"{asked.implementation!r}"
+        )
+    if spec.vision is not None and config.max_adapters:
+        kernels.append(
+            f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
+            "max_image_tokens=0 to serve it for text alone"
+        )
+    if config.return_routed_experts and spec.experts is None:
+        kernels.append("return_routed_experts is True, and this model has no experts; leave it False")
+    if spec.vision is not None:
+        kernels += _image_refusals(config, spec.vision, asked.limits.max_num_seqs)
+    if sees_images_whole(spec) and asked.implementation != "xla":
+        kernels.append(
+            f"implementation is {asked.implementation!r}, and tokens of this model's images see each other, which "
+            "'xla' alone computes; take it, or set max_image_tokens=0 to serve the text alone"
+        )
+    shared = shared_refusals(
+        invariant=config.invariant,
+        platform=target.platform,
+        dtype=asked.dtype,
+        max_model_len=asked.limits.max_model_len,
+        most_positions=spec.most_positions,
+    )
+    return [*mesh_refusals(spec, asked.shape), *kernels, *shared]

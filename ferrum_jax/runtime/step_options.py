@@ -1,0 +1,113 @@
+"""StepOptions: what is fixed for all steps of an engine, and what follows: tiles of attention, compiler options."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.sharding.shards import Shards
+from ferrum_jax.sizes import invariance
+from ferrum_jax.sizes.tiles import tiles_of
+from ferrum_jax.spec import ModelSpec
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, LatentConfig, TpuConfig
+from pallas_kernels.paged_attention.support import serving
+from pallas_kernels.target import Target
+
+# Options of a TPU's compiler. Layers have equal code: compiled and kept once, it takes a third less time and a seventh
+# of the memory, for about six bundles more an operation, which call it (decision 0025). A dot within a dot, the MLP's
+# up within its down, would compute the inner one several times over.
+_TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fusion": "false"}
+# TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
+# the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
+_TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What is fixed for all steps of an engine.
+
+    shards: devices that share the work of a step. expert_shards: data shards that have their experts together.
+    local: the spec with the heads of one device. target: one of them.
+    """
+
+    spec: ModelSpec
+    dtype: jnp.dtype
+    target: Target
+    local: ModelSpec
+    shards: Shards
+    expert_shards: Shards
+    block_size: int
+    implementation: str  # of attention
+    invariant: bool
+    tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
+    products: str = "xla"  # of products with quantised weights
+    gives_experts: bool = False  # the forward gives those of its tokens
+
+    @property
+    def recorded(self) -> str:
+        """One text of what attention runs and what multiplies weights in a form, for the record of a job."""
+        tiles = "" if self.tiles is None else f" {self.tiles}"
+        products = "" if self.products == "xla" else f" products={self.products}"
+        return f"{self.implementation}{tiles}{products}"
+
+
+def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
+    """What computes the attention of a bucket's steps over this pool."""
+    return serving(options.implementation, is_latent=pool.is_latent, decode_only=bucket.decode_only)
+
+
+def attention_config(
+    bucket: Bucket, options: StepOptions, pool: KVPool, num_heads: int
+) -> AttentionConfig | TpuConfig | LatentConfig | GpuConfig:
+    """The tiles of a bucket's attention. pool: of a layer and one device, or its shapes. num_heads: its query heads.
+
+    Raises ValueError where the bucket does not fit the implementation on the target.
+    """
+    implementation = implementation_of(bucket, options, pool)
+    if implementation == "mosaic_tpu" and pool.is_latent:
+        return LatentConfig.choose(
+            num_rows=bucket.num_rows,
+            max_blocks=bucket.table_width,
+            num_heads=num_heads,
+            dtype=options.dtype,
+            pool=pool,
+            target=options.target,
+        )
+    if implementation == "mosaic_tpu":
+        return TpuConfig.choose(
+            num_tokens=bucket.num_tokens,
+            num_rows=bucket.num_rows,
+            max_blocks=bucket.table_width,
+            num_heads=num_heads,
+            dtype=options.dtype,
+            pool=pool,
+            decode_only=bucket.decode_only,
+            target=options.target,
+            tiles=tiles_of(options.tiles),
+        )
+    if implementation == "mosaic_gpu":
+        return GpuConfig.choose(
+            num_heads=num_heads,
+            pool=pool,
+            decode_only=bucket.decode_only,
+            target=options.target,
+            dtype=options.dtype,
+        )
+    return AttentionConfig.choose(
+        num_tokens=bucket.num_tokens,
+        block_size=options.block_size,
+        decode_only=bucket.decode_only,
+        invariant=options.invariant,
+    )
+
+
+def compiler_options(options: StepOptions) -> dict[str, str] | None:
+    """What a step asks of its target's compiler."""
+    if options.invariant:
+        return invariance.COMPILER_OPTIONS
+    if options.target.platform != "tpu":
+        return None
+    return _TPU_OPTIONS | (_TPU7X_OPTIONS if options.target.generation == "v7x" else {})
