@@ -21,7 +21,7 @@ from checkpoints.formats import PackedWeight, Scheme, join, scheme_of, stored_sc
 from checkpoints.placement import leaves_of, place
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import Rule, as_stored, expand
-from checkpoints.writer import describe, open_writer
+from checkpoints.writer import Writer, describe, open_writer
 from ferrum_jax.files.json_files import read_json
 from ferrum_jax.paths import is_url
 from ferrum_jax.spec.stored_weight import WeightForm, weight_of
@@ -92,59 +92,76 @@ def convert(
     sources = huggingface.sources_of(
         tensors, rules=rules, harmless=harmless, targets=targets, has_scheme=scheme is not None
     )
-    wanted = {
-        name: jax.ShapeDtypeStruct(target.shape, dtype or _dtype_of(sources[name]) or target.dtype)
-        if name in sources
-        else target  # of a form, whose numbers stay as they are
-        for name, target in targets.items()
-    }
-    parts = expand(as_stored(rules, tensors))
-    used = {part.name for name in sources for part in parts[name]}
     if adapter is not None:
         _refuse_merge(adapter, sources)
+    wanted = _wanted(targets, sources, dtype)
+    parts = expand(as_stored(rules, tensors))
+    used = {part.name for name in sources for part in parts[name]}
     about_config = json.dumps(config, sort_keys=True) + ("" if adapter is None else f" {adapter.digest}")
-    digest = fingerprint(about_config, "", stored)
-    said = used | _packed_tensors(used, tensors, scheme)
     about = {
-        "source_digest": digest,
+        "source_digest": fingerprint(about_config, "", stored),
         "source_shapes": {name: list(tensors[name].shape) for name in sorted(used)},
         "forms": {
             name: dataclasses.asdict(forms.get(name, own[0].form)) for name, own in sources.items() if _is_packed(own)
         },
     }
-    errors: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
-    resumed = 0
     with open_writer(out, {n: describe(t.shape, t.dtype) for n, t in wanted.items()}, about) as writer:
-        for group, names in enumerate(writer.groups):
-            record = writer.record(group)
-            resumed += record is not None
-            if record is None:
-                params, record = {}, {}
-                for name in names:
-                    own = leaves_of(sources[weight_of(name)], name)
-                    own = own if adapter is None else merged(adapter, name, own)
-                    params[name] = place(own, wanted[name])
-                    record[name] = _cast_error(name, own, np.asarray(params[name]))
-                writer.write(group, params, record)
-            for name, (largest, error, size) in record.items():
-                old = errors[re.sub(r"\.\d+\.", ".*.", name)]
-                old[:] = max(old[0], largest), old[1] + error, old[2] + size
+        errors, resumed = _write(writer, sources, wanted, adapter)
+        said = used | _packed_tensors(used, tensors, scheme)
         writer.finish(source, {name: array for name, array in stored.items() if name not in said})
-    found = [
-        CastError(parameters=name, largest=largest, relative_rms=(error / size) ** 0.5 if size else 0.0)
-        for name, (largest, error, size) in errors.items()
-        if largest > 0
-    ]
     return ConvertSummary(
         tensors=len(used),
         parameters=len(wanted),
         bytes=sum(t.size * np.dtype(t.dtype).itemsize for t in wanted.values()),
         dtype=orbax_folder.read_description(out)["dtype"],
-        max_cast_error=max((error.largest for error in found), default=0.0),
-        cast_errors=tuple(sorted(found, key=lambda error: -error.relative_rms)),
-        source_digest=digest,
+        max_cast_error=max((error.largest for error in errors), default=0.0),
+        cast_errors=tuple(sorted(errors, key=lambda error: -error.relative_rms)),
+        source_digest=about["source_digest"],
         num_resumed=resumed,
     )
+
+
+def _wanted(
+    targets: Mapping[str, jax.ShapeDtypeStruct], sources: Mapping[str, Sequence[Any]], dtype: str | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The parameters as they are stored; those of a form keep their numbers."""
+    return {
+        name: jax.ShapeDtypeStruct(target.shape, dtype or _dtype_of(sources[name]) or target.dtype)
+        if name in sources
+        else target
+        for name, target in targets.items()
+    }
+
+
+def _write(
+    writer: Writer,
+    sources: Mapping[str, Sequence[Any]],
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    adapter: Adapter | None,
+) -> tuple[list[CastError], int]:
+    """What rounding cost the parameters of each name, and how many groups were there already."""
+    errors: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+    resumed = 0
+    for group, names in enumerate(writer.groups):
+        record = writer.record(group)
+        resumed += record is not None
+        if record is None:
+            params, record = {}, {}
+            for name in names:
+                own = leaves_of(sources[weight_of(name)], name)
+                own = own if adapter is None else merged(adapter, name, own)
+                params[name] = place(own, wanted[name])
+                record[name] = _cast_error(name, own, np.asarray(params[name]))
+            writer.write(group, params, record)
+        for name, (largest, error, size) in record.items():
+            old = errors[re.sub(r"\.\d+\.", ".*.", name)]
+            old[:] = max(old[0], largest), old[1] + error, old[2] + size
+    found = [
+        CastError(parameters=name, largest=largest, relative_rms=(error / size) ** 0.5 if size else 0.0)
+        for name, (largest, error, size) in errors.items()
+        if largest > 0
+    ]
+    return found, resumed
 
 
 def _refuse_merge(adapter: Adapter, sources: Mapping[str, Sequence[Any]]) -> None:
