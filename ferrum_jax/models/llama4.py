@@ -14,7 +14,7 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader, cache_groups
 from ferrum_jax.models.family import Family
-from ferrum_jax.models.plain import attention_from, layers_that_turn, mlp_from, spec_from, still_where
+from ferrum_jax.models.plain import attention_from, experts_from, layers_that_turn, mlp_from, spec_from, still_where
 from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.models.text_part import text_part_of
 from ferrum_jax.spec import ExpertsSpec, ModelSpec, QkNorm, Temperature
@@ -56,23 +56,13 @@ def _experts(reader: ConfigReader, num_layers: int) -> ExpertsSpec | None:
     layers = tuple(reader.get("moe_layers", []) or range(max(step, 1) - 1, num_layers, max(step, 1)))
     if not all(type(layer) is int and 0 <= layer < num_layers for layer in layers):
         raise ValueError(f"moe_layers is {shown(list(layers))}; it must name layers of {num_layers}")
-    width, count, chosen = (
-        reader.require("intermediate_size"),
-        reader.get("num_local_experts", 16),
-        reader.get("num_experts_per_tok", 1),
-    )
+    width = reader.require("intermediate_size")
     if reader.config.get("moe_layers") == []:
+        reader.leave("num_local_experts", "num_experts_per_tok")
         return None
-    return ExpertsSpec(
-        layers=layers,
-        num_experts=count,
-        num_experts_per_tok=chosen,
-        intermediate_size=width,
-        scoring="sigmoid",
-        weighs_inputs=True,
-        shared_intermediate_size=width,
-        shared_gate=False,
-    )
+    shared = {"shared_intermediate_size": width, "shared_gate": False}
+    count = reader.require("num_local_experts")
+    return experts_from(reader, count, layers=layers, scoring="sigmoid", weighs_inputs=True, **shared)
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -99,6 +89,8 @@ _TEXT = Family(
         "head_dim": 128,
         "rope_theta": 500000.0,
         "rms_norm_eps": 1e-5,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
     },
     weight_rules=_rules,
     models="MobileLLM-R1, and Llama 4 text saved alone",

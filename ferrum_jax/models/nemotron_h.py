@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import tensors
+from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.mamba2_reader import mamba2_groups, mamba2_rules, step_limit
 from ferrum_jax.models.plain import attention_from, layers_where, mlp_from, norm_from, spec_from
-from ferrum_jax.spec import ExpertsSpec, Mamba2Spec, ModelSpec
+from ferrum_jax.spec import Mamba2Spec, ModelSpec
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _WITHOUT_CACHE = ("mlp", "moe")
@@ -41,11 +41,14 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(**_ONLY)
     kinds = _kinds(reader)
     act = reader.get("mlp_hidden_act", "relu2")
+    shared = reader.get("moe_shared_expert_intermediate_size", 7688)
+    moe = layers_where(kind == "moe" for kind in kinds)
+    experts = deepseek.experts_from(reader, moe, shared_intermediate_size=shared, has_gates=False)
     return spec_from(
         reader,
         attention=attention_from(reader, rope=None),
         mlp=mlp_from(reader, hidden_act=act, gated=False),
-        experts=_experts(reader, layers_where(kind == "moe" for kind in kinds)),
+        experts=experts,
         without_mlp=layers_where(kind not in _WITHOUT_CACHE for kind in kinds),
         norm=norm_from(reader, key="layer_norm_epsilon"),
         recurrence=Mamba2Spec(
@@ -78,22 +81,6 @@ def _kinds(reader: ConfigReader) -> list[str]:
     return list(kinds)
 
 
-def _experts(reader: ConfigReader, layers: tuple[int, ...]) -> ExpertsSpec | None:
-    sizes: dict[str, Any] = {
-        "num_experts": reader.get("n_routed_experts", 8),
-        "num_experts_per_tok": reader.get("num_experts_per_tok", 2),
-        "intermediate_size": reader.get("moe_intermediate_size", 7688),
-        "num_groups": reader.get("n_group", 1),
-        "num_chosen_groups": reader.get("topk_group", 1),
-        "norm_topk_prob": reader.flag("norm_topk_prob", True),
-        "routed_scaling_factor": float(reader.get("routed_scaling_factor", 1.0)),
-        "shared_intermediate_size": reader.get("moe_shared_expert_intermediate_size", 7688),
-    }
-    if not layers:
-        return None
-    return ExpertsSpec(layers=layers, scoring="sigmoid", corrected=True, shared_gate=False, has_gates=False, **sizes)
-
-
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Layers have one norm and one mixer each."""
     mixing = spec.mixing_layers
@@ -122,7 +109,14 @@ def _as_mixer(name: str) -> str:
 FAMILIES = {
     "NemotronHForCausalLM": Family(
         read=_spec,
-        defaults={"max_position_embeddings": 4096, "intermediate_size": 21504, "layer_norm_epsilon": 1e-5},
+        defaults={
+            "max_position_embeddings": 4096,
+            "intermediate_size": 21504,
+            "layer_norm_epsilon": 1e-5,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+        },
         respell=_with_number_of_layers,
         weight_rules=_rules,
         harmless=with_unserved("mtp.*"),

@@ -72,13 +72,14 @@ def norm_from(reader: ConfigReader, *, key: str = "rms_norm_eps", **family: Any)
 
 
 def experts_from(reader: ConfigReader, num_experts: int, **family: Any) -> ExpertsSpec:
-    """Experts of all layers, as wide as the config's MLPs where the family does not say otherwise."""
+    """Experts of all layers, as wide as the config's MLPs, where the family does not say otherwise."""
     if "num_experts_per_tok" not in family:
         family["num_experts_per_tok"] = reader.get("num_experts_per_tok", 2)
     if "intermediate_size" not in family:
         family["intermediate_size"] = reader.require("intermediate_size")
-    layers = tuple(range(reader.require("num_hidden_layers")))
-    return ExpertsSpec(layers=layers, num_experts=num_experts, **family)
+    if "layers" not in family:
+        family["layers"] = tuple(range(reader.require("num_hidden_layers")))
+    return ExpertsSpec(num_experts=num_experts, **family)
 
 
 def every_nth_full(reader: ConfigReader, period: int) -> list[str]:
