@@ -15,12 +15,10 @@ import faulthandler
 import importlib
 import json
 import os
-import pathlib
 import pickle
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,8 +26,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from ferrum_jax.processes.child import main; main()"
+from ferrum_jax.processes import fresh
+
 _SHARES_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # a GPU belongs to several, none of which should take it whole
 _START_S = 600.0  # in which even a busy machine has imported a module
 _LEAVE_S = 10.0  # for a child that has sent its last word
@@ -61,17 +59,11 @@ def run_child(
     reading, writing = os.pipe()
     sent: list[Any] = []
     with tempfile.TemporaryFile() as terminal:
-        program = [sys.executable, "-X", "faulthandler", "-c", _PROGRAM, str(_ROOT), str(writing), function]
-        words = ["/usr/bin/env", _SHARES_MEMORY, *program]
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal, pass_fds=(writing,), start_new_session=True
-        )
+        asked = writing, function, pickle.dumps(order)  # read once its end with this process is seen to
+        how: dict[str, Any] = {"stdout": terminal, "stderr": terminal, "pass_fds": (writing,)}
+        process = fresh.start("ferrum_jax.processes.child:main", asked, environment=[_SHARES_MEMORY], **how)
         os.close(writing)
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
-                assert process.stdin is not None
-                with process.stdin as words_to:
-                    words_to.write(pickle.dumps(order))
             last = _receive(reading, silence_s, sent, on_sent)
             if last == "silent":
                 process.send_signal(signal.SIGUSR1)
@@ -130,12 +122,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def main() -> None:
-    """The child: argv has the root of the packages, the number of a pipe and the function; stdin the order."""
+def main(asked: tuple[int, str, bytes]) -> None:
+    """The child. asked: the number of a pipe, the function, and the order."""
     faulthandler.register(signal.SIGUSR1)
-    writing, (module, name) = int(sys.argv[2]), sys.argv[3].split(":")
+    writing, function, order = asked
     threading.Thread(target=_end_with_parent, args=(writing,), daemon=True).start()
-    order = pickle.loads(sys.stdin.buffer.read())
+    module, name = function.split(":")
 
     def write(value: Any) -> None:
         content = json.dumps(value).encode() + b"\n"
@@ -145,7 +137,7 @@ def main() -> None:
     try:
         call = getattr(importlib.import_module(module), name)
         write({"began": True})
-        call(order, lambda value: write({"sent": value}))
+        call(pickle.loads(order), lambda value: write({"sent": value}))
     except Exception as error:  # of any kind: it is the parent that judges
         problem = f"{type(error).__name__}: {first_line(str(error))}"
         write({"ended": {"problem": problem, "traceback": traceback.format_exc()}})

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import gc
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -21,18 +20,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ferrum_jax.llm import LLM
+from ferrum_jax.processes import fresh
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Unframer, send
 
 EXIT_SERVED, EXIT_CUT, EXIT_FAILED, EXIT_BROKEN_OFF = 0, 75, 70, 130
-_ROOT = Path(__file__).resolve().parents[2]
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from ferrum_jax.serve.app.http_process import main; main()"
 _LOOK_S = 0.2
 _LAST_S = 5.0  # that the HTTP process has to end once it is told to stop
 
@@ -44,12 +41,8 @@ class HttpChild:
         """make_order: of the file descriptors of link and listener, a `HttpOrder`."""
         self._link, other = socket.socketpair()
         fds = (other.fileno(), listener.fileno())
-        words = [sys.executable, "-c", _PROGRAM, str(_ROOT)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=fds, start_new_session=True)
+        self._process = fresh.start("ferrum_jax.serve.app.http_process:main", make_order(*fds), pass_fds=fds)
         other.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as words_to:  # it has ended, and says why
-            words_to.write(pickle.dumps(make_order(*fds)))
         listener.close()
         self._outbox = Outbox()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
-import pickle
 import queue
 import select
 import subprocess
@@ -29,6 +27,7 @@ from jax.sharding import Mesh
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.environment import JAX_OPTIONS
 from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.processes import fresh
 from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.compile import Program
@@ -39,8 +38,6 @@ from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.spec import ModelSpec
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from ferrum_jax.startup.behind import main; main()"
 _NICE = 15
 _LOOK_S = 0.2  # how often the thread looks whether it is still wanted
 _BEGIN_S = 2.0  # a program that is over sooner needs no child
@@ -105,13 +102,11 @@ class _Behind:
         self._run_child()
 
     def _run_child(self) -> None:
-        with subprocess.Popen(
-            ["/usr/bin/env", "JAX_PLATFORMS=cpu", sys.executable, "-c", _PROGRAM, str(_ROOT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this program to handle
-        ) as child:
+        how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        asked = fresh.start(
+            "ferrum_jax.startup.behind:main", self._order, environment=["JAX_PLATFORMS=cpu"], is_told_more=True, **how
+        )
+        with asked as child:
             try:
                 self._ask(child)
             except _NotWanted:
@@ -122,7 +117,6 @@ class _Behind:
                 child.kill()
 
     def _ask(self, child: subprocess.Popen[bytes]) -> None:
-        self._send(child, pickle.dumps(self._order))
         while (part := self._next()) is not None:
             self._send(child, b"%d\n" % self._numbers[part])
             problem = self._wait(child)
@@ -189,10 +183,9 @@ def _by_need(layout: Layout) -> list[Bucket | RowBucket]:
     return list(dict.fromkeys([*first, *others]))
 
 
-def main() -> None:
-    """The child: an order on its input, then numbers of programs; for each a line, null or what went wrong."""
+def main(order: _Order) -> None:
+    """The child: on its input are numbers of programs; for each it writes a line, null or what went wrong."""
     os.nice(_NICE)
-    order: _Order = pickle.load(sys.stdin.buffer)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # nothing else that is printed is an answer
     numbers: queue.Queue[int] = queue.Queue()

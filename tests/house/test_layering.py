@@ -85,6 +85,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.batch.input": (
         "ferrum_jax.openai",
+        "ferrum_jax.processes",
         "ferrum_jax.quoting",
         "nouns",
     ),
@@ -355,6 +356,7 @@ MAY_IMPORT = {
         "ferrum_jax.engine",
         "ferrum_jax.engine.calls",
         "ferrum_jax.llm",
+        "ferrum_jax.processes",
         "ferrum_jax.serve.app",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",

@@ -115,7 +115,7 @@ def test_a_background_compile_that_fails_is_said_once_and_the_engine_goes_on(tmp
     decode = llm.loaded.layout.ladder.buckets[0]
     store = store_without(tmp_path / "store", missing=[decode])
     early = executables_of(llm.loaded, only_first=True)
-    monkeypatch.setattr(behind, "_PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr("ferrum_jax.processes.fresh._PROGRAM", "raise SystemExit(3)")
     monkeypatch.setattr(behind, "_BEGIN_S", 0.0)
     said = []
     monkeypatch.setattr(behind.warnings, "warn", lambda text, *_, **__: said.append(text))

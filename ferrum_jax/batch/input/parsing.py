@@ -12,11 +12,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import zlib
 from array import array
 from collections import deque
@@ -26,14 +23,11 @@ from typing import Any, BinaryIO
 
 from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, own_name, parse_line
 from ferrum_jax.batch.input.ordering import Features
+from ferrum_jax.processes import fresh
 
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 16 << 20  # of input per process: starting one takes a third of a second, parsing this much a second
 _MOST_PROCESSES = 16
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[4:]; from ferrum_jax.batch.input import parsing; "
-    "parsing.serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,22 +144,21 @@ def parser(seed: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Iterator[Con
     own, its = Pipe()
     with own:
         with its:
-            arguments = [str(its.fileno()), str(seed), json.dumps(dict(defaults)), *sys.path]
-            arguments = [sys.executable, "-c", _PROGRAM, *arguments]
-            process = subprocess.Popen(arguments, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
-        try:
-            yield own
-        finally:
-            process.kill()
-            process.wait()
+            asked = its.fileno(), seed, dict(defaults)
+            process = fresh.start("ferrum_jax.batch.input.parsing:serve", asked, pass_fds=[its.fileno()])
+        with process:
+            try:
+                yield own
+            finally:
+                process.kill()
 
 
-def serve(fd: int, seed: int, defaults_json: str) -> None:
+def serve(order: tuple[int, int, Mapping[str, Any]]) -> None:
     """Answers each chunk that comes through a connection with its columns, and lines with their rows as plain tuples.
 
     Plain tuples are less work to receive than rows. Returns when the other end is closed.
     """
-    defaults = json.loads(defaults_json)
+    fd, seed, defaults = order
     for signals in (signal.SIGINT, signal.SIGTERM):  # they are for the process that asks, which then closes its end
         signal.signal(signals, signal.SIG_IGN)
     with Connection(fd) as connection, contextlib.suppress(EOFError, ConnectionError):

@@ -11,11 +11,9 @@ import contextlib
 import dataclasses
 import logging
 import os
-import pickle
 import resource
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -130,9 +128,8 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def main() -> None:
-    """The process: the order is on its standard input."""
-    order = pickle.loads(sys.stdin.buffer.read())
+def main(order: HttpOrder) -> None:
+    """The process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _allow_connections()

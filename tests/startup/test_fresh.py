@@ -1,0 +1,32 @@
+"""A function in a fresh interpreter gets its order and its environment, and more where it is told more."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+from ferrum_jax.processes import fresh
+
+
+def shows(order) -> None:
+    print(order, os.environ.get("FRESH"), "jax" in sys.modules, sys.stdin.buffer.read().decode(), sep="|")
+
+
+def test_the_order_and_the_environment_are_the_function_s_and_no_library_comes_with_it():
+    with fresh.start("tests.startup.test_fresh:shows", ("a", 1), environment=["FRESH=yes"], stdout=-1) as process:
+        assert process.stdout is not None and process.stdout.read() == b"('a', 1)|yes|False|\n"
+    assert process.returncode == 0
+
+
+def test_what_comes_next_is_read_behind_the_order():
+    how = {"stdout": subprocess.PIPE, "is_told_more": True}
+    with fresh.start("tests.startup.test_fresh:shows", list(range(3)), **how) as process:
+        said, _ = process.communicate(b"more")
+    assert said == b"[0, 1, 2]|None|False|more\n"
+
+
+def test_a_process_that_ends_at_once_is_no_error_of_who_gives_it_a_large_order():
+    with fresh.start("no.such.module:f", pickle.dumps(bytes(1 << 22)), stderr=subprocess.DEVNULL) as process:
+        assert process.wait() == 1
