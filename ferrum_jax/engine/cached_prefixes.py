@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.saved_prefixes import PrefixCache
 from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.processes.processes import refuse_several_processes
-from ferrum_jax.prompt import Prompt, take_apart
+from ferrum_jax.prompt import MediaSpan, Prompt, take_apart
+from ferrum_jax.request import Request
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.text.prompts import PromptEncoder
@@ -47,7 +49,7 @@ class CachedPrefixes:
         ids = self.prompts.token_ids(prompt)  # once: a chat template may see another time of day later
         generate({"prompt_token_ids": ids, "cache_salt": parts.cache_salt or None, "media": parts.media})
         if pin:
-            self._engine.pin_prefix(ids, cache_salt=parts.cache_salt, media=parts.media)
+            self._engine.scheduler.pin_prefix(prompt_request(ids, cache_salt=parts.cache_salt, media=parts.media))
         block_size = self._engine.scheduler.caches[0].sizes.block_size
         return len(ids) // block_size * block_size
 
@@ -69,7 +71,9 @@ class CachedPrefixes:
     def _keys(self, prompt: Prompt) -> list[bytes]:
         parts = take_apart(prompt)
         encoded = self.prompts.encoded(prompt)
-        return self._engine.prompt_keys(encoded.token_ids, cache_salt=parts.cache_salt, media=encoded.media, whole=True)
+        request = prompt_request(encoded.token_ids, cache_salt=parts.cache_salt, media=encoded.media)
+        cache = self._engine.scheduler.caches[0]  # keys are the same on all shards
+        return [*cache.keys_of(request), cache.key_of_whole(request)]
 
     def _cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")
@@ -82,3 +86,17 @@ class CachedPrefixes:
             runner=self._engine.runner,
             copies=self.copies,
         )
+
+
+def prompt_request(
+    prompt_token_ids: Sequence[int], *, cache_salt: str = "", media: Sequence[MediaSpan] = ()
+) -> Request:
+    """A prompt that is looked for and does not run."""
+    return Request(
+        id=0,
+        token_ids=array("i", prompt_token_ids),
+        num_prompt_tokens=len(prompt_token_ids),
+        max_total_tokens=len(prompt_token_ids) + 1,
+        cache_salt=cache_salt.encode(),
+        media=tuple(media),
+    )

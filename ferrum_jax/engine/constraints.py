@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.ints import ceil_div
+from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
@@ -110,6 +111,26 @@ class Constraints:
     def _room(self, request: Request) -> int:
         """How many tokens may be forced: the request's last one is drawn."""
         return max(0, request.max_total_tokens - 1 - len(request.token_ids))
+
+    def masks_of(
+        self, plan: StepPlan, choice_at: Callable[[int, int], Choice]
+    ) -> tuple[list[list[int]], list[np.ndarray]]:
+        """For each shard the slots of the plan's rows that draw under a mask, and the masks.
+
+        choice_at: who has a slot of a shard.
+        """
+        slots, masks = [], []
+        for index, shard in enumerate(plan.shards):
+            draws = (shard.samples > 0) & (shard.mask_ids > 0)
+            places = (shard.starts + shard.counts)[draws].tolist()
+            open_ = []
+            for slot, place in zip(shard.mask_ids[draws].tolist(), places, strict=True):
+                request = choice_at(index, slot).request
+                if request.finish_reason is None and place == len(request.token_ids):  # else it was forced just now
+                    open_.append(slot)
+            slots.append(open_)
+            masks.append(self.masks([choice_at(index, slot) for slot in open_]))
+        return slots, masks
 
     def masks(self, choices: Sequence[Choice]) -> np.ndarray:
         """[len(choices), words] int32: the tokens that may come next in each.

@@ -10,30 +10,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from ferrum_jax import sampling as device_sampling
 from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta, entry_of
+from ferrum_jax.delta import Delta
 from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
 from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
+from ferrum_jax.engine.drawn_tokens import DrawnTokens
 from ferrum_jax.engine.making_deltas import delta_of, logged
+from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
 from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit
 from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.text.stream import TextStream
 
 
 class _Dispatched(NamedTuple):
@@ -63,8 +59,8 @@ class Engine:
         self._intake = intake
         self._constraints = constraints
         self._adapters = adapters
-        self._unready: dict[int, Submission] = {}  # by id: those whose grammar or adapter is not ready
-        self._extended: dict[int, Choice] = {}  # by request id: those whose row slot lacks forced tokens
+        self._not_ready = NotReady(adapters)
+        self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions: dict[int, Submission] = {}
         self._choices: dict[int, Choice] = {}  # by request id
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
@@ -93,7 +89,7 @@ class Engine:
         """
         submission = self._intake.take(prompt_token_ids, sampling, options)
         if submission.waits:
-            self._unready[submission.id] = submission
+            self._not_ready.put(submission)
         else:
             self._queue(submission)
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
@@ -108,29 +104,14 @@ class Engine:
 
         An event of the engine like `add`: when a compile or a copy ends is no matter of the plan.
         """
-        submission = self._unready.pop(submission_id)
-        fault = submission.wait_for_grammar()
+        submission, fault = self._not_ready.take(submission_id)
         if fault is None:
             try:
-                self._hold_adapter(submission)
                 self._queue(submission)
             except ValueError as error:
                 fault = error
         if fault is not None:
             self._fail(submission, str(fault))
-
-    def _hold_adapter(self, submission: Submission) -> None:
-        """Gives a submission the slot of its adapter until it ends."""
-        if submission.adapter is not None:
-            submission.adapter_slot = self._adapters.hold(submission.adapter)
-            for choice in submission.open_choices:
-                choice.request.adapter_id = submission.adapter_slot
-
-    def _release_adapter(self, submission: Submission) -> None:
-        """Its slot has one holder less; what is in flight reads it before anything else is written there."""
-        if submission.adapter_slot:
-            self._adapters.release(submission.adapter_slot)
-            submission.adapter_slot = 0
 
     def _fail(self, submission: Submission, why: str) -> None:
         """Ends a submission that was not queued."""
@@ -143,73 +124,29 @@ class Engine:
 
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
-        submission = self._unready.get(submission_id)
-        fault = submission and submission.wait_for_grammar()
-        if fault is not None:
-            raise fault
+        self._not_ready.require_grammar(submission_id)
 
     def _queue_all_ready(self) -> None:
-        """Queues what is ready, in order; where nothing else is to do, waits for the first.
-
-        Of those that name adapters none passes one that waits for a slot.
-        """
-        waiting = list(self._unready.values())
-        if not waiting:
+        """Queues what is ready, in order; where nothing else is to do, waits for the first."""
+        if not len(self._not_ready):
             return
-        if len(waiting) == len(self._submissions) and not self._in_flight and not self._ended:
-            waiting[0].wait_for_grammar()
-            if waiting[0].adapter is not None:
-                self._adapters.wait(waiting[0].adapter)
-        slots_are_asked = False
-        for submission in waiting:
-            if submission.adapter is not None:
-                is_next = self._adapters.prepare(submission.adapter) and not slots_are_asked
-                slots_are_asked |= not is_next
-                if not is_next:
-                    continue
-            if submission.grammar is None or submission.grammar.is_ready:
-                self.queue_ready(submission.id)
-        self._adapters.keep_staged({s.adapter.key for s in self._unready.values() if s.adapter is not None})
+        if len(self._not_ready) == len(self._submissions) and not self._in_flight and not self._ended:
+            self._not_ready.wait_for_first()
+        for submission_id in self._not_ready.ready():
+            self.queue_ready(submission_id)
 
     def _queue(self, submission: Submission) -> None:
         """Every choice, or none and ValueError."""
         added: list[Choice] = []
         try:
             for choice in submission.open_choices:
-                self._begin(choice)
+                self._drawn.begin(choice)
                 self.scheduler.add(choice.request)
                 added.append(choice)
         except ValueError:
             for choice in added:
                 self.scheduler.abort(choice.request.id)
             raise
-
-    def _begin(self, choice: Choice) -> None:
-        """Gives a choice that has no token yet those with which its grammar begins."""
-        request = choice.request
-        if len(request.token_ids) > request.num_prompt_tokens:
-            return
-        forced = self._constraints.beginning(choice)
-        request.token_ids.extend(forced)
-
-    def prompt_keys(
-        self,
-        prompt_token_ids: Sequence[int],
-        *,
-        cache_salt: str = "",
-        media: Sequence[MediaSpan] = (),
-        whole: bool = False,
-    ) -> list[bytes]:
-        """The keys of a prompt's full blocks; with `whole`, also the one under which the prompt's end is kept."""
-        request = _prompt_request(prompt_token_ids, cache_salt, media)
-        cache = self.scheduler.caches[0]  # keys are the same on all shards
-        return [*cache.keys_of(request), *([cache.key_of_whole(request)] if whole else [])]
-
-    def pin_prefix(
-        self, prompt_token_ids: Sequence[int], *, cache_salt: str = "", media: Sequence[MediaSpan] = ()
-    ) -> None:
-        """Keeps what prompts that begin with this one hit of its full blocks. Raises ValueError if it cannot."""
-        self.scheduler.pin_prefix(_prompt_request(prompt_token_ids, cache_salt, media))
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all that is cached, pinned or not; False, and nothing changed, while a submission is unfinished."""
@@ -223,12 +160,11 @@ class Engine:
         submission = self._submissions.get(submission_id)
         if submission is None:
             return
-        self._unready.pop(submission_id, None)
+        self._not_ready.drop(submission_id)
         for choice in submission.choices:
             if self._choices.pop(choice.request.id, None) is not None:
                 self.scheduler.abort(choice.request.id)
-            self._extended.pop(choice.request.id, None)
-            self._constraints.forget(choice)
+            self._drawn.forget(choice)
         self._ended = [ended for ended in self._ended if ended.submission is not submission]
         self._forget(submission)
 
@@ -253,7 +189,7 @@ class Engine:
     def abort_all(self) -> list[Delta]:
         """Ends everything that runs or waits with finish_reason "abort"; the deltas as far as they came."""
         deltas = self.settle() + self._give_ended()
-        self._unready.clear()
+        self._not_ready.clear()
         for choice in list(self._choices.values()):
             self.scheduler.finish(choice.request, "abort", None)
             self._finish_choice(choice, deltas)
@@ -319,16 +255,17 @@ class Engine:
         for shard, slot, request_id in plan.admitted:
             choice = self._by_slot[shard, slot] = self._choices[request_id]
             self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
-            self._extended.pop(request_id, None)
+            self._drawn.written(request_id)
         self._encode(plan)
-        self._write_forced()
+        for choice in self._drawn.take_unwritten():
+            self.runner.write_slot(choice.request.shard, choice.request.slot, self._intake.slot_record(choice))
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
             return deltas + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step))))
 
         def masks_follow() -> None:
             deltas.extend(self._commit(self._in_flight.advance(None)))
-            self._write_masks(plan)
+            self.runner.write_masks(*self._constraints.masks_of(plan, self._choice_at))
 
         step = self.runner.dispatch(plan, masks_follow)
         self._in_flight.append(_Dispatched(step, self._observe(step)))
@@ -342,14 +279,6 @@ class Engine:
             ]
             self.runner.encode(images)
 
-    def _write_forced(self) -> None:
-        """Puts forced tokens where the next forward reads them, over what the step in flight drew in their place."""
-        for choice in self._extended.values():
-            request = choice.request
-            if request.slot:  # else it was preempted, and is written when it is admitted
-                self.runner.write_slot(request.shard, request.slot, self._intake.slot_record(choice))
-        self._extended.clear()
-
     def _give_ended(self) -> list[Delta]:
         """Choices that end without a step."""
         deltas: list[Delta] = []
@@ -360,21 +289,6 @@ class Engine:
             self._give(choice, deltas, ended=not submission.num_left and choice is last[submission.id])
         return deltas
 
-    def _write_masks(self, plan: StepPlan) -> None:
-        """Puts the masks of the plan's rows that draw under one where its other half reads them."""
-        slots, masks = [], []
-        for index, shard in enumerate(plan.shards):
-            draws = (shard.samples > 0) & (shard.mask_ids > 0)
-            places = (shard.starts + shard.counts)[draws].tolist()
-            open_ = []
-            for slot, place in zip(shard.mask_ids[draws].tolist(), places, strict=True):
-                request = self._by_slot[index, slot].request
-                if request.finish_reason is None and place == len(request.token_ids):  # else it was forced just now
-                    open_.append(slot)
-            slots.append(open_)
-            masks.append(self._constraints.masks([self._by_slot[index, slot] for slot in open_]))
-        self.runner.write_masks(slots, masks)
-
     def _schedule(self) -> StepPlan | None:
         return self.scheduler.schedule()
 
@@ -382,7 +296,11 @@ class Engine:
         """Starts what is kept of tokens of a step that was dispatched just now, while slots are its rows'."""
         if not self._num_observed:
             return ()
-        return start_scoring(self.runner, step, lambda shard, slot: self._by_slot[shard, slot])
+        return start_scoring(self.runner, step, self._choice_at)
+
+    def _choice_at(self, shard: int, slot: int) -> Choice:
+        """Who has a row slot."""
+        return self._by_slot[shard, slot]
 
     def _commit(self, dispatched: _Dispatched | None) -> list[Delta]:
         if dispatched is None:
@@ -396,69 +314,17 @@ class Engine:
                 self._finish_choice(choice, deltas)
         for request, row in self.scheduler.commit(step.plan, rows[:, 0]):
             choice = self._choices[request.id]
-            if request.finish_reason != "error":
-                self._take_row(choice, step, rows, row)
-            if choice.stops is not None:
-                self._look_for_stops(choice, choice.stops)
-            if request.is_constrained and request.finish_reason is None:
-                self._force(choice)
+            self._drawn.take(choice, step, rows, row)
             if request.finish_reason is not None:
                 self._finish_choice(choice, deltas)
             elif choice.submission.options.streams:
                 deltas.append(self._delta(choice, is_last=False))
         return deltas
 
-    def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
-        """What a row has beside its token; a constraint that goes no further ends the request."""
-        request, submission = choice.request, choice.submission
-        if submission.first_token_s is None:
-            submission.first_token_s = time.monotonic()
-        if submission.options.embeds and submission.embedding is None:
-            submission.embedding = step.last_states()[row]
-        if choice.logprobs is not None:
-            found = device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0)
-            choice.logprobs.append(entry_of(found))
-        if request.is_constrained:
-            error = self._constraints.advance(choice, request.token_ids[-1])
-            if error is not None:
-                self.scheduler.finish(request, "error", error)
-
-    def _force(self, choice: Choice) -> None:
-        """Gives a choice the tokens that its grammar leaves no choice of; a stop string in them ends it."""
-        taken: list[int] = []
-        stopped = None
-        for token in self._constraints.forced(choice):
-            taken.append(token)
-            stopped = None if choice.stops is None else choice.stops.push(token)
-            if stopped is not None:
-                break
-        if not taken:
-            return
-        self.scheduler.extend(choice.request, taken)
-        self._extended[choice.request.id] = choice
-        if stopped is not None:
-            self.scheduler.finish(choice.request, "stop", stopped)
-
-    def _look_for_stops(self, choice: Choice, stops: TextStream) -> None:
-        """Feeds the last token to the search for stop strings; one that it completes ends the request."""
-        request, stopped = choice.request, None
-        if request.finish_reason == "error":
-            return
-        if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
-            stopped = stops.push(request.token_ids[-1])  # an end token has no text unless asked for
-        if request.finish_reason is None:
-            if stopped is not None:
-                self.scheduler.finish(request, "stop", stopped)
-            return
-        stopped = stops.flush()
-        if stopped is not None:
-            request.finish_reason, request.stop_reason = "stop", stopped
-
     def _finish_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         submission = choice.submission
         del self._choices[choice.request.id]
-        self._extended.pop(choice.request.id, None)
-        self._constraints.forget(choice)
+        self._drawn.forget(choice)
         submission.num_left -= 1
         self._give(choice, deltas, ended=submission.num_left == 0)
 
@@ -474,19 +340,7 @@ class Engine:
     def _forget(self, submission: Submission) -> None:
         """It has ended; the request log gets its line."""
         del self._submissions[submission.id]
-        self._release_adapter(submission)
+        self._not_ready.release(submission)
         self._num_observed -= submission.is_observed
         if self._request_log is not None:
             self._request_log.write(logged(submission))
-
-
-def _prompt_request(prompt_token_ids: Sequence[int], cache_salt: str, media: Sequence[MediaSpan]) -> Request:
-    """A prompt that is looked for and does not run."""
-    return Request(
-        id=0,
-        token_ids=array("i", prompt_token_ids),
-        num_prompt_tokens=len(prompt_token_ids),
-        max_total_tokens=len(prompt_token_ids) + 1,
-        cache_salt=cache_salt.encode(),
-        media=tuple(media),
-    )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.engine.cached_prefixes import prompt_request
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.saved_prefixes import PrefixCache
 from ferrum_jax.startup.build_engine import build_engine
@@ -150,8 +151,8 @@ def test_pinned_blocks_stay_on_the_device():
     prompts = [rng.integers(6, 250, 40).tolist() for _ in range(3)]
     engine = tiered(llm, 60)
     answers(engine, prompts[:1])
-    engine.scheduler.pin(engine.prompt_keys(prompts[0]))
     cache = engine.scheduler.caches[0]
+    engine.scheduler.pin(cache.keys_of(prompt_request(prompts[0])))
     pinned = set(cache.pins.ids(cache.pools[0]))
     for prompt in (*prompts[1:], prompts[0]):
         id = engine.add(prompt, GREEDY)
@@ -160,7 +161,9 @@ def test_pinned_blocks_stay_on_the_device():
             engine.scheduler.check_invariants()
     assert outputs[id].num_cached_tokens == 40 and engine.scheduler.metrics().host_hits
     assert cache.pins.ids(cache.pools[0]) == pinned
-    assert cache.tier is not None and not any(cache.tier.find(0, key) for key in engine.prompt_keys(prompts[0]))
+    assert cache.tier is not None and not any(
+        cache.tier.find(0, key) for key in cache.keys_of(prompt_request(prompts[0]))
+    )
 
 
 def test_int8_blocks_keep_their_scales():

@@ -1,0 +1,99 @@
+"""DrawnTokens: what a drawn token brings about: a stop string, an error, tokens that must come after it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ferrum_jax import sampling as device_sampling
+from ferrum_jax.delta import entry_of
+from ferrum_jax.engine.constraints import Constraints
+from ferrum_jax.engine.submission import Choice
+from ferrum_jax.runtime.runner import InFlight
+from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.text.stream import TextStream
+
+
+class DrawnTokens:
+    """Of one engine's choices."""
+
+    def __init__(self, scheduler: Scheduler, constraints: Constraints) -> None:
+        self._scheduler, self._constraints = scheduler, constraints
+        self._extended: dict[int, Choice] = {}  # by request id: those whose row slot lacks forced tokens
+
+    def begin(self, choice: Choice) -> None:
+        """Gives a choice that has no token yet those with which its grammar begins."""
+        request = choice.request
+        if len(request.token_ids) == request.num_prompt_tokens:
+            request.token_ids.extend(self._constraints.beginning(choice))
+
+    def take(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
+        """Takes what came with a choice's last token, which may end its request. rows: of the step's results."""
+        if choice.request.finish_reason != "error":
+            self._take_row(choice, step, rows, row)
+        if choice.stops is not None:
+            self._look_for_stops(choice, choice.stops)
+        if choice.request.is_constrained and choice.request.finish_reason is None:
+            self._force(choice)
+
+    def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
+        """What a row has beside its token; a constraint that goes no further ends the request."""
+        request, submission = choice.request, choice.submission
+        if submission.first_token_s is None:
+            submission.first_token_s = time.monotonic()
+        if submission.options.embeds and submission.embedding is None:
+            submission.embedding = step.last_states()[row]
+        if choice.logprobs is not None:
+            found = device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0)
+            choice.logprobs.append(entry_of(found))
+        if request.is_constrained:
+            error = self._constraints.advance(choice, request.token_ids[-1])
+            if error is not None:
+                self._scheduler.finish(request, "error", error)
+
+    def _look_for_stops(self, choice: Choice, stops: TextStream) -> None:
+        """Feeds the last token to the search for stop strings; one that it completes ends the request."""
+        request, stopped = choice.request, None
+        if request.finish_reason == "error":
+            return
+        if request.finish_reason != "stop" or choice.submission.sampling.include_stop_str_in_output:
+            stopped = stops.push(request.token_ids[-1])  # an end token has no text unless asked for
+        if request.finish_reason is None:
+            if stopped is not None:
+                self._scheduler.finish(request, "stop", stopped)
+            return
+        stopped = stops.flush()
+        if stopped is not None:
+            request.finish_reason, request.stop_reason = "stop", stopped
+
+    def _force(self, choice: Choice) -> None:
+        """Gives a choice the tokens that its grammar leaves no choice of; a stop string in them ends it."""
+        taken: list[int] = []
+        stopped = None
+        for token in self._constraints.forced(choice):
+            taken.append(token)
+            stopped = None if choice.stops is None else choice.stops.push(token)
+            if stopped is not None:
+                break
+        if not taken:
+            return
+        self._scheduler.extend(choice.request, taken)
+        self._extended[choice.request.id] = choice
+        if stopped is not None:
+            self._scheduler.finish(choice.request, "stop", stopped)
+
+    def written(self, request_id: int) -> None:
+        """All of its tokens are in its row slot, as of one that is admitted."""
+        self._extended.pop(request_id, None)
+
+    def take_unwritten(self) -> list[Choice]:
+        """Choices whose row slot lacks forced tokens: they go over what the step in flight drew in their place."""
+        found = [choice for choice in self._extended.values() if choice.request.slot]
+        self._extended.clear()  # one that was preempted is written when it is admitted
+        return found
+
+    def forget(self, choice: Choice) -> None:
+        """The choice has ended."""
+        self.written(choice.request.id)
+        self._constraints.forget(choice)

@@ -1,0 +1,77 @@
+"""NotReady: submissions whose grammar is being compiled, or whose adapter has no slot yet, before they are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ferrum_jax.engine.adapters import HeldSlots
+from ferrum_jax.engine.submission import Submission
+
+
+class NotReady:
+    """Those of one engine, in the order in which they came."""
+
+    def __init__(self, adapters: HeldSlots) -> None:
+        self._adapters = adapters
+        self._waiting: dict[int, Submission] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, submission: Submission) -> None:
+        self._waiting[submission.id] = submission
+
+    def drop(self, submission_id: int) -> None:
+        self._waiting.pop(submission_id, None)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def take(self, submission_id: int) -> tuple[Submission, ValueError | None]:
+        """A submission that is to be queued, which has the slot of its adapter until it ends; or what is wrong."""
+        submission = self._waiting.pop(submission_id)
+        fault = submission.wait_for_grammar()
+        if fault is None and submission.adapter is not None:
+            try:
+                submission.adapter_slot = self._adapters.hold(submission.adapter)
+            except ValueError as error:
+                fault = error
+            for choice in submission.open_choices:
+                choice.request.adapter_id = submission.adapter_slot
+        return submission, fault
+
+    def release(self, submission: Submission) -> None:
+        """Its slot has one holder less; what is in flight reads it before anything else is written there."""
+        if submission.adapter_slot:
+            self._adapters.release(submission.adapter_slot)
+            submission.adapter_slot = 0
+
+    def require_grammar(self, submission_id: int) -> None:
+        """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
+        submission = self._waiting.get(submission_id)
+        fault = submission and submission.wait_for_grammar()
+        if fault is not None:
+            raise fault
+
+    def wait_for_first(self) -> None:
+        """Nothing else is to do."""
+        first = next(iter(self._waiting.values()))
+        first.wait_for_grammar()
+        if first.adapter is not None:
+            self._adapters.wait(first.adapter)
+
+    def ready(self) -> Iterator[int]:
+        """Ids of those that can be queued, each of which is taken before the next is asked for.
+
+        Of those that name adapters none passes one that waits for a slot.
+        """
+        slots_are_asked = False
+        for submission in list(self._waiting.values()):
+            if submission.adapter is not None:
+                is_next = self._adapters.prepare(submission.adapter) and not slots_are_asked
+                slots_are_asked |= not is_next
+                if not is_next:
+                    continue
+            if submission.grammar is None or submission.grammar.is_ready:
+                yield submission.id
+        self._adapters.keep_staged({s.adapter.key for s in self._waiting.values() if s.adapter is not None})
