@@ -37,7 +37,6 @@ from ferrum_jax.engine.calls.arguments import (
     params_for,
     priorities_for,
     shown,
-    shown_tools,
     with_adapters,
     with_tools,
 )
@@ -48,7 +47,7 @@ from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
 from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
-from ferrum_jax.prompt import Message, Prompt, is_messages, listed, single, take_apart
+from ferrum_jax.prompt import Message, Prompt, listed, single
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, adapter_reader
@@ -754,22 +753,10 @@ class LLM:
         if self._opened.headless and not options.embeds:
             why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
             raise ValueError(self._generates_nothing(why))
-        parts = take_apart(prompt)
-        text = parts.content if isinstance(parts.content, str) else None
-        goes_on = parts.template.get("continue_final_message")
         kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
+        told = options.told_by(prompt)
         encoded = self._opened.prompts.encoded(prompt, now, kept=kept, look=look)
-        options = dataclasses.replace(
-            options,
-            prompt=text,
-            adapter=parts.adapter or options.adapter,
-            cache_salt=parts.cache_salt,
-            media=encoded.media,
-            images=encoded.images,
-            is_chat=is_messages(parts.content) and not goes_on,
-            tools=shown_tools(parts.template.get("tools")),
-        )
-        return encoded.token_ids, options
+        return encoded.token_ids, dataclasses.replace(told, media=encoded.media, images=encoded.images)
 
     def _generates_nothing(self, why: str) -> str:
         return (

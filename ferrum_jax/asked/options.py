@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ferrum_jax.asked.tools import Tool
+from ferrum_jax.asked.tools import Tool, shown_tools
 from ferrum_jax.outputs import CompletionOutput
-from ferrum_jax.prompt import EncodableImage, MediaSpan
+from ferrum_jax.prompt import EncodableImage, MediaSpan, Prompt, is_messages, take_apart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,9 @@ class RequestOptions:
 
     adapter: the name of a loaded adapter, "" for none. prompt: the text that its token ids were made of. key: tells
     equal prompts apart where no seed is given.
-    priority: lower runs first. streams: outputs are given as they grow. deltas: each output given has one choice, and
-    of it only what is new; an echo is not in it, and nothing is resumed. cache_salt, media: see `ferrum_jax.prompt`;
-    spans count tokens of the prompt as it is given. images: those of the media spans of kind "image", in their order.
-    embeds: the output has the prompt's embedding.
+    priority: lower runs first. streams: what is new is given with each token, else when a choice ends. cache_salt,
+    media: see `ferrum_jax.prompt`; spans count tokens of the prompt as it is given. images: those of the media spans of
+    kind "image", in their order. embeds: the output has the prompt's embedding.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
@@ -44,7 +43,6 @@ class RequestOptions:
     key: str = ""
     priority: int = 0
     streams: bool = False
-    deltas: bool = False
     cache_salt: str = ""
     media: Sequence[MediaSpan] = ()
     images: Sequence[EncodableImage] = ()
@@ -53,6 +51,18 @@ class RequestOptions:
     scores: ScoresAsked | None = None
     is_chat: bool = False
     tools: Sequence[Tool] | None = None
+
+    def told_by(self, prompt: Prompt) -> RequestOptions:
+        """The same with what a prompt says of itself, but for its media."""
+        parts = take_apart(prompt)
+        return dataclasses.replace(
+            self,
+            prompt=parts.content if isinstance(parts.content, str) else None,
+            adapter=parts.adapter or self.adapter,
+            cache_salt=parts.cache_salt,
+            is_chat=is_messages(parts.content) and not parts.template.get("continue_final_message"),
+            tools=shown_tools(parts.template.get("tools")),
+        )
 
 
 NO_OPTIONS = RequestOptions()

@@ -52,6 +52,16 @@ def tools_of(tools: object) -> tuple[Tool, ...]:
     return found
 
 
+def shown_tools(tools: object) -> tuple[Tool, ...] | None:
+    """The tools that a chat template is given, as far as they are OpenAI's; None without any."""
+    if not tools:
+        return None
+    try:
+        return tools_of(tools)
+    except ValueError:  # of a form of their own: their calls are found, and their arguments have no types
+        return ()
+
+
 def _tool(place: str, tool: object) -> Tool:
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
         raise ValueError(f'{place} is {quoted(tool)}; it must be {{"type": "function", "function": {{"name": ...}}}}')

@@ -27,7 +27,7 @@ from ferrum_jax.prompt import Prompt, listed, take_apart
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.vision.decoding import Stopped
 
-_EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
+EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)  # the state of its last token is a text's vector
 _IMAGE_THREADS = 2
 
 
@@ -117,7 +117,7 @@ class AsyncLLM:
             return (await asyncio.wrap_future(call))[0]
         text = await asyncio.to_thread(llm.embedder.text, None, prompt, params)
         options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
-        mailbox = self._mailbox(None, text.token_ids, _EMBEDS, options)
+        mailbox = self._mailbox(None, text.token_ids, EMBEDS, options)
         try:
             output = await mailbox.next()
         finally:

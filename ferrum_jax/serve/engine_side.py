@@ -20,7 +20,6 @@ import numpy as np
 
 from ferrum_jax.asked.codec import params_of_json
 from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
 from ferrum_jax.embeddings.comparing import TOLD
 from ferrum_jax.embeddings.embedder import UNTRAINED, Text
@@ -28,7 +27,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.outputs import unit_length
 from ferrum_jax.prompt import VECTOR_ARGUMENTS
 from ferrum_jax.serve.adapter_folders import folder_below
-from ferrum_jax.serve.async_llm import live_stats
+from ferrum_jax.serve.async_llm import EMBEDS, live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
@@ -36,7 +35,6 @@ from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
-_EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class _AskedVector(NamedTuple):
@@ -206,7 +204,7 @@ class EngineSide:
             self.thread.call(self._encode)
             return
         options = RequestOptions(cache_salt=text.cache_salt, embeds=True)  # type: ignore[assignment]
-        self.thread.add(ticket, text.token_ids, _EMBEDS, options)  # type: ignore[arg-type]
+        self.thread.add(ticket, text.token_ids, EMBEDS, options)  # type: ignore[arg-type]
 
     def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
         how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}

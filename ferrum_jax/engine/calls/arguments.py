@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import Tool, ToolsAsked, tools_asked, tools_of
+from ferrum_jax.asked.tools import ToolsAsked, tools_asked
 from ferrum_jax.prompt import Prompt, with_adapter
 
 Given = ParamSpec("Given")
@@ -78,16 +78,6 @@ def demanded_tools(tools: object, tool_choice: object, parallel: object) -> Tool
     if tool_choice in (None, "auto", "none") and parallel is None:
         return None
     return tools_asked(tools, tool_choice, parallel)
-
-
-def shown_tools(tools: object) -> tuple[Tool, ...] | None:
-    """The tools that a chat template is given, as far as they are OpenAI's; None without any."""
-    if not tools:
-        return None
-    try:
-        return tools_of(tools)
-    except ValueError:  # of a form of their own: their calls are found, and their arguments have no types
-        return ()
 
 
 def priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:

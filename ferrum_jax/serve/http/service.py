@@ -13,7 +13,6 @@ from ferrum_jax.answers.collect import Collected, Collector
 from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.tools import tools_of
 from ferrum_jax.delta import Delta
 from ferrum_jax.openai.asked import AskedScores, AskedText, AskedVectors
 from ferrum_jax.outputs import RequestOutput
@@ -213,14 +212,8 @@ class Service:
             images = wire_images(encoded.images, encoded.media)
             return self.client.generate(list(token_ids), sent, {**options, **images})
 
-        tools, goes_on = parts.template.get("tools"), parts.template.get("continue_final_message")
-        shown = RequestOptions(
-            prompt=parts.content if isinstance(parts.content, str) else None,
-            is_chat=asked.is_chat and not goes_on,
-            tools=tools_of(tools) if tools else None,
-            streams=asked.streams,
-        )
-        collected = self._collector.collected(token_ids, params, shown)
+        told = RequestOptions(streams=asked.streams).told_by(prompt)
+        collected = self._collector.collected(token_ids, params, told)
         return TextRequest(
             begin,
             collected,
