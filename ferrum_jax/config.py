@@ -121,7 +121,7 @@ class EngineConfig:
     )
     host_cache_bytes: int = setting(
         0,
-        "host memory in bytes for cached blocks that the KV pool gives up; 0 keeps none",
+        "host memory in bytes for cached blocks that the KV pool evicts; 0 keeps none",
         more="they come back on a hit",
         least=0,
     )
@@ -133,7 +133,7 @@ class EngineConfig:
         unlike="also for models with sliding windows and recurrent layers",
     )
     max_cached_prompts: int = setting(256, "most whole prompts whose repeat computes no token; 0 keeps none", least=0)
-    min_cached_prompt_tokens: int = setting(8, "shorter prompts are not kept as a whole", least=1, is_planned=False)
+    min_cached_prompt_tokens: int = setting(8, "shortest prompt that is kept as a whole", least=1, is_planned=False)
     max_state_snapshots: int = setting(
         64,
         "most snapshots of recurrent states; 0 keeps none",
@@ -204,7 +204,7 @@ class EngineConfig:
     )
     ready: str = setting(
         "first",
-        "answer when the first executables are compiled, or when all are",
+        "'first': serve once the first executables are compiled; 'all': once all are",
         more="a few can serve every request; another process compiles the rest meanwhile, and steps use them as they "
         "come. first holds on the CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it "
         "means all",
@@ -237,7 +237,7 @@ class EngineConfig:
     )
     max_image_patches: int = setting(
         16384,
-        "patches of the largest image, and of all that a step encodes while others run",
+        "most patches of an image, and of a step's images while other rows run",
         least=1,
         most=_MOST_OF_IMAGES,
     )
@@ -276,7 +276,7 @@ class EngineConfig:
     max_adapter_rank: int = setting(32, "largest rank of an adapter", least=1, vllm="max_lora_rank")
     adapter_targets: str = setting(
         "attention,mlp",
-        "weights that adapters may add to: of attention, mlp, experts and head",
+        "weights that adapters may add to, from attention, mlp, experts and head",
         rule=_wrong_targets,
         metavar="NAMES",
     )

@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         _run,
-        "measure offline throughput, or the error of a KV dtype or of forms, and print one JSON line",
+        "measure offline throughput, or the error of a KV dtype or of quantised weights, and print one JSON line",
         "--model DIR --workload NAME",
         examples=(
             "--model checkpoints/demo --workload decode",
@@ -30,8 +30,8 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--workload",
         choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error", "weights_error"),
-        help="what to run; kv_error and weights_error measure no time but what --kv-dtype, or each form that --weights "
-        "knows, does to the logits",
+        help="what to run; kv_error and weights_error measure what --kv-dtype, or each form of --weights, does "
+        "to the logits",
     )
     bench.add_argument(
         "--text", type=Path, metavar="FILE", help="with weights_error, the text to predict (default: a few lines)"

@@ -85,7 +85,8 @@ def add(commands: Any) -> None:
     clear.add_argument(
         "--compilation-cache-dir",
         metavar="DIR",
-        help="of this folder, or what was fetched of this URL (default: the usual folder and all that was fetched)",
+        help="folder to clear, or URL whose fetched programs to delete "
+        "(default: the usual folder and everything fetched)",
     )
 
 

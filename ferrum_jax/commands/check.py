@@ -1,4 +1,4 @@
-"""`ferrum-jax check`: says what this machine has and reaches, and whether its kernels are right."""
+"""`ferrum-jax check`: measures this machine and checks its kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         commands,
         "check",
         _run,
-        "say what this machine has and reaches, and whether its kernels are right; engines follow what it finds",
+        "measure this machine and check its kernels; engines follow the result",
         "",
         examples=("--model checkpoints/demo", "--full --output report"),
     )
@@ -29,22 +29,22 @@ def add(commands: Any) -> None:
         action="store_true",
         help="also time tiles of the model's decode attention on a TPU; keep the best",
     )
-    check.add_argument("--mesh", default="tp=1", metavar="MESH", help="of --tune: devices by axis (default: tp=1)")
-    check.add_argument("--model", metavar="DIR", help="what the engine is checked with (default: the demo model)")
+    check.add_argument("--mesh", default="tp=1", metavar="MESH", help="with --tune: devices by axis (default: tp=1)")
+    check.add_argument("--model", metavar="DIR", help="model that the engine is checked with (default: the demo model)")
     check.add_argument(
         "--output",
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="folder for check.json and check.html, without paths, prompts or names of machines; made where it is not "
-        "there (default: this one)",
+        help="folder for check.json and check.html, without paths, prompts or names of machines; created if missing "
+        "(default: this one)",
     )
     check.add_argument(
         "--compilation-cache-dir",
         type=lambda text: text or None,
         default=EngineConfig().compilation_cache_dir,
         metavar="DIR",
-        help="where executables are kept, and beside them what is found of the kernels; '' keeps none",
+        help="where executables and verdicts on kernels are kept; '' keeps none",
     )
     check.add_argument("--fault", help=argparse.SUPPRESS)  # for tests: one of startup/faults.py
     check.add_argument("--silence", type=float, help=argparse.SUPPRESS)  # seconds, for tests

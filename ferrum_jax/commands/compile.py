@@ -53,7 +53,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     """The model and what it would run on."""
     add_source(parser, "a folder with a config.json, or a model of the hub as ORG/NAME; weights are not read")
     parser.add_argument(
-        "--target", required=True, metavar="TARGET", help="what runs it: cpu, v6e-8, v6e:8x8, h200, h100:8 and the like"
+        "--target", required=True, metavar="TARGET", help="device: cpu, v6e-8, v6e:8x8, h200, h100:8 and the like"
     )
 
 

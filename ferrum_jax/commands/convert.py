@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     convert.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="dtype of the weights (default: of each its own); the error that this makes is printed",
+        help="dtype of the weights (default: each keeps its own); the rounding error is printed",
     )
     convert.add_argument(
         "--adapter", metavar="DIR", help="with --hf, a LoRA that PEFT saved, or its URL; it is merged into the weights"

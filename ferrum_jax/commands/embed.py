@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     embed.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="file of the same kinds, or .npy for a NumPy array"
     )
-    embed.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the checkpoint before each text")
+    embed.add_argument("--prompt-name", metavar="NAME", help="name of the checkpoint's prompt to put before each text")
     embed.add_argument("--pooling", choices=("mean", "cls", "last"), help="default: the checkpoint's")
     embed.add_argument(
         "--normalize",

@@ -22,8 +22,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_source(parser, "Hugging Face folder or Orbax checkpoint, its URL, or a model of the hub as ORG/NAME")
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run")
-    parser.add_argument("--bundle", metavar="DIR", help="executables that `ferrum-jax compile` made; a URL of them too")
-    parser.add_argument("--require-bundle", action="store_true", help="refuse to compile what the bundle does not give")
+    parser.add_argument(
+        "--bundle", metavar="DIR", help="executables that `ferrum-jax compile` made: a folder or its URL"
+    )
+    parser.add_argument("--require-bundle", action="store_true", help="refuse to compile what the bundle lacks")
     parser.set_defaults(load_prefix_cache=None, runs_here=True)
     add_hosts(parser)
     add_engine_flags(parser)
@@ -46,16 +48,16 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="of process 0, which alone reads and writes; auto in a TPU slice, where jax finds the processes by itself",
+        help="address of process 0, which alone reads and writes; auto in a TPU slice, where jax finds the processes",
     )
     group.add_argument(
         "--coordinator-secret-file",
         metavar="FILE",
-        help="secret by which the processes know one another, the same on all hosts; needed unless all are on one "
-        "host; without the flag it is taken from FERRUM_JAX_COORDINATOR_SECRET",
+        help="file with the secret that all processes share; needed unless all are on one host; "
+        "without it FERRUM_JAX_COORDINATOR_SECRET is read",
     )
-    group.add_argument("--num-processes", type=int, metavar="INT", help="how many there are")
-    group.add_argument("--process-id", type=int, metavar="INT", help="which of them this is, from 0")
+    group.add_argument("--num-processes", type=int, metavar="INT", help="number of processes")
+    group.add_argument("--process-id", type=int, metavar="INT", help="number of this process, from 0")
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

@@ -57,7 +57,7 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine alone)"
     )
     group.add_argument("--port", type=int, default=8000, metavar="INT", help="port (default: 8000; 0 takes a free one)")
-    group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy puts before all paths")
+    group.add_argument("--root-path", default="", metavar="PATH", help="path that a proxy puts before all others")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="key of the certificate; with it HTTPS is served")
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
     group.add_argument(
@@ -100,7 +100,7 @@ def _add_keys(serve: argparse.ArgumentParser) -> None:
 def _add_limits(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("under load")
     counts = {
-        "--max-waiting": (1024, "most requests that wait; others are refused with 429 and Retry-After"),
+        "--max-waiting": (1024, "most requests that wait; more get 429 and Retry-After"),
         "--max-waiting-tokens": (4_000_000, "the same, counted in tokens that they may need"),
         "--max-body-bytes": (32 << 20, "most bytes of a request's body"),
         "--max-n": (128, "most choices of a prompt"),
@@ -109,7 +109,7 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
     for name, (default, text) in counts.items():
         group.add_argument(name, type=int, default=default, metavar="INT", help=f"{text} (default: {default})")
     group.add_argument(
-        "--timeout-s", type=float, metavar="S", help="give up requests after this time; one's own `timeout` wins"
+        "--timeout-s", type=float, metavar="S", help="end requests after this time; a request's own `timeout` wins"
     )
     group.add_argument(
         "--watchdog-s",
@@ -119,7 +119,11 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         help="/health fails when a step takes longer (default: 30)",
     )
     group.add_argument(
-        "--drain-s", type=float, default=30.0, metavar="S", help="time that requests have after SIGTERM (default: 30)"
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="time for running requests to end after SIGTERM (default: 30)",
     )
     group.add_argument(
         "--ignore-unknown-fields",
