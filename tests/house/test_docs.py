@@ -72,24 +72,6 @@ def test_the_tables_of_a_page_are_what_their_script_makes(page: Path):
     assert made_tables.with_tables(page.read_text()) == page.read_text(), "run python -m scripts.made_tables"
 
 
-def test_a_flag_that_a_sentence_names_is_there():
-    known = set(
-        re.findall(
-            r"--[a-z][\w-]+",
-            "".join(
-                path.read_text() for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc"
-            ),
-        )
-    )
-    for _, parser in made_tables.parsers(cli._parser(), "ferrum-jax"):
-        known.update(parser._option_string_actions)
-    pages = [ROOT / "README.md", *(page for page in PAGES if page.parent != DOCS)]
-    for page in pages:
-        text = re.sub(r"(?s)```.*?```", "", page.read_text())
-        for mention in re.findall(r"`(--[a-z][^`]*)`", text):
-            assert set(re.findall(r"--[a-z][\w-]+", mention)) <= known, f"{page}: {mention}"
-
-
 def test_the_metrics_are_those_that_an_engine_gives():
     listed = _first_column("reference/metrics.md")
     assert sorted(listed) == sorted(small_llm("qwen3").stats())
