@@ -76,8 +76,7 @@ def convert(
     targets: the model's parameters; dense weights are quantised where these are leaves of a form. forms: all that is
     known of those forms; where none is given, what the tensors say. dtype: what dense parameters are stored in; None
     takes that of their tensors. adapter: is added to the weights, in float32, before they are rounded.
-    What is in memory at once is the largest parameter, or `writer.GROUP_BYTES`, and as much again while it is written:
-    1.0 GB where 1.2 GB are written, and where 2.4 are.
+    Peak memory: twice the larger of the largest parameter and `writer.GROUP_BYTES`.
     Raises ValueError when `out_dir` is there and not empty, when the weights do not fit the targets, and
     when a finite weight does not fit the dtype.
     """

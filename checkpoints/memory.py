@@ -71,9 +71,9 @@ def copies_of_tensors(
     scheme: Scheme | None = None,
     partial: bool = False,
 ) -> Copies:
-    """The same of tensors under the names of a Hugging Face checkpoint, by the rules that loading has; they are cast.
+    """`copies_of` for Hugging Face names: applies the family's rules and casts.
 
-    scheme: of quantised tensors. partial: parameters of which no tensor is there are left out.
+    scheme: for quantised tensors. partial: leave out parameters without a tensor.
     """
     tensors = join(tensors, scheme)
     if partial:
@@ -93,7 +93,7 @@ def copies_of_tensors(
 
 
 def is_own(names: Collection[str], targets: Mapping[str, Any]) -> bool:
-    """Whether half of these or more are names of parameters, and not of a checkpoint's tensors."""
+    """True if at least half of the names are parameter paths."""
     own = targets.keys() | whole_targets(dict(targets)).keys()
     return 2 * len(own & set(names)) >= len(names)
 
@@ -144,7 +144,7 @@ def _in_forms(arrays: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStru
 
 
 def _not_made(name: str, wanted: Mapping[str, Any]) -> str | None:
-    """Why a weight cannot be given dense: its other leaves would be those of the old one."""
+    """Why a dense replacement is refused: old zeros, order or input scale would stay."""
     kept = [f"{name}.{leaf}" for leaf in ("zeros", "order", "input_scale") if f"{name}.{leaf}" in wanted]
     if not kept:
         return None

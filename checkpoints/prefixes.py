@@ -10,7 +10,7 @@ Rows stand from the least recently used block to the most recently used one. Not
 on ids or on how the pools are packed. A folder appears whole or not at all.
 
 `invariant` of what the keys belong to says whether the blocks have the bits of invariant mode. An engine in that mode
-takes no others; any other engine takes both. A folder that does not say has not.
+takes no others; any other engine takes both. Folders without the field count as not invariant.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def expand(rules: Iterable[Rule]) -> dict[str, tuple[StoredTensor, ...]]:
 
 
 def touching(rules: Iterable[Rule], names: Collection[str]) -> tuple[Rule, ...]:
-    """The rules of parameters of which at least one source is among the names, layer by layer."""
+    """The rules of parameters with at least one source among the names, layer by layer."""
     found = []
     for rule in rules:
         layers = tuple(i for i in rule.layers or (0,) if any(source.name in names for source in rule.at(i)[1]))

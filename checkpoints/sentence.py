@@ -133,7 +133,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def _scoring_layout(folder: Path, place: PurePosixPath) -> SentenceLayout:
-    """Of a model that generates and scores pairs by its logits."""
+    """The layout of a model that generates and scores pairs by its logits."""
     file, own = folder / place / "config.json", read_optional_json(folder / LENGTHS)
     config, (texts, default) = read_json(file), _prompts(folder)
     true_id, false_id = config.get("true_token_id"), config.get("false_token_id")

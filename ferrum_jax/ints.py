@@ -26,7 +26,7 @@ def first_needed(window: int | None, position: int, block_size: int) -> int:
 def most_held(window: int, num_tokens: int, block_size: int) -> int:
     """The most blocks that a row holds which computes up to `num_tokens` in a step.
 
-    Those of the window and of the step, one that is partly behind, one that is being filled, and one that is left
+    They are the window's and the step's, one that is partly behind, one that is being filled, and one that is left
     behind only when the step in flight is committed.
     """
     return ceil_div(window + num_tokens, block_size) + 3

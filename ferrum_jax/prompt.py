@@ -149,7 +149,7 @@ def rope_shift(images: Sequence[PlacedImage], position: int) -> int:
 def rope_positions(images: Sequence[PlacedImage], start: int, stop: int) -> np.ndarray:
     """[3, stop - start] int32: time, row and column of tokens [start, stop) of a sequence with these images, in order.
 
-    Tokens of text have three times the same. Those of an image have the next place in time, and count rows and columns
+    Tokens of text have three equal numbers. An image's tokens have the next place in time, and count rows and columns
     from it; text goes on behind the largest of these. Source: Wang et al. 2024 (Qwen2-VL), M-RoPE.
     """
     found = np.broadcast_to(np.arange(start, stop, dtype=np.int32), (3, stop - start)).copy()

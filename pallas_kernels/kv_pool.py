@@ -58,12 +58,12 @@ class KVPool:
 
     @property
     def key_dim(self) -> int:
-        """Of what queries are multiplied with."""
+        """Values of a key, as queries are multiplied with it."""
         return self.head_dim + self.v_head_dim if self.is_latent else self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Of what attention gives."""
+        """Values of attention's result."""
         return self.head_dim if self.is_latent else self.v_head_dim
 
     @property
@@ -145,7 +145,7 @@ def as_bits(values: jax.Array, pool: KVPool) -> jax.Array:
 
 
 def from_bits(values: jax.Array, pool: KVPool) -> jax.Array:
-    """What the pool's array holds, as values."""
+    """The pool's array as values."""
     return values if pool.bits_of is None else jax.lax.bitcast_convert_type(values, pool.bits_of)
 
 

@@ -28,8 +28,8 @@ class Target:
     v6e's widens to bfloat16; elsewhere float8 is only a format to store in. int8_ops_per_s, fp8_flops_per_s: as flops,
     None where the data sheet is silent. link_bytes_per_s: what it can send to the other devices of its slice or
     machine, by all its links together, while it receives as much.
-    Of a device that is not in the table, jax says its kind, which is its generation here, and its memory; all rates
-    are infinite, so that no bound follows from them.
+    For a device that is not in the table, generation and memory are jax's words; all rates are infinite, so that no
+    bound follows from them.
     """
 
     platform: str  # "cpu", "tpu", "gpu"
@@ -106,7 +106,7 @@ def _memory_bytes(device: Any) -> int | None:
 
 
 def _unlisted(platform: str, kind: str, memory_bytes: int) -> Target:
-    """A device of which no data sheet is here: jax's words, and no rate."""
+    """A device without a data sheet here: jax's words, and no rate."""
     return dataclasses.replace(_target(platform, kind, 0, math.inf, math.inf), memory_bytes=memory_bytes)
 
 
@@ -191,7 +191,7 @@ _TARGETS = {
     "gpu:h100": _hopper(_target("gpu", "h100", 78, 3350, 989, 1979, 1979, link_gb_per_s=450)),
     "gpu:h200": _hopper(_target("gpu", "h200", 139, 4800, 989, 1979, 1979, link_gb_per_s=450)),
 }
-# What a device's kind is, in small letters. To the end: parts of a GPU, PCIe cards and superchips have other numbers.
+# Patterns of kinds, in small letters. To the end: parts of a GPU, PCIe cards and superchips have other numbers.
 _KINDS = {
     "tpu:v4": r"\bv4$",
     "tpu:v5e": r"\bv5( lite|e)\b",

@@ -32,7 +32,7 @@ class Difference:
 def difference(
     found: np.ndarray, expected: np.ndarray, tolerance: Mapping[str, float], axes: tuple[str, ...] = ()
 ) -> Difference:
-    """Of two arrays of one shape, as np.testing.assert_allclose compares them. axes: their names, for the clause."""
+    """How two arrays of one shape differ, as np.testing.assert_allclose compares them. axes: names for the clause."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if not found.size:
         return Difference(error=0.0, problem=None)

@@ -131,7 +131,7 @@ class FakeDevice:
         return _Drawn(device=self, plan=plan, tokens=tokens, ready_at=self._free_at)
 
     def _draw(self, mask_ids: np.ndarray) -> np.ndarray:
-        """Of each row's mask the lowest token of a word that has one; which word, chance decides."""
+        """The lowest allowed token of a word of each row's mask that has one; chance decides which word."""
         masks = self.masks[mask_ids].view(np.uint32)
         order = np.roll(np.arange(masks.shape[1]), int(self._rng.integers(masks.shape[1])))
         words = order[(masks[:, order] != 0).argmax(axis=1)]

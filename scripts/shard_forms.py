@@ -221,7 +221,7 @@ def _forward_words(layout: Layout, bucket: Bucket) -> int:
 
 
 def _words(layout: Layout, bucket: Bucket) -> int:
-    """Of the packed inputs of both halves, of one data shard."""
+    """Words of the packed inputs of both halves, for one data shard."""
     return _forward_words(layout, bucket) + sample_words(bucket.num_rows)
 
 

@@ -77,7 +77,7 @@ class KernelResult:
 
     @property
     def fixed_cycles(self) -> float:
-        """Those outside all loops."""
+        """Cycles outside all loops."""
         inside = self.schedule.inside_loops()
         return sum(cycles for cycles, looped in zip(self.region_cycles, inside, strict=True) if not looped)
 

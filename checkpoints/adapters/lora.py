@@ -174,7 +174,7 @@ class _AdapterReader:
         return LowRank(a=a, b=b, scale=scale)
 
     def _experts_of(self, module: str, a: np.ndarray, b: np.ndarray) -> list[tuple[str, int | None, LowRank]]:
-        """Those of a parameter that all experts of a layer have in one; which of the two, its shape tells."""
+        """Low-rank parts of a parameter that holds all experts of a layer; its shape tells which of the two."""
         block, layer = re.sub(r"(\.base_layer)+$", "", module), re.search(r"\.layers\.(\d+)\.", f".{module}")
         names = {x: f"layers.{layer[1] if layer else ''}.mlp.experts.{x}" for x in ("gate", "up", "down")}
         if not block.endswith("experts") or names["gate"] not in self._weights:

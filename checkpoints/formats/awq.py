@@ -63,7 +63,9 @@ def _pack(module: Module) -> PackedWeight:
     groups = shape[1] // (form.group or shape[1])
     for end, size in ((_QZEROS, (groups, words.shape[1])), (_SCALES, (groups, shape[0]))):
         if tuple(tensors[end].shape) != size:
-            raise ValueError(f"{base}{end} is {list(tensors[end].shape)}; of a weight {list(shape)} it is {list(size)}")
+            raise ValueError(
+                f"{base}{end} is {list(tensors[end].shape)}; a weight of shape {list(shape)} needs {list(size)}"
+            )
     check_words(tensors[_QZEROS], base + _QZEROS)
 
     def codes(outputs: range) -> np.ndarray:

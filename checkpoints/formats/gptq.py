@@ -116,7 +116,9 @@ def _pack(module: Module, is_v1: bool) -> PackedWeight:
     wanted = {_QZEROS: (groups, shape[0] * bits // 32), _SCALES: (groups, shape[0])}
     for end, size in wanted.items():
         if tuple(tensors[end].shape) != size:
-            raise ValueError(f"{base}{end} is {list(tensors[end].shape)}; of a weight {list(shape)} it is {list(size)}")
+            raise ValueError(
+                f"{base}{end} is {list(tensors[end].shape)}; a weight of shape {list(shape)} needs {list(size)}"
+            )
     check_words(tensors[_QZEROS], base + _QZEROS)
     order = _order(module, base, shape[1])
 

@@ -95,12 +95,12 @@ class AdapterSlots:
         return found
 
     def of_layers(self, arrays: tuple[jax.Array, ...]) -> dict[str, Pool]:
-        """The arrays of all slots, by weight, but for those of the head."""
+        """Slot arrays by weight name, without the head's."""
         pools = jax.tree.unflatten(jax.tree.structure(self.pools), arrays)
         return {name: pool for name, pool in pools.items() if name != HEAD_PART}
 
     def of_head(self, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Those of the head's slots, of the arrays of all; none without any."""
+        """The head's slot arrays, picked from all; () if it has none."""
         return tuple(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.pools), arrays).get(HEAD_PART)))
 
     def stage(self, adapter: Adapter) -> dict[str, Staged]:
@@ -163,7 +163,7 @@ def adapter_slots(config: EngineConfig, model: ShardedModel, dtype: jnp.dtype, m
 
 
 def _source_of(name: str, model: ShardedModel) -> str:
-    """The weight that a part adds to: its own, or the embedding where that is the head."""
+    """The base weight's name; for a tied head, the embedding's."""
     is_there = any(weight_of(own) == name for own in model.targets)
     return name if is_there else EMBEDDING
 

@@ -43,7 +43,7 @@ class Collected:
 
     @functools.cached_property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """Those that run."""
+        """The prompt's token ids that run."""
         return tuple(array("i", self._kept))
 
     @functools.cached_property

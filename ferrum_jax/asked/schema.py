@@ -33,7 +33,7 @@ MOST_PARTS = 2048  # schemas in a schema; what a compiler does for an object gro
 MOST_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
 _MOST_LOOKUPS = 200_000  # of references in parts with a name
 _MOST_WARNINGS = 8
-_MOST_UNKNOWN = 256  # different words, each of which is compared with all that are known
+_MOST_UNKNOWN = 256  # different words; each is compared with all that are known
 
 
 def check_schema(schema: object) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ _MOST_NAMED = 5
 class Plan:
     """Rows and tokens of a job. Saved tokens are those of full blocks that a row shares with the row before it.
 
-    num_groups: runs of neighbours of which each shares a block with the one before it; num_grouped: rows in them.
+    num_groups: runs of neighbours that each share a block with the one before; num_grouped: rows in them.
     most_output_tokens: where every row generates all it may. bad: what is wrong with the first bad rows.
     """
 

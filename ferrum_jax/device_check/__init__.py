@@ -1,1 +1,1 @@
-"""`ferrum-jax check`: what this machine has and reaches, whether its kernels are right, and a page that says so."""
+"""`ferrum-jax check`: measures this machine, checks its kernels, and writes a page."""

@@ -1,4 +1,4 @@
-"""What counting says of the TPU's kernels, beside what a chip does: cycles of their compiled schedules, kept as data.
+"""Counted times of the TPU's kernels, to set beside a chip's: cycles of their compiled schedules, kept as data.
 
 `python -m scripts.bench_tpu_static --json` writes the file; nothing in it ran on a chip.
 """

@@ -1,4 +1,4 @@
-"""What is here: chips on the bus, packages and whether they fit, devices as jax sees them, and why it sees none.
+"""This machine: chips on the bus, packages and whether they fit, devices as jax sees them, and why it sees none.
 
 Nothing here names the machine, a path or a user: what is found goes into a page for a bug report.
 """
@@ -29,7 +29,7 @@ _OLD_LIBTPU = "0.0.1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is known without opening a device. packages: version by name. problems: sentences on what does not fit."""
+    """Facts known without opening a device. packages: version by name. problems: sentences on what does not fit."""
 
     chips: Chips
     packages: dict[str, str]

@@ -58,7 +58,7 @@ def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
 
 
 def options_of(platform: str) -> Any:
-    """What a program asks of the CPU's compiler: to be there soon."""
+    """Compiler options that make a program compile soon on the CPU."""
     return FAST_COMPILE if platform == "cpu" else None
 
 

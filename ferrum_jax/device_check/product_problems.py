@@ -1,4 +1,4 @@
-"""What a check runs of products with weights in a form: few and many rows, dense weights and experts.
+"""Products with weights in a form that a check runs: few and many rows, dense weights and experts.
 
 On a chip the kernels are proven for the sizes that engines run; off one, interpreted, for a single tiny case.
 """
@@ -25,7 +25,7 @@ from pallas_kernels.tolerance import tolerance_of
 
 
 def products(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    """Of dense weights. On a chip the sizes that engines run come first, for a speed of each form."""
+    """Products of dense weights. On a chip the sizes that engines run come first, for a speed of each form."""
     kernel = kernel_of("quantized_matmul", target, platform)
     real = () if platform == "cpu" else product_cases.REAL_CASES
     for case in (*real, *chosen(product_cases.TPU_CASES, "quantized_matmul", platform, full)):
@@ -71,7 +71,7 @@ def _product(
 
 
 def packed_experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    """Of experts that are kept as codes."""
+    """Products of experts that are kept as codes."""
     kernel = kernel_of("grouped_matmul", target, platform)
     real = () if platform == "cpu" else expert_cases.REAL_TPU_CASES
     tiny = [pair for pair in expert_cases.TPU_CASES if full or platform != "cpu"]

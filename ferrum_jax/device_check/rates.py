@@ -54,7 +54,7 @@ def measure_rates(order: RatesOrder, send: Send) -> None:
 
 
 def target_of(device: Any) -> Target | None:
-    """What is known of an accelerator; None of a CPU, and of one that does not even say how much memory it has."""
+    """An accelerator's data; None for a CPU, and for a device that does not even say how much memory it has."""
     try:
         return None if device.platform == "cpu" else Target.of_device(device)
     except ValueError:

@@ -71,7 +71,7 @@ class CheckOptions:
 def check_device(
     options: CheckOptions | None = None, on_progress: Callable[[str], None] = lambda what: None, **fields: Any
 ) -> Report:
-    """What this machine has and reaches and whether its kernels are right; verdicts of a chip are kept for engines.
+    """Measures this machine and checks its kernels; verdicts of a chip are kept for engines.
 
     fields: of CheckOptions. on_progress: called with what is being done. Call it before anything opens a device.
     """
@@ -227,7 +227,7 @@ class _Check:
 
 
 def verdicts(lines: Iterable[dict[str, Any]]) -> dict[str, Verdict]:
-    """A verdict for each op, dtype and shape class of which a kernel was run; speeds are of real sizes alone."""
+    """A verdict for each op, dtype and shape class that ran a kernel; speeds are of real sizes alone."""
     found: dict[str, list[Verdict]] = {}
     for line in lines:
         if line["implementation"] != "xla" and "shape" in line:

@@ -24,7 +24,7 @@ class Timing:
 
 
 def measure(call: Callable[[], Any], *, samples: int = 20) -> Timing:
-    """Times calls, each sample of which is started whole before its last result is waited for."""
+    """Times calls; a sample's calls are all started before its last result is waited for."""
     started = time.perf_counter()
     jax.block_until_ready(call())
     first = time.perf_counter() - started

@@ -122,6 +122,6 @@ def _run(case: Case, implementation: str, config: TpuConfig | None, platform: st
     )
     started = time.perf_counter()
     result = np.asarray(call())[: len(case.rows)].astype(np.float64)
-    if implementation == "xla" or platform == "cpu":  # of which no time is looked at, or means anything
+    if implementation == "xla" or platform == "cpu":  # nobody reads the time of these, or it means nothing
         return result, time.perf_counter() - started
     return result, measure(call).median_s

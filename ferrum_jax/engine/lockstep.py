@@ -1,9 +1,9 @@
-"""Engines in lockstep: that of process 0, which says what it is told, and those of others, which are told the same.
+"""Engines in lockstep: process 0 broadcasts the calls that it gets; the others replay them.
 
-What goes over the wire are the calls that change an engine: `add`, `abort`, `queue_ready`, `step`, `drain`,
+The wire carries the calls that change an engine: `add`, `abort`, `queue_ready`, `step`, `drain`,
 `reset_prefix_cache`. All else follows from them. Each engine digests its plans, and process 0 compares the digests
-every few steps. A step that fails in all of them, for the host did it to a row, breaks all engines, and fresh ones go
-on; one that fails in some ends all processes.
+every few steps. If a step fails in every process, all rebuild their engines, because host code failed on a row; if in
+only some, all exit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LockstepEngine(Engine):
             raise StepFailed(what) from error
 
     def _queue_all_ready(self) -> None:
-        """Process 0 says when a grammar is ready; that of this one is waited for then."""
+        """Process 0 announces a ready grammar; others then wait for theirs."""
 
     def _schedule(self) -> StepPlan | None:
         plan = super()._schedule()

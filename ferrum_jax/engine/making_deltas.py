@@ -56,7 +56,7 @@ def _beside(choice: Choice, is_last: bool) -> Beside:
 
 
 def _experts(choice: Choice) -> np.ndarray | None:
-    """Those of all tokens of a choice that has ended, but the last, which no layer has seen."""
+    """Experts of all tokens of an ended choice but the last, which no layer has seen."""
     if choice.experts is None or choice.request.finish_reason is None:
         return None
     return choice.experts.of_first(len(choice.request.token_ids) - 1)

@@ -22,7 +22,7 @@ class Observed(Protocol):
     """What is kept of tokens of one step, on its way."""
 
     def collect(self) -> list[Choice]:
-        """Stores it. Waits for the device. Returns the choices of which some logits are not finite."""
+        """Stores it. Waits for the device. Returns the choices with logits that are not finite."""
         ...
 
 
@@ -47,7 +47,7 @@ class Scoring:
     def collect(self) -> list[Choice]:
         """Stores the results: token p gives the log-probability of token p + 1. Waits for the device.
 
-        Returns the choices of which some logits are not finite; they have no log-probabilities there.
+        Returns the choices with logits that are not finite; they have no log-probabilities there.
         """
         words, row = self.scores.words(), 0
         damaged: list[Choice] = []

@@ -253,7 +253,7 @@ class SharedEngine:
 
 
 def _outputs(inbox: Inbox, running: dict[int, tuple[Key, Collected]]) -> Iterator[tuple[Key, RequestOutput]]:
-    """Of requests that have ended, which run no more, and of those that grow."""
+    """Outputs of requests that have ended, and run no more, and of growing ones."""
     while inbox:
         delta = inbox.popleft()
         key, collected = running[delta.id]

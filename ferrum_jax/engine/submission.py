@@ -73,7 +73,7 @@ class Submission:
 
     @property
     def image_digests(self) -> tuple[str, ...]:
-        """Of the prompt's images as they were given, in hexadecimal."""
+        """Digests of the prompt's images as they were given, in hexadecimal."""
         return tuple(image.digest.hex() for image in self.options.images)
 
     @property

@@ -34,7 +34,7 @@ def is_of_kernel(error: Exception) -> bool:
 
 
 def refused_kernel(error: Exception, program: str, kernels: str, device: Any) -> RefusedKernel:
-    """The sentence. program: a few words for what was compiled. kernels: which, of which shapes, that it has."""
+    """The sentence. program: a few words for what was compiled. kernels: its kernels with their shapes."""
     text = str(error)
     name = next((name for name in _KERNELS if re.search(rf"\b{name}\b", text)), "a kernel")
     words = " ".join(text.split())[:_MOST_WORDS] or type(error).__name__

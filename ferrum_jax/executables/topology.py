@@ -28,7 +28,7 @@ EXAMPLES = "cpu, v6e-8, v6e:8x8, h200, h100:8"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cloud:
-    """How the cloud names slices of a generation: NAME-n, in chips or in cores, of which a chip has `cores` then.
+    """How the cloud names slices of a generation: NAME-n, in chips or in cores, `cores` to a chip.
 
     axes: of the shape of a slice. least: chips of the smallest.
     """

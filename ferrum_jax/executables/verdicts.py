@@ -157,7 +157,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _kernel_digest() -> str:
-    """Of every source file of the kernels, and of nothing that only tests them."""
+    """Digest of every source file of the kernels, without what only tests them."""
     state = hashlib.blake2b(digest_size=16)
     root = pathlib.Path(__file__).parents[2] / "pallas_kernels"
     for path in sorted(root.rglob("*.*")):

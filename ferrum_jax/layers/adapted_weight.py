@@ -19,7 +19,7 @@ Weight = jax.Array | QuantizedWeight
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """What products take: the weight itself, and A and B of all slots with which rows name them."""
+    """A weight with slots, as products take it: the weight, A and B of all slots, and which rows name them."""
 
     base: Weight
     slots: LowRankSlots | ExpertSlots

@@ -110,7 +110,7 @@ def recur_from_empty(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardContext:
-    """What surrounds one forward pass.
+    """The surroundings of one forward pass.
 
     attend: see `Attend`. recur: see `Recur`. expert_tile: rows of a tile of one expert, None for the kernel's own
     choice. implementation: of the kernels. shards: the devices that share each layer's work. expert_shards: the data

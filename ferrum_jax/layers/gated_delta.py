@@ -31,7 +31,7 @@ _NORM_EPS = 1e-6  # of q's and k's lengths, whatever the spec says of the model'
 
 
 def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
-    """What a layer keeps of a row: the convolution's last inputs, and the matrix of each value head."""
+    """A layer's states of a row: the convolution's last inputs, and the matrix of each value head."""
     own = _sizes(spec)
     conv = (own.conv_kernel_dim - 1, own.conv_channels)
     delta = (own.num_value_heads, own.key_head_dim, own.value_head_dim)

@@ -84,6 +84,6 @@ class LatentAttention(nnx.Module):
 
 
 def _dense(weight: QuantizedWeight, dtype: jnp.dtype) -> jax.Array:
-    """What a weight in a form stands for, its inputs in the order of x."""
+    """The dense weight that a form stands for, its inputs in the order of x."""
     found = decode(weight, dtype)
     return found if weight.order is None else found[:, jnp.argsort(weight.order)]

@@ -24,7 +24,7 @@ from pallas_kernels.state_space import state_space
 
 
 def mamba2_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
-    """What a layer keeps of a row: the convolutions' last inputs, and the matrix of each head."""
+    """A layer's states of a row: the convolutions' last inputs, and the matrix of each head."""
     own = _sizes(spec)
     kept, state = own.conv_kernel_dim - 1, (own.num_heads, own.head_dim, own.state_dim)
     return {
@@ -114,14 +114,14 @@ def _times(x: jax.Array, multiplier: float) -> jax.Array:
 
 
 def _own_groups(x: jax.Array, num_groups: int, shards: Shards) -> jax.Array:  # [T, G * A] -> [T, own G, A]
-    """Those of this device's heads, which may be a part of one group's."""
+    """The groups of this device's heads, which may be part of one group."""
     x = x.reshape(len(x), num_groups, -1)
     first = shards.index() * num_groups // shards.size
     return x if shards.size == 1 else jax.lax.dynamic_slice_in_dim(x, first, max(num_groups // shards.size, 1), axis=1)
 
 
 def short_conv_arrays(spec: ModelSpec, dtype: jnp.dtype) -> StateArray:
-    """What a layer keeps of a row: the convolution's last inputs."""
+    """A layer's state of a row: the convolution's last inputs."""
     own = _conv_sizes(spec)
     return StateArray(shape=(own.conv_kernel_dim - 1, own.conv_channels), dtype=dtype, axes=(None, "heads"))
 

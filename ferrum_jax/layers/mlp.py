@@ -79,7 +79,7 @@ class MLP(nnx.Module):
         return _times(self.down(self.hidden(x), context.shards), self.output_multiplier)
 
     def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]
-        """What `down` is given."""
+        """The input of `down`."""
         if self.gate is None:
             return self.act(self.up(x))
         return self.gating(_times(self.gate(x), self.gate_multiplier), self.up(x))

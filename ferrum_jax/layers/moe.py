@@ -54,8 +54,11 @@ class Experts(nnx.Module):
         return up.pairs.slots if isinstance(up, Adapted) else None
 
     def stack(self, device: jax.Array, num_experts: int, row_slots: jax.Array | None = None) -> ExpertStack:
-        """As the kernel takes them. device: which of those that the num_experts are spread over this is. row_slots: the
-        adapter slot of each token that they are given, where adapters may add to them."""
+        """Experts as the kernel takes them.
+
+        device: this device's number among those that the num_experts are spread over. row_slots: the adapter slot of
+        each given token, where adapters may add to them.
+        """
         parts: list[Any] = [None if weight is None else weight[...] for weight in (self.gate, self.up, self.down)]
         adapters = None
         if row_slots is not None:
@@ -201,7 +204,7 @@ class NormedMoE(MoE):
         self.eps = norm.eps
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As MoE's, of x normed and scaled, with the weights scaled."""
+        """Like MoE's, but x is normed and scaled, and the weights are scaled."""
         scale = self.router_scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
         given = (unit_rms(x, self.eps).astype(jnp.float32) * scale[None]).astype(x.dtype)
         expert_ids, weights = super().route(given)

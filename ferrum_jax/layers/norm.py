@@ -25,7 +25,7 @@ class RMSNorm(nnx.Module):
         self.zero_centred, self.rounds_once = zero_centred, rounds_once
 
     def __call__(self, x: jax.Array, parts: Shards = WHOLE) -> jax.Array:  # [..., size] -> the same
-        """parts: the devices that each have as many of the values, all of which the mean is over."""
+        """parts: the devices that share the values equally; the mean is over all of them."""
         wide = x.astype(jnp.float32)
         mean = parts.sum(jnp.mean(wide * wide, axis=-1, keepdims=True)) / parts.size
         scale = jax.lax.rsqrt(mean + self.eps)

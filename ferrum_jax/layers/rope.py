@@ -95,7 +95,7 @@ def axes_of_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
 
 
 class Rotation(NamedTuple):
-    """What the positions of a step's tokens do to q and k: cos and sin of their angles, and a factor for q alone.
+    """The rotation of a step's q and k by their positions: cos and sin of their angles, and a factor for q alone.
 
     Each is [T, 1, H'/2] float32, the 1 for heads; query_factor is [T, 1, 1]. None where a layer has no such thing.
     """

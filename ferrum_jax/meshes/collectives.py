@@ -26,7 +26,7 @@ class Sent:
 
 
 def sent_by_token(layout: Layout) -> Sent:
-    """Of a token of each data shard, whose logits nobody asks for."""
+    """Bytes sent for a token of each data shard whose logits nobody asks for."""
     spec, devices = layout.options.spec, layout.options.shards.size
     vector = spec.hidden_size * layout.dtype.itemsize
     num_sums = 1 + len(spec.mixing_layers) + len(spec.dense_layers) + len(spec.moe_layers)
@@ -34,7 +34,7 @@ def sent_by_token(layout: Layout) -> Sent:
 
 
 def sent_by_step(layout: Layout, rows: int) -> Sent:
-    """Of a step that decodes `rows` rows of each data shard."""
+    """Bytes sent by a step that decodes `rows` rows of each data shard."""
     token, devices = sent_by_token(layout), layout.options.shards.size
     logits = 4 * layout.options.spec.vocab_size / devices * (devices - 1) / devices
     return Sent(layers=rows * (token.layers + logits), experts=rows * token.experts)

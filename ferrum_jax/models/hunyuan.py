@@ -17,7 +17,7 @@ from ferrum_jax.models.plain import attention_from, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import ExpertsSpec, ModelSpec, QkNorm, RopeSpec
 
-# Keys of published configs of which the reference implementation knows one value, or reads none.
+# Keys of published configs that the reference implementation knows one value of, or does not read.
 _ONLY = {"use_qk_norm": True, "use_cla": False, "mlp_bias": False, "norm_type": "rms", "use_rotary_pos_emb": True}
 _UNREAD = ("eod_token_id", "im_start_id", "im_end_id", "pad_id", "use_mixed_mlp_moe", "org_vocab_size")
 
@@ -49,7 +49,7 @@ def _moe(reader: ConfigReader) -> ModelSpec:
 
 
 def _rope(reader: ConfigReader, head_dim: int) -> RopeSpec:
-    """Of "dynamic" with alpha the theta alone is other: theta * alpha ** (H / (H - 2)); its other keys are not read."""
+    """A "dynamic" rope with alpha only has another theta, theta * alpha ** (H / (H - 2)); other keys are not read."""
     key = "rope_scaling" if mapping(reader, "rope_scaling") else "rope_parameters"
     scaling = mapping(reader, key)
     alpha = scaling.get("alpha")

@@ -14,7 +14,7 @@ from ferrum_jax.models.plain import attention_from, experts_from, spec_from
 from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.spec import ModelSpec, QkNorm
 
-# Keys of published configs of which one value is served, and of layers that predict several tokens, which are not.
+# Keys of published configs with one value that is served, and keys of layers that predict several tokens.
 _ONLY = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
 _ONLY |= {"shared_intermediate_size": 0}
 _EXPERTS = tensors.MIXTRALS_EXPERTS | {"correction": "e_score_correction_bias"}

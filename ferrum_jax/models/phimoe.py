@@ -1,6 +1,6 @@
 """PhimoeForCausalLM: Phi-3.5-MoE. LayerNorms, biases, the head's too, and experts that are weighed among their rivals.
 
-Long contexts are by longrope as in phi.py; cos and sin are multiplied by an mscale, of which one is served.
+Long contexts are by longrope as in phi.py; cos and sin are multiplied by one mscale.
 Source: Abdin et al. 2024 (Phi-3); Liu et al. 2024 (GRIN); keys as in Hugging Face's PhimoeConfig, and as published.
 """
 

@@ -100,7 +100,7 @@ def halves(width: int, *, axis: int = 0, transposed: bool = False) -> dict[str, 
 def stacked_expert_rules(
     experts: ExpertsSpec | None, gate_up: str, down: str, *, router: str, transposed: bool = False
 ) -> tuple[Rule, ...]:
-    """Routers, and experts of which a layer's are stacked, [E, out, in], gate by up; transposed: [E, in, out]."""
+    """Routers, and a layer's experts stacked, [E, out, in], gate by up; transposed: [E, in, out]."""
     if experts is None:
         return ()
     layers = experts.layers

@@ -44,7 +44,7 @@ def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family)
 
 
 def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: str) -> Family:
-    """The architecture that sees images, of which the text part alone is served."""
+    """The architecture that sees images, served by its text part alone."""
     return dataclasses.replace(
         text,
         read=lambda reader: text_part_from(reader, of_images, text),

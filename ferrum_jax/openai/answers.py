@@ -101,7 +101,7 @@ def _message(form: TextForm, choice: CompletionOutput) -> dict[str, Any]:
 
 
 def _completion_logprobs(form: TextForm, output: RequestOutput, choice: CompletionOutput) -> dict[str, list[Any]]:
-    """Those of an echo first."""
+    """A choice's log-probabilities, an echo's first."""
     first, entries = echo_entries(output) if form.echo else (None, [])
     entries += choice_entries(choice) if form.generates else ()
     return completion_logprobs(entries, first=first, ids_as_names=form.options.ids_as_names)

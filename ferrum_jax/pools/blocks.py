@@ -50,7 +50,7 @@ def outside(pool: KVPool, values: Any, scales: Any, head_copies: int) -> LayerBl
 
 
 def _lanes(pool: KVPool) -> int:
-    """Of a vector of a block outside of the pools."""
+    """Values of a token's vector in a block outside the pools."""
     return pool.head_dim if pool.head_dim == pool.v_head_dim else pool.head_dim + pool.v_head_dim
 
 

@@ -28,7 +28,7 @@ class GroupBlocks:
 
     @property
     def repeated_bytes(self) -> int:
-        """What another device of the mesh keeps as well, the null block included."""
+        """Bytes that another device of the mesh keeps as well, the null block included."""
         kept = (self.num_blocks + 1) * self.block_bytes
         return kept - kept // self.head_copies
 

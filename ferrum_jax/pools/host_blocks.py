@@ -113,7 +113,7 @@ def blocks_of(pools: Pools, blocks: Sequence[Sequence[Sequence[Any]]], head_copi
 
 
 def _joined(parts: Sequence[Any], shape: tuple[int, ...], num_layers: int) -> np.ndarray:
-    """What several devices have of a block, [layers, *shape]: heads are the axis before the last."""
+    """Joins several devices' parts of a block, [layers, *shape]: heads are the axis before the last."""
     *outer, heads, last = shape
     each = [np.asarray(part).reshape(num_layers, *outer, heads // len(parts), last) for part in parts]
     return np.concatenate(each, axis=-2)

@@ -41,7 +41,7 @@ def _available(root: Path) -> int:
 
 
 def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """What each limit leaves, of this process's memory cgroups and those above them that can be seen."""
+    """Bytes that each limit leaves, of this process's memory cgroups and the visible ones above them."""
     own = _own_cgroups(root)
     for mount, top, files in _mounts(root):
         path = own.get(files)

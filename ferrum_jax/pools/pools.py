@@ -44,7 +44,7 @@ class Pools:
 
     @property
     def caches(self) -> tuple[tuple[KVPool | None, ...], tuple[Any, ...]]:
-        """What layers keep of tokens: `kv` and `states`."""
+        """The caches of layers: `kv` and `states`."""
         return self.kv, self.states
 
     def flat_caches(self) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ def block_bytes(
 def _order(pool: KVPool, array: Any) -> tuple[int, ...]:
     """The axes of one of a pool's arrays from the outermost in memory to the innermost.
 
-    Of a latent the tokens of a block stand where others have heads: a TPU would pad the one head that there is to two.
+    A latent's tokens stand where other pools have heads, because a TPU would pad its one head to two.
     """
     return (0, 2, 1, 3) if pool.is_latent and array.ndim == 4 else tuple(range(array.ndim))
 
@@ -179,7 +179,7 @@ def _fresh(shapes: Pools, fill: jax.Array) -> FreshPools:
 
 
 def _untouched(shapes: Pools) -> Callable[[jax.Array], Any]:
-    """As `_fresh`, on the CPU; each device makes its own part."""
+    """Like `_fresh`, on the CPU; each device makes its own part."""
     arrays = (shapes.flat_caches(), shapes.slots, shapes.prompts, shapes.masks, shapes.hidden)
     local = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), arrays)
     slots, prompts, masks, hidden = map(_one, (shapes.slots, shapes.prompts, shapes.masks, shapes.hidden))

@@ -178,7 +178,7 @@ class CacheManager:
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
     def junctions(self) -> Junctions | None:
-        """What finds where waiting prompts part; None where no row has to stop there."""
+        """Finds where waiting prompts part; None where no row has to stop there."""
         keeps = self.enabled and self.states is not None and self.states.max_snapshots > 0
         return Junctions(self._keys, self.sizes.block_size) if keeps else None
 
@@ -194,7 +194,7 @@ class CacheManager:
     # -- what others may share -------------------------------------------------------------------------
 
     def find_prefix(self, request: Request) -> Pinnable | None:
-        """What prompts that begin with this one hit of its full blocks; None where some is not on the device."""
+        """The full blocks that prompts beginning with this one hit; None where one is not on the device."""
         return self._lookup.find_prefix(request)
 
     def keys_to_publish(self, request: Request, num_tokens: int) -> set[bytes]:
@@ -245,7 +245,7 @@ class CacheManager:
         return np.zeros(len(slots), np.int32) if self.states is None else self.states.of_rows(slots)
 
     def take_transfers(self) -> Transfers:
-        """What the plan that is being made moves beside its rows; its ids may be given away from the next plan on."""
+        """Transfers of the plan that is being made; its ids may be given away from the next plan on."""
         taken, self._transfers = self._transfers, Transfers()
         taken.release()
         if self.tier is not None:
@@ -310,7 +310,7 @@ class CacheManager:
         return pools
 
     def all_pools(self) -> tuple[IdPool, ...]:
-        """Those of blocks, of prompts and of states."""
+        """The pools of blocks, prompts and states."""
         slots = () if self.prompts.slots is None else (self.prompts.slots,)
         return (*self.pools, *slots, *(() if self.states is None else (self.states.pool,)))
 

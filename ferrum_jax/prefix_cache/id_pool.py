@@ -222,7 +222,7 @@ class IdPool:
         return ids
 
     def missing(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Those keys that no id carries."""
+        """The keys that no id carries."""
         return set(keys).difference(self._id_of)
 
     def keyed(self) -> list[tuple[int, bytes]]:

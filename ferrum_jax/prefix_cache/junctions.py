@@ -24,20 +24,20 @@ class Junctions:
         self._num_keys: dict[int, int] = {}  # by id of the waiting requests: how many of their keys are counted
 
     def add(self, request: Request) -> None:
-        """It waits from now on. One that takes no hits parts from nothing."""
+        """Counts a request that starts to wait; without hits it has no junctions."""
         limit = request.hit_limit // self._block_size if request.takes_hits else 0
         self._num_keys[request.id] = limit
         self._waiting.update(self._keys.of_blocks(request, limit)[:limit])
 
     def renew(self, waiting: Iterable[Request]) -> None:
-        """Count the keys of what waits anew: they are not what they were."""
+        """Recounts waiting requests after their keys changed."""
         self._waiting.clear()
         self._num_keys.clear()
         for request in waiting:
             self.add(request)
 
     def remove(self, request: Request) -> None:
-        """It waits no more."""
+        """Forgets a request that no longer waits."""
         for key in request.keys[: self._num_keys.pop(request.id)]:
             self._waiting[key] -= 1
             if not self._waiting[key]:

@@ -76,7 +76,7 @@ def whole_key(
 
 
 def _extra_keys(media: Sequence[MediaSpan], start: int, block_size: int) -> bytes:
-    """What the spans add to the key of the block at position `start`; nothing where none touches it."""
+    """The spans' bytes in the key of the block at position `start`; empty where none touches it."""
     parts: list[bytes] = []
     touching = [span for span in media if span.start < start + block_size and span.end > start]
     for span in sorted(touching, key=lambda span: (span.start, span.length, span.kind, span.digest)):

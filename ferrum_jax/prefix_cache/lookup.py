@@ -22,7 +22,7 @@ from ferrum_jax.request import Request
 
 
 class Hit(NamedTuple):
-    """What of a request's tokens the pools and the host tier hold."""
+    """The part of a request's tokens that the pools and the host tier hold."""
 
     num_tokens: int  # whose KV is there
     num_blocks: int  # full ones

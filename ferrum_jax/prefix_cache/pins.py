@@ -18,11 +18,11 @@ class Pins:
         self._ids: dict[IdPool, set[int]] = {pool: set() for pool in (*blocks, *others)}
 
     def find(self, keys: Sequence[bytes]) -> Pinnable:
-        """What is kept under these keys, of every kind."""
+        """Ids kept under these keys, by pool."""
         return {pool: [pool.find(key) for key in keys] for pool in self._ids}
 
     def new(self, pool: IdPool, ids: Iterable[int]) -> set[int]:
-        """Those of the ids that are not pinned yet."""
+        """The ids that are not pinned yet."""
         return set(ids) - self._ids[pool] - {0}
 
     def add(self, wanted: Pinnable) -> None:

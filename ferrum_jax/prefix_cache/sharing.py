@@ -39,9 +39,9 @@ class Sharing:
         return np.flatnonzero((self._blocks.num_published[slots] + 1) * self._block_size <= num_tokens)
 
     def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> set[bytes]:
-        """The keys that a step which computes up to `num_tokens` adds to the cache, or is on its way to.
+        """Keys of blocks filled once `num_tokens` are computed, and of the one being filled.
 
-        A chunk may end within a block, which a later chunk of the row fills: who shares that block waits for it too.
+        A chunk may end within a block that a later chunk fills: a request that shares this block waits for it too.
         """
         if not self._enabled or request.has_old_kv:
             return set()
@@ -60,7 +60,7 @@ class Sharing:
         return missing
 
     def shares(self, request: Request, filling: Set[bytes]) -> bool:
-        """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
+        """True if this step fills a block, by its key, that the request could reuse one step later."""
         if not filling or not request.takes_hits:
             return False
         limit = request.hit_limit // self._block_size

@@ -35,7 +35,7 @@ class StateSlots:
         self._copy_pool = copy_pool
         self._of_row = np.zeros(max_num_seqs + 1, np.int32)
         self._num_open = max_num_seqs  # rows that may still come; each needs a slot
-        self._left_alone: set[int] = set()  # row slots of which no snapshot is kept
+        self._left_alone: set[int] = set()  # row slots without a snapshot
         self._followed: dict[int, int] = {}  # row slot -> its snapshot, 0 until the first one is published
         self._ordered: dict[int, tuple[int, int]] = {}  # row slot -> its next snapshot and the tokens before that
 

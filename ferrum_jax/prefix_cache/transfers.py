@@ -12,7 +12,7 @@ from ferrum_jax.prefix_cache.id_pool import IdPool
 class Transfers:
     """Copies of blocks, and prompt slots to read and write; every id in them has a holder until the plan is made.
 
-    After that the order of steps is enough: who is given the id later writes it in a later step.
+    Afterwards the order of steps protects them: a new owner writes the id only in a later step.
     """
 
     spills: tuple[Copy, ...] = ()

@@ -92,7 +92,7 @@ class Meeting:
         threading.Thread(target=self._accept, name="meeting", daemon=True).start()
 
     def channels(self, count: int, timeout_s: float) -> list[Channel]:
-        """Those to processes 1 to `count`, in their order. Raises TimeoutError naming those that did not come."""
+        """Channels to processes 1 to `count`, in order. Raises TimeoutError naming the processes that did not come."""
         end, found = time.monotonic() + timeout_s, {}
         while len(found) < count:
             try:

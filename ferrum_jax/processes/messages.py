@@ -1,4 +1,4 @@
-"""What processes of one engine tell one another, as JSON: nothing that is received can be anything but a value.
+"""Messages between the processes of one engine, as JSON: nothing that is received can be anything but a value.
 
     null, true, 3, 0.5, "text", [..]            themselves; any sequence or set becomes a list, NaN and infinities stand
     {"tuple": [..]}  {"dict": [[key, value], ..]}  {"bytes": base64}  {"pixels": [shape, base64]}, an array of uint8

@@ -99,7 +99,7 @@ class Processes:
         self.send(arguments)
 
     def receive(self) -> Any:
-        """What process 0 sends next. Waits. Raises SystemExit where it is the end."""
+        """Waits for process 0's next message. Raises SystemExit where it is the end."""
         return self._take(0)
 
     def agree(self, value: int) -> int:
@@ -151,7 +151,7 @@ class Processes:
             raise ProcessLost(self._lost[1])
 
     def lose(self, reason: str, code: int = EXIT_LOST) -> ProcessLost:
-        """What to raise when this process cannot go on, or another does not. It has little time to end in order."""
+        """Raised when this process cannot go on, or another does not. It has little time to end in order."""
         with self._lock:
             if self._lost is None:
                 self._lost = reason, code

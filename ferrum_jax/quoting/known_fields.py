@@ -44,7 +44,7 @@ def whole(least: int) -> FieldKind:
 
 
 def number(least: float, words: str = "") -> FieldKind:
-    """Of at least `least`; NaN is not. words: a fuller description."""
+    """A number of at least `least`, and not NaN. words: a fuller description."""
     return FieldKind(
         lambda value: type(value) in (int, float) and value >= least, words or f"a number, {least:g} or more"
     )

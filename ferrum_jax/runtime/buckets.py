@@ -5,8 +5,8 @@ Mixed buckets hold any counts; their R is the most rows there are, because atten
 spare rows cost nothing. What samples has row buckets alone, those of decode, whatever the forward before it was. Token
 buckets and row buckets therefore add, not multiply.
 
-Where the requests are known beforehand, their `Reach` leaves out the buckets that none of their steps takes. Those
-that stay are the same executables as without it, so jobs share what a store or a bundle holds.
+Where the requests are known beforehand, their `Reach` leaves out the buckets that none of their steps takes. The
+others are the same executables as without it, so jobs share what a store or a bundle holds.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Ladder:
         return min(most, default=None)
 
     def first_parts(self, least_tokens: int) -> tuple[Bucket | RowBucket, ...]:
-        """Of each kind a mixed bucket of at least so many tokens, if there is one, and all rows: steps fit these, or
+        """A mixed bucket of each kind with at least so many tokens, if there is one, and all rows: steps fit these, or
         are cut."""
         least, found = max(least_tokens, self.row_buckets[-1].num_rows), []
         for buckets in self.kinds.values():

@@ -18,7 +18,7 @@ from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
 _FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts")
-# Of each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
+# For each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
 _IMAGE_FIELDS = 5
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
 _SCORE_FIELDS = ("places", "following", "slots", "positions")

@@ -44,7 +44,7 @@ _sample = jax.jit(sampling.sample)  # traced once for all row buckets that have 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """What makes logits of hidden states: the structure of a model, of whose weights only those named are there."""
+    """Makes logits of hidden states: the structure of a model, with only the named weights."""
 
     graph: nnx.GraphDef
     weights: Shapes  # all of the model

@@ -45,7 +45,7 @@ from ferrum_jax.sampling.slots import as_float, read_parameters
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What a step chose. Rows that are not active hold zeros."""
+    """The tokens that a step drew. Rows that are not active hold zeros."""
 
     token_ids: jax.Array  # [R] int32; NOT_FINITE where the model's own logits hold NaN or infinity
     result: jax.Array  # [R, RESULT_WORDS] int32: token id, logprob, rank, top ids and logprobs; see `unpack`
@@ -97,7 +97,7 @@ def reported(
     row_slots: jax.Array,  # [n] int32
     positions: jax.Array,  # [n] int32, that the scored token takes
 ) -> jax.Array:
-    """Logits of which log-probabilities are reported: the model's own, or of rows that ask for it those drawn from."""
+    """Logits to report log-probabilities from: the model's own, or the drawn-from ones of rows that ask for them."""
     words = read_parameters(slots, row_slots)
     asks = words[:, FLAGS] & ASKS_PROCESSED != 0
 

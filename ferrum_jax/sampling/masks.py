@@ -1,4 +1,4 @@
-"""Masks: which tokens a row may draw, as bits; a pool on the device, of which id 0 allows everything.
+"""Masks: which tokens a row may draw, as bits, in a pool on the device; id 0 allows everything.
 
 A mask is ceil(V / 32) words; bit i of word w stands for token 32 w + i. Rows without one run the same executable, in
 which what masks do stands behind `lax.cond`.

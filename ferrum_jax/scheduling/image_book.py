@@ -27,7 +27,7 @@ from ferrum_jax.request import Request
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageCounts:
-    """What was counted so far, with the gauges of this moment."""
+    """The counters so far, with the gauges of this moment."""
 
     images_encoded: int = 0
     image_hits: int = 0
@@ -106,7 +106,7 @@ class ImageBook:
         return runs
 
     def take_orders(self) -> tuple[EncodeOrder, ...]:
-        """What is encoded before the step that is planned."""
+        """Images to encode before the planned step."""
         taken, self._orders = tuple(self._orders), []
         return taken
 
@@ -171,7 +171,7 @@ def run_keys(image: PlacedImage) -> list[bytes]:
 def tokens_of_images(
     starts: np.ndarray, counts: np.ndarray, shifts: np.ndarray, requests: Sequence[Request | None]
 ) -> ImageTokensPlan:
-    """What a step's tokens need where one of them is of an image; else nothing.
+    """The image input of a step's tokens; None where none is an image's.
 
     starts, counts, shifts: [rows]. requests: of rows that compute chunks, None of those that decode.
     """

@@ -43,7 +43,7 @@ def holds(request: Request, cache: CacheManager) -> bool:
 
 
 def _shortage(request: Request, cache: CacheManager) -> str:
-    """What the first pool of a shard that is too small for the request lacks; empty where there is none."""
+    """Says what the first pool of a shard too small for the request lacks; empty where all are large enough."""
     for needed, available in zip(_num_needed(request, cache), _num_usable(request, cache), strict=True):
         if needed > available:
             return (

@@ -62,7 +62,7 @@ class TokenLimit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
-    """What one engine wrote, in order of arrival."""
+    """The lines of one engine, in order of arrival."""
 
     sizes: EngineSizes
     requests: list[LoggedRequest]

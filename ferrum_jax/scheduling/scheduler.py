@@ -1,4 +1,4 @@
-"""Scheduler: which tokens of which requests the next step computes, and what becomes of its results.
+"""Scheduler: chooses each request's tokens for the next step, and takes in its results.
 
     schedule() k+1  ->  dispatched  ->  commit(k)  ->  schedule() k+2  ...
 
@@ -165,7 +165,7 @@ class Scheduler:
     def renew(self, fingerprint: bytes) -> None:
         """Other weights: nothing that was computed is hit any more, and no plan is in flight.
 
-        Rows go on over the KV they have, of which nothing is shared; those that are scored begin anew.
+        Rows go on over the KV they have and share none of it; scored rows begin anew.
         """
         assert not self._in_flight, "commit what is in flight first"
         for cache in self.caches:
@@ -264,7 +264,7 @@ class Scheduler:
         return got
 
     def metrics(self) -> ReuseMetrics:
-        """What was counted so far on all shards, with the gauges of this moment."""
+        """The counters of all shards, with the gauges of this moment."""
         return total([cache.metrics() for cache in self.caches])
 
     def check_invariants(self) -> None:

@@ -63,7 +63,7 @@ class WaitingQueue:
         self._aside[request_id] = self._requests.pop(request_id)
 
     def put_back(self) -> None:
-        """Those that were set aside are in their places again."""
+        """Puts the requests that were set aside back into their places."""
         for request in self._aside.values():
             self._enter(request)
         self._aside.clear()

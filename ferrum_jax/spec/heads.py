@@ -28,8 +28,9 @@ class QkNorm:
 class LatentSpec:
     """Latent attention: the keys and values of all heads are made of one vector of each token, which the cache keeps.
 
-    kv_lora_rank: of that vector. qk_nope_head_dim: of each head's query and key, what does not turn; head_dim is what
-    turns, of which all heads share the key. q_lora_rank: of the vector that queries are made of; None is the token's.
+    kv_lora_rank: size of that vector. qk_nope_head_dim: the part of each head's query and key that does not rotate;
+    head_dim is the part that does, and all heads share its key. q_lora_rank: size of the vector that queries are made
+    of; None is the token's.
     """
 
     kv_lora_rank: int
@@ -104,7 +105,7 @@ class AttentionSpec:
 
     @property
     def value_dim(self) -> int:
-        """Of what attention gives of each head."""
+        """Values that attention gives for each head."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property

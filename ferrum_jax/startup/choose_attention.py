@@ -40,8 +40,8 @@ _UNENDED = "a start that checked it did not come to its end"
 class AttentionChoice:
     """implementation, tiles: what the config is to name, None leaves it to the platform. why: a sentence, or "".
 
-    is_set_aside: a kernel that would have run, or that one expects of such a device, does not. device_kind: the chip of
-    which this holds, "" is any.
+    is_set_aside: a kernel that would have run, or that one expects of such a device, does not. device_kind: the chip
+    that this holds for, "" is any.
     """
 
     implementation: str | None
@@ -155,7 +155,7 @@ def for_unfamiliar(device: Any) -> AttentionChoice:
 
 
 def _platform(chips: Chips) -> str:
-    """Of the chips that jax would open: "" where it is told to take the CPU."""
+    """Platform of the chips that jax would open: "" where it is told to take the CPU."""
     asked = jax.config.values["jax_platforms"]
     return "" if asked and asked.split(",")[0] == "cpu" else chips.platform
 

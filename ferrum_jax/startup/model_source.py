@@ -98,7 +98,7 @@ class ModelSource:
 
 
 def _end_ids(generation_config: Mapping[str, Any], spec: ModelSpec) -> frozenset[int]:
-    """Those of generation_config.json. Raises ValueError for tokens, of config.json too, that the model cannot draw."""
+    """End ids of generation_config.json. Raises ValueError for any, of config.json too, that the model cannot draw."""
     try:
         found = frozenset(ConfigReader(generation_config).token_ids("eos_token_id"))
     except ValueError as error:

@@ -138,7 +138,7 @@ class Matcher:
         return self._keep_mask(bool(mask.any()))
 
     def _keep_mask(self, has_tokens: bool) -> bool:
-        """What a mask that was made says of the row."""
+        """Notes why a row is stuck, if its mask shows that. Returns whether the row can go on."""
         if self._state.is_error():
             self._note_failure()
         elif not has_tokens:

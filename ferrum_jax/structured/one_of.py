@@ -1,4 +1,4 @@
-"""Branches of a oneOf of which exactly one matches whatever is written.
+"""Branches of a oneOf, made so narrow that exactly one matches whatever is written.
 
 A value that two branches match is invalid, and no grammar looks back at what was written. So a branch that may overlap
 another is narrowed until it cannot: an optional property that the other requires is left out, or one that tells them

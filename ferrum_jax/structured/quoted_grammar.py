@@ -44,7 +44,7 @@ class QuotedRules:
         return f'{scalars} | "[" ({rule}_any ("," {rule}_any)*)? "]" | "{{" ({pairs})? "}}"'
 
     def _value(self, rule: str, schema: Any) -> Iterator[str]:
-        """The rules of one value, the last of which is `rule`."""
+        """The rules of one value; `rule` is the last."""
         if schema is True or schema == {}:
             yield f"{rule}: {self._rule}_any"
             return

@@ -81,7 +81,7 @@ def required(parts: Side) -> set[str]:
 
 
 def of_name(parts: Side, name: str) -> list[Any]:
-    """What the property of this name must match."""
+    """The schemas that the property of this name must match."""
     found: list[Any] = []
     for part in parts:
         own = part.get("properties")
@@ -115,7 +115,7 @@ def fits_text(text: str, parts: Side) -> bool:
 
 
 def of_item(parts: Side, place: int) -> list[Any]:
-    """What the item at a place must match."""
+    """The schemas that the item at a place must match."""
     found: list[Any] = []
     for part in parts:
         first = part.get("prefixItems", part["items"] if isinstance(part.get("items"), list) else [])

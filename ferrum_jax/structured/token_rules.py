@@ -16,7 +16,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 
 
 class Encodes(Protocol):
-    """What bad words need of a tokenizer."""
+    """The part of a tokenizer that bad words need."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 

@@ -43,7 +43,7 @@ class _CallRules:
         self.text = self._terms.text
 
     def rules(self, number: int, tool: Tool) -> Iterator[str]:
-        """Those of one tool's calls; the first is `call_{number}`."""
+        """The rules of one tool's calls; the first is `call_{number}`."""
         form, schema = self._form, json.loads(tool.parameters)
         if form.style == "object" or (form.style == "named" and not form.quote):
             before, after = self._around(tool.name)

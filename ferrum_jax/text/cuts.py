@@ -29,7 +29,7 @@ _NEUTRAL, _WORDS = (
 
 # Alternatives of the published pre-tokenisers' patterns. None matches a letter with a space behind it, none looks back
 # over one, and what looks ahead does so behind white space; so a match ends at every cut, and the text behind it is
-# matched as if it began there. Those with letters take a word's last letter, whatever else the pattern has.
+# matched as if it began there. Alternatives with letters take a word's last letter, whatever else the pattern has.
 _LETTERS = frozenset(
     {
         r" ?\p{L}+",
@@ -75,7 +75,7 @@ class Cuts:
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer) -> Cuts | None:
-        """Those of a tokenizer; None where it has a rule that is not known here."""
+        """The cuts of a tokenizer; None where it has an unknown rule."""
         rules = json.loads(library.to_str())
         normalisers = steps_of(rules.get("normalizer"), "normalizers")
         prepends = any(each["type"] == "Prepend" for each in normalisers)
@@ -96,7 +96,7 @@ class Cuts:
         yield slice(start, len(text))
 
     def pieces_backwards(self, text: str, size: int) -> Iterator[slice]:
-        """As `pieces`, the last one first."""
+        """Like `pieces`, the last one first."""
         end = len(text)
         while found := self._last_before(text, end - max(size, 1)):
             yield slice(found + self._skipped, end)

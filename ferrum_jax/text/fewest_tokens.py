@@ -3,7 +3,7 @@
 A token of n bytes spreads over its bytes: 1 / n of it for each. In a vocabulary whose longest entry with byte b has
 longest[b] bytes, a byte b of a text stands for at least 1 / longest[b] of a token, whatever the tokens are. That holds
 for byte-level vocabularies, whose entries together are the text's bytes. Where bytes are a fallback, characters are
-counted in the same way. Of other tokenizers nothing is known: one token may stand for any text.
+counted in the same way. Nothing is known of other tokenizers: one token may stand for any text.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TextTooLong(ValueError):
 
 
 class LongTexts:
-    """Of one tokenizer."""
+    """Encodes long texts with one tokenizer."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
@@ -67,7 +67,7 @@ class LongTexts:
         return text[: self._place(text, self._pieces(text), count, lambda piece: piece.stop, len(text))]
 
     def end(self, text: str, count: int) -> str:
-        """As `start`, of the end."""
+        """Like `start`, for the end."""
         pieces = self._pieces(text, backwards=True)
         return text[self._place(text, pieces, count, lambda piece: piece.start, 0) :]
 

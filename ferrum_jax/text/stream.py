@@ -95,7 +95,7 @@ class TextStream:
         self._new.append(text)
 
     def _certain(self, stops: StopStrings, new: str) -> str:
-        """What of the held text and `new` can be emitted; the rest is held. Notes a stop string that ends in `new`."""
+        """The emittable part of the held text and `new`; the rest is held. Notes a stop string that ends in `new`."""
         counts = self._num_tokens > self._min_tokens
         text, end, state = self._held + new, len(self._held), self._state
         for character in new:

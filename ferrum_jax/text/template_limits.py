@@ -51,7 +51,7 @@ class TemplateTooCostly(jinja2.TemplateError):
 
 
 def bounded(render: Callable[[], str]) -> str:
-    """What `render` gives, with WORK of its own. Raises TemplateTooCostly."""
+    """Calls `render` with WORK of its own. Raises TemplateTooCostly."""
     token = _left.set([WORK])
     try:
         return render()
@@ -200,7 +200,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """What a container holds; nothing of any other value."""
+    """The values in a container; nothing for any other value."""
     if isinstance(value, jinja2.utils.Namespace):
         value = value._Namespace__attrs  # its text is theirs
     if isinstance(value, Mapping):

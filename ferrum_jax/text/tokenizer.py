@@ -109,9 +109,9 @@ class Tokenizer:
         """Token ids of text. With special tokens BOS and EOS are added by the tokenizer's rule, BOS never twice.
 
         A rendered chat is encoded without special tokens, because its template writes them. max_tokens: the end of the
-        text is cut off so that at most this many tokens remain, special ones included. Of a long text more than is
-        wanted need not be encoded: at_most raises TextTooLong for one of more tokens, and `last` gives the ids of an
-        end that has more than this many.
+        text is cut off so that at most this many tokens remain, special ones included. A long text need not be encoded
+        whole: at_most raises TextTooLong for a text of more tokens, and `last` gives the ids of an end that has more
+        than this many.
         """
         with _taken(text):  # what reads long texts asks the library by itself
             if len(text) > LONG and last is not None:

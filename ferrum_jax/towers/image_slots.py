@@ -48,7 +48,7 @@ class ImageSlots:
 
     @property
     def bytes(self) -> int:
-        """Of the pool on one device."""
+        """Bytes of the pool on one device."""
         return local_bytes(self.pool)
 
     @property

@@ -32,7 +32,7 @@ _READERS = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff")  # modules, which Pillo
 MAX_PIXELS = 1 << 26  # 67 million; decoding takes up to 16 bytes for each
 _LARGE_PIXELS = 1 << 23  # an image with more is decoded alone, so that many at once do not take memory for all
 _BAND_ROWS = 256
-_MOST_SCANS = 100  # of a progressive JPEG, each of which visits every pixel; encoders write about ten
+_MOST_SCANS = 100  # of a progressive JPEG; each scan visits every pixel, and encoders write about ten
 _ORIENTATION = 0x0112
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 _LARGE = threading.RLock()
@@ -152,7 +152,7 @@ def check_array(array: np.ndarray, max_pixels: int) -> None:
 
 
 class ImageRefused(ValueError):
-    """What is said of an image whose file may be sound, in words that need nothing around them."""
+    """An error about an image whose file may be sound, in words that stand alone."""
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ _HOLDS_IPV4 = (
     (ipaddress.ip_network("64:ff9b:1::/48"), 0),
     (ipaddress.ip_network("::/96"), 0),  # IPv4-compatible
 )
-# Of IPv4, beside those that Python knows: protocol assignments (RFC 6890), the relays of 6to4 (RFC 7526).
+# IPv4 ranges that Python takes for public: protocol assignments (RFC 6890), the relays of 6to4 (RFC 7526).
 _NOT_PUBLIC = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("192.88.99.0/24"))
 
 
@@ -219,7 +219,7 @@ def _connected(place: _HttpTarget, address: str, deadline: float, most: int) -> 
 
 
 class _BoundedSocket:
-    """A socket of whose answer at most so many bytes are read, whatever its headers and chunks claim."""
+    """A socket that reads at most so many bytes of an answer, whatever its headers and chunks claim."""
 
     def __init__(self, connection: socket.socket, most: int) -> None:
         self._connection, self._most = connection, most

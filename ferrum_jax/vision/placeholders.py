@@ -79,7 +79,7 @@ def expand_text(text: str, images: Sequence[ProcessedImage], form: Placeholders,
 def expand_ids(
     ids: Sequence[int], images: Sequence[ProcessedImage], form: Placeholders, encode: Encode
 ) -> ExpandedPrompt:
-    """As `expand_text`, of a prompt given as token ids with one placeholder token for each image."""
+    """Like `expand_text`, for a prompt of token ids with one placeholder token for each image."""
     placeholder = _id_of(form.placeholder, encode)
     _check_count(sum(i == placeholder for i in ids), len(images), form)
     expanded, rest = array("q"), iter(images)

@@ -28,13 +28,13 @@ class PromptImages:
 
     @classmethod
     def of_folder(cls, folder: str | Path, sources: ImageSources) -> PromptImages | None:
-        """As a checkpoint's folder says; None where it says nothing. Raises ValueError for what is not understood."""
+        """The processor that a checkpoint's folder names; None without one. Raises ValueError for unknown settings."""
         processor = read_processor(folder)
         return None if processor is None else cls(processor=processor, folder=Path(folder), sources=sources)
 
     @property
     def digest(self) -> str:
-        """Of all that makes patches of pixels, in hexadecimal."""
+        """Digest of everything that turns pixels into patches, in hexadecimal."""
         return digest_of(self.processor.kind, dataclasses.asdict(self.processor))
 
     def expanded(

@@ -1,4 +1,4 @@
-"""What a user may give as an image, and where it may come from.
+"""The images that a user may give, and where they may come from.
 
 An image is a Pillow image, a uint8 array, bytes, a `pathlib.Path`, or a URL. A string is a URL and never a path, since
 it may come over HTTP or in a job's rows. A `data:` URL is always taken; `http(s):` of the hosts that are allowed, at
@@ -69,7 +69,7 @@ class ImageSources:
 
     @classmethod
     def of_config(cls, config: EngineConfig) -> ImageSources:
-        """What a config allows. Raises ValueError for a host that is no name, and a root that is no folder."""
+        """The sources that a config allows. Raises ValueError for a host or a root that cannot be one."""
         hosts = tuple(name.strip() for name in config.allow_image_hosts.split(",") if name.strip())
         if config.image_root is not None and not config.image_root.strip():
             raise ValueError("image_root is empty; name the folder that holds images, or leave it out")
@@ -87,7 +87,7 @@ class ImageSources:
         return self.pixels(self._found_url(url))
 
     def found(self, given: Any) -> Any:
-        """What a Python user gives, the bytes of its file in place of a path or a URL. Raises ValueError for others."""
+        """The image that a Python user gives, with a file's bytes for its path or URL. Raises ValueError for others."""
         if isinstance(given, str):
             return self._found_url(given)
         if isinstance(given, os.PathLike):

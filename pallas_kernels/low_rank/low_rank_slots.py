@@ -28,7 +28,7 @@ class LowRankSlots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertSlots:
-    """The same of stacked experts; slot s is row s - 1, whole for each expert."""
+    """Slots of stacked experts; slot s is row s - 1, whole for each expert."""
 
     a: jax.Array  # [S, E, r, I]
     b: jax.Array  # [S, E, r, O]

@@ -86,7 +86,7 @@ class Case:
 
     @property
     def step(self) -> dict[str, Any]:
-        """What make_schedule takes of it."""
+        """The case's arguments of make_schedule."""
         return {
             "num_tokens": self.num_tokens,
             "block_size": self.block_size,
@@ -97,7 +97,7 @@ class Case:
 
     @property
     def attention(self) -> dict[str, Any]:
-        """What paged_attention takes of it beside arrays."""
+        """The case's arguments of paged_attention beside arrays."""
         return {"scale": self.softmax_scale, "soft_cap": self.soft_cap}
 
     @property
@@ -121,7 +121,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What paged_attention takes, arrays or their shapes."""
+    """The arguments of paged_attention: arrays, or their shapes."""
 
     q: Any  # [T, N, H], of a latent [T, N, H + rope_dim]
     k: Any  # [T, K, H]
@@ -351,7 +351,7 @@ REAL_CASES = (
 )
 
 
-# What Hopper's kernels have beside those.
+# More cases, for Hopper's kernels alone.
 HOPPER_CASES = (
     _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_fp8_e4m3", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),

@@ -72,7 +72,7 @@ def _attend(
 
 
 def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float64
-    """What paged attention of a case is."""
+    """The result of paged attention for a case."""
     a, batch, sinks = arguments, arguments.batch, arguments.sinks
     return paged_attention(
         np.asarray(a.q),

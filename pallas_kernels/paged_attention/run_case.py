@@ -174,7 +174,7 @@ def judged_tokens(case: Case) -> list[int]:
 
 
 def expected(case: Case, logical: Arguments, tokens: Sequence[int]) -> np.ndarray:  # [len(tokens), N, H] float64
-    """What the oracle gives for these tokens. logical: of `make_inputs` for "xla"."""
+    """The oracle's result for these tokens. logical: of `make_inputs` for "xla"."""
     if case.tiny:
         return oracle.of_case(case, logical)[list(tokens)]
     ends = np.cumsum([count for _, count in case.rows])
@@ -186,7 +186,7 @@ def expected(case: Case, logical: Arguments, tokens: Sequence[int]) -> np.ndarra
 
 
 def _of_one_query(case: Case, logical: Arguments, row: int, query: int) -> np.ndarray:
-    """Of a row's query, from the row's own blocks."""
+    """The result of a row's query, from the row's own blocks."""
     (start, count), C = case.rows[row], case.block_size
     first = sum(n for _, n in case.rows[:row])
     blocks = logical.batch.block_tables[row, : -(-(start + count) // C)]

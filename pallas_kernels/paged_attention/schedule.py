@@ -34,7 +34,7 @@ class QueryTiles:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What paged_attention needs to know of a step, for all layers of one window."""
+    """The schedule that paged_attention needs of a step, for all layers of one window."""
 
     block_tables: jax.Array  # [R, M] int32
     write_blocks: jax.Array  # [T] int32, where each token's K and V go; padding tokens go to block 0

@@ -1,4 +1,4 @@
-"""What each implementation of paged attention can run, known before anything is compiled."""
+"""The cases that each implementation of paged attention can run, known before anything is compiled."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pallas_kernels.target import Target
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
-LATENT_LANES = 128  # of which the TPU's kernel has values of a latent
+LATENT_LANES = 128  # the TPU's kernel wants a multiple of these for a latent's values
 
 
 def serving(implementation: str, *, is_latent: bool, decode_only: bool) -> str:
-    """What computes attention of a bucket: steps that mix prompts into decoding are XLA's where a cache has latents."""
+    """The implementation for a bucket: steps that mix prompts into decoding are XLA's where a cache has latents."""
     return "xla" if implementation == "mosaic_tpu" and is_latent and not decode_only else implementation
 
 

@@ -1,4 +1,4 @@
-"""What a case of paged attention asks for, whatever computes it: the numbers that times are set against."""
+"""The work of a case of paged attention, whatever computes it: the numbers that times are set against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pallas_kernels.paged_attention.cases import Case, make_shapes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a case asks for, whatever the kernel."""
+    """The work of a case, whatever the kernel."""
 
     kv_tokens: int  # that a row or, in prefill, a row's chunk must read
     flops: int  # of visible query-key pairs

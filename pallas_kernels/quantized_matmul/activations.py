@@ -28,7 +28,7 @@ class Rounded:
     scales: jax.Array  # [T or 1, 1 or I / activation_group] float32
 
     def decoded(self) -> jax.Array:  # [T, I] float32
-        """What the codes stand for."""
+        """The values that the codes stand for."""
         return self.codes.astype(jnp.float32) * spread(self.scales, self.codes.shape[1])
 
 

@@ -33,7 +33,7 @@ def quantized_matmul(
 
 
 def form_of(weight: QuantizedWeight) -> ProductForm:
-    """What the kernels are specialised to; weight may be shapes. It names a TPU."""
+    """The kernels' specialisation; weight may be shapes. It names a TPU."""
     assert weight.kernels is not None, "what names no TPU is multiplied in XLA"
     has_zeros = weight.zeros is not None
     return ProductForm(

@@ -1,4 +1,4 @@
-"""What the Mosaic TPU kernels of quantized_matmul take, known before anything is compiled."""
+"""The products that the Mosaic TPU kernels of quantized_matmul take, known before anything is compiled."""
 
 from __future__ import annotations
 

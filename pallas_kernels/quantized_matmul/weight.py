@@ -41,7 +41,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what it stands for."""
+        """Shape of the dense weight that it stands for."""
         *lead, width = self.codes.shape
         return (*lead, width * (2 if self.kind in _PACKED else 1))
 

@@ -18,7 +18,7 @@ NUM_GREEDY = 64
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 _SEE_IMAGES = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
 _STORED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
-_PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}  # of which a config with experts has one
+_PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}  # a config with experts has one of these
 
 
 def build(golden: Golden) -> Any:

@@ -1,4 +1,4 @@
-"""Of the long tail, families whose experts or attention no other has; two shapes of each."""
+"""Families of the long tail with experts or attention that no other has; two shapes of each."""
 
 from scripts.goldens.golden import Golden
 

@@ -31,7 +31,7 @@ IDENTITY = ModelIdentity(
 
 
 class FakeLLM:
-    """Holds up to `width` requests, each of which gets a token a step; prompts longer than `limit` are refused.
+    """Holds up to `width` requests and gives each a token a step; prompts longer than `limit` are refused.
 
     Tokens are a function of row, choice and position, so what goes on after some tokens ends as what never stopped.
     start: of the job. on_step: called with this before each step.

@@ -1,4 +1,4 @@
-"""A job on a local Ray cluster of two actors, one of which is killed, stopped and resumed; the same without Ray.
+"""A job on a local Ray cluster of two actors, with one killed, stopped and resumed; the same without Ray.
 
     python -m tests.batch.ray_program
 

@@ -98,7 +98,7 @@ def job(model, tmp_path) -> Job:
 
 
 def stopping(monkeypatch, after: int) -> list[Notice]:
-    """Notices, of which the last is given at every step whose number `after` divides."""
+    """Notices; the last is given at every step whose number `after` divides."""
     dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
 
     def noticed(self, plan):

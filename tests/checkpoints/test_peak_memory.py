@@ -112,7 +112,7 @@ def test_a_load_of_our_own_folder_peaks_under_the_models_size_plus_ten_percent(t
 
 @pytest.mark.slow
 def test_a_load_of_our_own_folder_onto_eight_devices_takes_their_bytes_a_shard_and_a_few_chunks(tmp_path):
-    """Of one matrix of 512 MB in float32, which Orbax's own restore holds twice."""
+    """One matrix of 512 MB in float32, which Orbax's own restore holds twice."""
     num_rows = 1 << 17
     folder, total = write(tmp_path / "hf", 1, "bfloat16", num_rows=num_rows)
     ours = convert_to_ours(folder, tmp_path / "out", (0,), num_rows)

@@ -163,7 +163,7 @@ def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, mo
 
 
 def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeypatch):
-    """Of the two that process 0 has, one is stopped."""
+    """Process 0 has two others, and one is stopped."""
     monkeypatch.setattr("ferrum_jax.processes.processes.SILENCE_S", 0.5)
     monkeypatch.setattr(Processes, "_exit", lambda self: None)
     monkeypatch.setattr(Processes, "_leave", lambda self, code: None)

@@ -21,7 +21,7 @@ NUM_BLOCKS = 7  # two of the prompts together do not fit
 
 @pytest.fixture(scope="module")
 def prompts(family) -> list[list[int]]:
-    """Six, of which two share their first 48 tokens, and one ends with its block."""
+    """Six prompts: two share their first 48 tokens, and one ends with its block."""
     rng = np.random.default_rng(4)
     made = [rng.integers(6, 250, n).tolist() for n in (70, 75, 60, 64, 90, 33)]
     made[1][:48] = made[0][:48]

@@ -22,7 +22,7 @@ def engine_of(llm, **overrides):
 
 
 def answers(engine) -> list[tuple[int, ...]]:
-    """Of each prompt alone, in turn."""
+    """Answers of each prompt alone, in turn."""
     found = []
     for prompt in PROMPTS:
         request = engine.add(prompt, PARAMS)

@@ -96,7 +96,7 @@ def test_a_request_larger_than_the_whole_pool_is_refused_at_once(llm, n):
 
 
 class Clocked:
-    """Prompts of which each is told a time of day."""
+    """Prompts that are each told a time of day."""
 
     def __init__(self):
         self.told: list = []

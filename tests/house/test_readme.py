@@ -47,7 +47,7 @@ def test_the_table_that_it_shows_of_the_demo_is_that_of_a_job(capsys):
 
 @pytest.mark.slow
 def test_the_completion_that_it_shows_of_the_demo_is_the_model_s(monkeypatch):
-    """The rows of scripts/demo, of which this is one, have seeds of their own."""
+    """This is a row of scripts/demo, and those have seeds of their own."""
     (name,) = re.findall(r"╭─ (\S+) ─+╮", README)
     assert f'("{name}",' in DEMO
     monkeypatch.chdir(ROOT)

@@ -1,15 +1,18 @@
-"""One word per thing: classes, modules and the glossary's words each name one thing.
+"""One word per thing, and plain sentences.
 
-Methods such as `find` and `add` may repeat, for their class says of what.
+Classes, modules and the glossary's words each name one thing; methods such as `find` and `add` may repeat. Inverted
+sentences, in docstrings, comments and pages, are counted against a limit that only falls.
 """
 
 from __future__ import annotations
 
 import ast
 import collections
+import io
 import pathlib
 import re
-from collections.abc import Iterable
+import tokenize
+from collections.abc import Iterable, Iterator
 
 from tests.support import ROOT
 
@@ -26,6 +29,10 @@ SHARED_FILES = {
     },
     "ferrum_jax/commands": {"compile.py", "convert.py", "plan.py"},  # a command's file has the command's name
 }
+
+# Sentences that begin with these words, and clauses that hang on a genitive.
+INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
+MOST_INVERTED = 9  # in the whole repository; may only fall
 
 
 def _sources() -> list[pathlib.Path]:
@@ -78,3 +85,55 @@ def test_a_word_has_one_row_in_the_glossary():
 def test_classes_that_the_glossary_names_exist():
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", GLOSSARY.read_text()))
     assert named and named <= _classes().keys()
+
+
+def _comments(text: str) -> Iterator[str]:
+    """Comments, with those on neighbouring lines joined."""
+    run, last = [], -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1:
+                yield " ".join(run)
+                run = []
+            run, last = [*run, token.string.lstrip("#: ")], token.start[0]
+    yield " ".join(run)
+
+
+def _docstrings(text: str) -> Iterator[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+    yield from (" ".join((ast.get_docstring(node) or "").split()) for node in nodes)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    prose = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
+    yield from (
+        " ".join(part.lstrip("-|#0123456789. ").split()) for part in re.split(r"\n\n|\n(?=[-|#]|\d+\. )| \| ", prose)
+    )
+
+
+def _inverted() -> list[str]:
+    """Where a reader has to turn a sentence round, with its words."""
+    code = [path for top in (*PACKAGES, "scripts", "tests", "docs") for path in sorted((ROOT / top).rglob("*.py"))]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    found = []
+    for path in [*code, *pages]:
+        text = path.read_text()
+        parts = [*_docstrings(text), *_comments(text)] if path.suffix == ".py" else _paragraphs(text)
+        found += [
+            f"{path.relative_to(ROOT)}: {part[max(match.start() - 30, 0) : match.end() + 60]}"
+            for part in parts
+            for match in INVERTED.finditer(part)
+        ]
+    return found
+
+
+def test_sentences_stand_the_right_way_round():
+    found = _inverted()
+    assert len(found) <= MOST_INVERTED, "say it with the verb first:\n" + "\n".join(found)
+
+
+def test_inverted_sentences_are_found():
+    text = '"""Of a row. Those wait."""\n# A pool,\n# of which one\n'
+    parts = [*_docstrings(text), *_comments(text), *_paragraphs("- Of a\n  row\n\n`of which`, and words")]
+    assert sum(len(INVERTED.findall(part)) for part in parts) == 4

@@ -44,7 +44,7 @@ def bits(output) -> list[list[tuple[int, float]]]:
 
 
 def digest_plans(engine) -> hashlib.blake2b:
-    """Of every plan that the engine dispatches from now on, all of it."""
+    """Digests every plan that the engine dispatches from now on, all of it."""
     state, dispatch = hashlib.blake2b(digest_size=16), engine.runner.dispatch
 
     def recorded(plan: StepPlan):

@@ -16,7 +16,7 @@ LENGTHS = (1, 3, 17, 40, 90, 33)
 
 @pytest.fixture(scope="module")
 def prompts(family) -> list[list[int]]:
-    """Ragged prompts of which the last two share 32 tokens."""
+    """Ragged prompts; the last two share 32 tokens."""
     rng = np.random.default_rng(5)
     made = [rng.integers(6, 250, n).tolist() for n in LENGTHS]
     made[-1][:32] = made[-2][:32]

@@ -1,4 +1,4 @@
-"""Qwen3-Next: which layers are of which kind, what is refused, and what of a checkpoint is not needed."""
+"""Qwen3-Next: the kinds of its layers, what is refused, and what of a checkpoint is not needed."""
 
 from __future__ import annotations
 

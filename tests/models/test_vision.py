@@ -72,7 +72,7 @@ FIELDS = ("pixels", "rows", "columns", "heights", "widths", "segments")
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [1, 2])
-@pytest.mark.parametrize("num_patches", [512, 300])  # of which the second is no multiple of a tile
+@pytest.mark.parametrize("num_patches", [512, 300])  # the second is not a multiple of a tile
 def test_the_tower_gives_the_reference_embeddings_of_images_that_are_packed(name, prompt, num_patches):
     golden = load(name)[2]
     wanted = golden[f"tower_{prompt}"]

@@ -19,7 +19,7 @@ SCRIPT = "import checkpoints; from ferrum_jax import LLM; print(LLM, checkpoints
 
 
 def clone(parent: Path) -> Path:
-    """A clone of the repository in its usual folder, of which only the packages' beginnings are there."""
+    """A clone of the repository in its usual folder, with only the packages' beginnings."""
     folder = parent / "ferrum_jax"
     for package in ("ferrum_jax", "checkpoints", "pallas_kernels"):
         (folder / package).mkdir(parents=True)

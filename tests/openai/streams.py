@@ -7,7 +7,7 @@ from typing import Any
 
 
 def events_of(content: bytes) -> list[str]:
-    """The JSON of each event. Those of completions and chats end with [DONE]."""
+    """The JSON of each event. Completions and chats end with [DONE]."""
     *blocks, end = content.decode().split("\n\n")
     assert end == ""
     found = []

@@ -120,7 +120,7 @@ def llama3_frequencies(
 
 
 def dynamic_frequencies(head_dim: int, theta: float, factor: float, longest: int, context: int) -> list[float]:
-    """Those of a larger theta, by how far the longest context is beyond the original one."""
+    """Frequencies of a larger theta, by how far the longest context is beyond the original one."""
     stretched = theta * (factor * longest / context - (factor - 1)) ** (head_dim / (head_dim - 2))
     return [stretched ** (-i / head_dim) for i in range(0, head_dim, 2)]
 

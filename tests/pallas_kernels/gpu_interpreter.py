@@ -48,7 +48,7 @@ def interpreted() -> Iterator[InterpretGPUParams]:
 
 
 def fetches(jaxpr: Any) -> Iterator[tuple[int, int]]:
-    """Of each transfer to shared memory, bytes of which its place there is a multiple, and those that it must be of.
+    """For each transfer to shared memory, the alignment of its place there in bytes, and the one that it needs.
 
     128 for a transfer of an array; a swizzle repeats after 8 of its rows, and begins where they do.
     """

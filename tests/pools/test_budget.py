@@ -81,7 +81,7 @@ def test_a_ledger_counts_the_null_block_in_bytes_but_not_in_tokens():
 
 
 def test_blocks_of_a_window_that_are_not_needed_make_room_for_others():
-    """Two groups of equal layers, of which one needs 10 blocks at most."""
+    """Two groups of equal layers; one needs 10 blocks at most."""
     fits = choose_num_blocks(
         num_blocks=None,
         kv_memory_bytes=100_000,

@@ -352,7 +352,7 @@ class CacheManagerMachine(RuleBasedStateMachine):
         }
 
     def _needed(self, group: int, num_blocks: int) -> set[int]:
-        """The blocks of which a query that follows `num_blocks` full ones attends to a token."""
+        """The blocks with a token that a query behind `num_blocks` full ones attends to."""
         end, window = 4 * num_blocks, self.windows[group]
         return {position // 4 for position in range(0 if window is None else max(end - window + 1, 0), end)}
 

@@ -36,7 +36,7 @@ def _lose(engine: Engine, group: int, prompt: list[int], *indices: int) -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_blocks_behind_a_window_go_back_while_the_request_runs(enabled: bool) -> None:
-    """Of 40 tokens a window of 6 needs those of 3 blocks at most; one more is being filled."""
+    """A window of 6 needs 3 blocks of 40 tokens at most; one more is being filled."""
     engine = _engine(None, 6, enabled=enabled, max_num_batched_tokens=4)
     engine.add([1] * 20, 21)
     most = 0

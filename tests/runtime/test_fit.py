@@ -69,7 +69,7 @@ def test_what_no_mesh_of_the_target_holds_is_told_how_many_devices_would():
 
 
 def test_a_mesh_that_leaves_a_host_of_a_slice_idle_is_no_advice():
-    """Of 16 devices dp=5,tp=3 would fit, and takes 15; the next that divides 6 KV heads, tp=6, takes 12."""
+    """dp=5,tp=3 would fit, and takes 15 of 16 devices; the next that divides 6 KV heads, tp=6, takes 12."""
     spec = spec_of(hidden_size=8192, intermediate_size=720_000, heads=12, kv_heads=6)
     slice_of_hosts = [Described(id=number, coords=(number, 0, 0)) for number in range(16)]
     config = dataclasses.replace(CONFIG, mesh="dp=8,tp=2")

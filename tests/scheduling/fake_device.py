@@ -139,7 +139,7 @@ class FakeDevice:
         self.recurrent[id] = history.tolist()
 
     def _check_reads(self, group: int, history: np.ndarray, start: int, table: np.ndarray) -> None:
-        """Of the keys that queries from `start` on see."""
+        """Checks the keys that queries from `start` on see."""
         window = self.windows[group]
         oldest = 0 if window is None else max(start - window + 1, 0)
         position = np.arange(oldest, len(history))

@@ -176,7 +176,7 @@ def test_the_output_may_be_named_in_either_of_the_ways_that_the_command_takes():
 
 
 def watch(folder: Path, given: list[str]) -> tuple[subprocess.CompletedProcess, str]:
-    """A watch of a gcloud that gives these answers, all of which it asks for; and what was said to that."""
+    """A watch of a gcloud that gives these answers and no more; and what was said to that."""
     fake, answers, talk = folder / "gcloud", folder / "answers", folder / "talk"
     fake.write_text(FAKE)
     fake.chmod(0o755)

@@ -16,7 +16,7 @@ FOLDER = GOLDENS / "encoders"
 
 
 def say(name: str, mesh: str) -> dict[str, object]:
-    """Of 7 texts and, so that all rows of all shards are taken, 40 more; and what a device holds."""
+    """Vectors of 7 texts and, so that all rows of all shards are taken, 40 more; and what a device holds."""
     config = EngineConfig(
         mesh=mesh, max_model_len=32, max_num_seqs=8, max_num_batched_tokens=256, compilation_cache_dir=str(COMPILED)
     )

@@ -30,7 +30,7 @@ FIRST = dataclasses.replace(SMALL, ready="first")
 
 
 def executables_of(loaded, *, only_first: bool) -> Executables:
-    """Those of an engine that has just become ready."""
+    """Executables of an engine that has just become ready."""
     ladder, made = loaded.layout.ladder, loaded.executables
     parts = ladder.first_parts(FIRST_TOKENS) if only_first else (*ladder.buckets, *ladder.row_buckets)
     return Executables(
@@ -175,7 +175,7 @@ def test_ctrl_c_ends_the_child(tmp_path):
 
 
 def _children(pid: int) -> list[int]:
-    """Of all threads of a process."""
+    """Children of all threads of a process."""
     found = []
     for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         found += [int(child) for child in path.read_text().split()]

@@ -24,7 +24,7 @@ def demo_tokenizer() -> Tokenizer:
 
 @functools.cache
 def demo_vocabulary() -> Vocabulary:
-    """Of a model with more ids than its tokenizer has tokens."""
+    """The vocabulary of a model with more ids than its tokenizer has tokens."""
     return Vocabulary(demo_tokenizer(), vocab_size=demo_tokenizer().vocab_size + 70, end_ids=frozenset({END}))
 
 

@@ -26,7 +26,7 @@ class JobFolder:
         self.output, self.journal = open_store(folder), open_store(f"{target}.journal")
 
     def record(self) -> dict[str, Any] | None:
-        """What is recorded of the job that was begun here; None if none was. Raises ValueError for a foreign one."""
+        """The record of the job that was begun here; None without one. Raises ValueError for a foreign one."""
         found = self.journal.read(RECORD)
         return None if found is None else read_record(found, self.target)
 

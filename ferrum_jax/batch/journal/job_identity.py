@@ -37,7 +37,7 @@ class JobRefused(ValueError):
 
 
 class JobIdentity:
-    """What one job has recorded, read and extended by one of its workers."""
+    """The records of one job, read and extended by one of its workers."""
 
     def __init__(
         self, store: Store, target: str, record: Mapping[str, Any], options: JobOptions, say: Callable[[str], None]
@@ -111,7 +111,7 @@ class JobIdentity:
 
     @functools.cached_property
     def label(self) -> JobLabel:
-        """What every line has. Asked for once a model answers."""
+        """The label that every line has. Asked for once a model answers."""
         digest = digest_of(self._settings, self._read(_MODEL))
         return JobLabel(model=self._settings["model"], created=self.created, fingerprint=f"fp_{digest[:16]}")
 
@@ -125,7 +125,7 @@ class JobIdentity:
         return list(dict.fromkeys(phrase for other in others for phrase in _environment_changes(first, other)))
 
     def implementations(self) -> dict[str, str]:
-        """What attention rows were answered with on each kind of device, with its tiles, where it was one."""
+        """The attention, with its tiles, that answered rows on each kind of device, where it was only one."""
         found: dict[str, set[str]] = {}
         for environment in self._environments():
             if "implementation" in environment:
@@ -162,7 +162,7 @@ class JobIdentity:
         return [environment for environment in found if environment is not None]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """What the file records, None if there is none. Raises JobRefused for one that is damaged."""
+        """The file's record; None without one. Raises JobRefused for a damaged file."""
         content = self._store.read(name)
         recorded = object_in(content)
         if recorded is None and content is not None:

@@ -2,9 +2,8 @@
 
 A segment holds records, one a line, each with a checksum, an epoch and the digest of its row, so a torn or damaged
 tail is seen and dropped. A record is a row's output line, the tokens of a row in progress, or that the engine crashed
-while the row ran. The epoch is that of the lease under which the row was run; of two lines of one row, which there are
-only if a worker was taken for dead and was not, or while rows are added to the input of one that runs, the later
-epoch's counts, for all readers alike.
+while the row ran. The epoch is that of the lease under which the row ran. A worker wrongly declared dead, or rows that
+are added to the input of a running job, can leave two lines for a row; all readers take the later epoch's.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What the books take from a record whose payload lies at `offset` in its segment."""
+    """The books' entry for a record whose payload lies at `offset` in its segment."""
 
     kind: bytes
     index: int

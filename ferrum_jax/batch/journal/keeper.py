@@ -15,7 +15,7 @@ from ferrum_jax.files.store import Store, open_store
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What a run may choose without changing an answer.
+    """Options that a run may choose without changing an answer.
 
     max_errors: the job stops once more rows than this have failed; None never stops for it. flush_s: between two
     segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be

@@ -1,6 +1,6 @@
 """A row in progress as bytes: its choices' tokens so far and their log-probabilities, to go on from.
 
-Of its images there are the digests: their bytes stand in the input, or where its URLs lead.
+Its images are kept as digests: their bytes stand in the input, or where its URLs lead.
 """
 
 from __future__ import annotations

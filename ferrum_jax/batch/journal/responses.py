@@ -26,7 +26,7 @@ _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobLabel:
-    """What all lines of a job share. created: its first start, in seconds since 1970. fingerprint: of its identity."""
+    """Fields of all lines of a job. created: its first start, in seconds since 1970. fingerprint: of its identity."""
 
     model: str
     created: int
@@ -67,7 +67,7 @@ def _continued(row: Row) -> str:
 
 
 def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
-    """The line of a row all of whose prompts were answered. Raises ValueError for vectors shorter than it asks for."""
+    """The line of a row whose prompts were all answered. Raises ValueError for vectors shorter than it asks for."""
     if row.kind == GENERATES:
         return completed_line(row, outputs, job)
     return (embedding_line if row.kind == EMBEDS else score_line)(row, outputs, job)

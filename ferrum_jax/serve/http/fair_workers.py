@@ -27,7 +27,7 @@ class _WorkAsked(QueueEntry):
 
 
 class FairWorkers:
-    """Of one event loop. may_begin: whether there is room for what more work makes; asked before each."""
+    """Workers of one event loop. may_begin: whether there is room for more results; asked before each task."""
 
     def __init__(self, name: str, num_threads: int, *, may_begin: Callable[[], bool] = lambda: True) -> None:
         self._queue: FairQueue[_WorkAsked] = FairQueue(max_requests=sys.maxsize, max_tokens=sys.maxsize)

@@ -1,1 +1,1 @@
-"""What HTTP and engine say to one another, and the engine as HTTP sees it. No jax."""
+"""Messages between HTTP and engine, and the engine as HTTP sees it. No jax."""

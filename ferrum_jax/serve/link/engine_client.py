@@ -45,7 +45,7 @@ class EngineVector(NamedTuple):
 
 
 class EngineDone(NamedTuple):
-    """What was asked for is done, and there is nothing to say of it."""
+    """Answers a call that has no result."""
 
 
 class Link(Protocol):
@@ -57,7 +57,7 @@ class Link(Protocol):
 
 
 class Reply:
-    """What becomes of one request, for one reader."""
+    """The results of one request, for one reader."""
 
     def __init__(self, request_id: int, leave: Callable[[Reply], None]) -> None:
         """leave: called with this, where nobody is to work on it any more."""
@@ -89,7 +89,7 @@ class Reply:
         self.on_slow()
 
     async def next(self) -> Delta | EngineVector | EngineDone:
-        """What comes next. Raises what ended the request."""
+        """Waits for the next result. Raises the error that ended the request."""
         while not self._items:
             self._filled.clear()
             await self._filled.wait()

@@ -41,7 +41,7 @@ class Outbox:
             self._tell(was_empty)
 
     def add(self, deltas: Sequence[Delta]) -> list[int]:
-        """What is new of some choices. The ids of requests that are cut by it: nobody reads what they give."""
+        """Adds deltas. Returns the ids of requests that this cuts off, because nobody reads their tokens."""
         cut = []
         with self._filled:
             was_empty = self._is_empty

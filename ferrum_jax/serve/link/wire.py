@@ -1,4 +1,4 @@
-"""What HTTP and engine tell one another: short lists of plain values, in one process as they are, else as JSON.
+"""Messages between HTTP and engine: short lists of plain values, in one process as they are, else as JSON.
 
     to the engine      ["add", id, token_ids, params, options]   ["embed", id, text, options]   ["abort", id]
                        ["score", id, [text, text], options]   ["opened"]

@@ -14,7 +14,7 @@ from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 
 def wire_images(images: Sequence[ProcessedImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
-    """What is sent of a prompt's images, as options of its request; nothing where there are none."""
+    """A prompt's images as options of its request; empty without images."""
     if not images:
         return {}
     return {

@@ -26,7 +26,7 @@ class ToolForm:
       named    the name, `middle`, the arguments as JSON, or with `quote` as an object whose texts stand between quotes
       spelled  the name, `middle`, each argument as `argument` says: before its key, before its value, after its value
       python   NAME(key=value, ..)
-    Of several spellings a grammar writes the first, and the parser reads all; "" is one that may be missing. White
+    A grammar writes the first of several spellings, and the parser reads all; "" is one that may be missing. White
     space in them stands for any, or none. Neither of `between` and `closing` may begin as the other
     does and go on: the lexer of a grammar takes the longer one and does not go back.
     id_mark: what stands between the name and an id that the model gives its call. call_id: the id that users see, of
@@ -58,7 +58,7 @@ class ToolForm:
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The first words of its calls, one of which stands where one begins."""
+        """The first words of its calls: one stands wherever a call begins."""
         heads = [(first + then).strip() or "{" for first in spelled(self.opening) for then in spelled(self.begin)]
         words = [head.split()[0] for head in heads]
         return tuple(dict.fromkeys(word.removesuffix("[") or word for word in words))

@@ -158,7 +158,7 @@ _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 def _typed(value: str, schema: Any) -> Any:
     """An argument that stands without quotes: a text where its schema allows nothing else, else JSON where it is some.
 
-    Of a schema that allows texts and more, what is JSON of the other types is no text.
+    Where a schema allows texts and more, JSON of the other types is not read as a text.
     """
     kinds, text = _kinds(schema), value.strip()
     if kinds == {"string"}:

@@ -18,7 +18,7 @@ class FramedAnswer:
         self._begins = False  # nothing came after the first mark
 
     def push(self, text: str) -> str:
-        """What has become certain of the answer."""
+        """The part of the answer that has become certain."""
         return self._advance(text, is_last=False)
 
     def flush(self) -> str:

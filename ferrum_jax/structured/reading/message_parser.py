@@ -26,9 +26,9 @@ class MessageForms:
     def of_template(
         cls, template: str | None, *, tools: str | None = None, reasoning: str | None = None
     ) -> MessageForms:
-        """Those of these names, or where none is given, those that a chat template shows.
+        """The forms of these names, or by default those that a chat template shows.
 
-        Raises ValueError naming those that there are.
+        Raises ValueError listing the known names.
         """
         return cls(
             tools=tool_form(template) if tools is None else tool_form_named(tools),
@@ -37,12 +37,12 @@ class MessageForms:
 
     @classmethod
     def named(cls, tools: str | None, reasoning: str | None) -> MessageForms:
-        """Those of these `names`."""
+        """The forms of these names."""
         return cls.of_template(None, tools=tools, reasoning=reasoning)
 
     @property
     def names(self) -> tuple[str | None, str | None]:
-        """Of the two forms."""
+        """The names of the two forms."""
         return self.tools and self.tools.name, self.reasoning and self.reasoning.name
 
     @property
@@ -57,7 +57,7 @@ class MessageForms:
     def stream(
         self, *, tools: Sequence[Tool] | None = None, is_open: bool = False, specials: Iterable[str] = ()
     ) -> MessageStream:
-        """What takes a text apart while it grows; the arguments are those of `message`."""
+        """A stream that takes a text apart while it grows; the arguments are those of `message`."""
         return MessageStream(self.tools, self.reasoning, tools=tools, is_open=is_open, specials=specials)
 
     def message(

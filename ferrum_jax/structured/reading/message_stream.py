@@ -65,7 +65,7 @@ class MessageStream:
             self._source = _Thinking(form, tools or (), reasoning_form, is_open, self._think, self._say)
 
     def feed(self, text: str) -> list[AssistantMessage]:
-        """What has become certain with this piece."""
+        """The parts that this piece has made certain."""
         self._source.feed(text)
         return self._take()
 

@@ -26,7 +26,7 @@ class ReasoningParser:
         return self._thinks is True
 
     def push(self, text: str) -> tuple[str, str]:
-        """What has become certain with this piece: of the reasoning, and of the answer."""
+        """The reasoning and the answer that this piece has made certain."""
         return self._advance(text, is_last=False)
 
     def flush(self) -> tuple[str, str]:
@@ -71,6 +71,6 @@ def without_reasoning(form: ReasoningForm, text: str, *, is_open: bool = False) 
 
 
 def is_open_after(form: ReasoningForm, prompt_end: str) -> bool:
-    """Whether a prompt, of which this is the end, leaves the thinking open."""
+    """Whether a prompt that ends like this leaves the thinking open."""
     begin, end = (max(prompt_end.rfind(each) for each in spelled(marks)) for marks in (form.begin, form.end))
     return begin > end

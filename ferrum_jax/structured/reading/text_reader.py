@@ -10,11 +10,11 @@ from ferrum_jax.structured.forms.tool_forms import Spellings, spelled
 
 
 class More(Exception):
-    """What stands here depends on text that has not come."""
+    """Raised where the reading depends on text that has not come."""
 
 
 class NoCall(Exception):
-    """What stands here is something else."""
+    """Raised where something other than a call stands."""
 
 
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -68,7 +68,7 @@ class TextReader:
         return at
 
     def after_space(self, at: int) -> int:
-        """The next place that is no white space."""
+        """The next place that is not white space."""
         while at < len(self.text) and self.text[at].isspace():
             at += 1
         return at

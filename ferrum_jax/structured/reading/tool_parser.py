@@ -34,7 +34,7 @@ class ToolParser:
         self._in_call = False  # what is held begins like a call
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What has become certain with this piece: texts and calls, in order."""
+        """Texts and calls that this piece has made certain, in order."""
         self._held += text
         if self._in_call and not _ENDINGS & set(text):
             return []

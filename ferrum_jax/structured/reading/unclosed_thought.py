@@ -16,7 +16,7 @@ from ferrum_jax.structured.reading.tool_parser import ToolParser
 
 
 class UnclosedThought:
-    """A thought as it grows, of which what may be calls is held back."""
+    """A thought as it grows; what may be calls is held back."""
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool]) -> None:
         self._form, self._tools = form, tools
@@ -26,7 +26,7 @@ class UnclosedThought:
         self._calls: list[ToolCall] = []
 
     def push(self, text: str) -> str:
-        """What is certain to be thought."""
+        """The text that is certainly thought."""
         self._held += text
         if self._parser is None or not self._reads_calls(self._parser.push(text)):
             return self._advance(is_last=False)

@@ -51,7 +51,7 @@ class WorkItems:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuSchedule:
-    """What paged_attention needs to know of a step, for all layers of one window."""
+    """The schedule that paged_attention needs of a step, for all layers of one window."""
 
     block_tables: jax.Array  # [R, M] int32
     write_blocks: jax.Array  # [T] int32

@@ -1,4 +1,4 @@
-"""What is static in a launch of the GPU's attention kernel, and the shared memory that it takes."""
+"""The static shape of a launch of the GPU's attention kernel, and the shared memory that it takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SWIZZLES = (128, 64, 32)  # bytes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common:
-    """What the launches of a call have in common. group: query heads of a KV head. scale, soft_cap: of logits."""
+    """The static part that a call's launches share. group: query heads of a KV head. scale, soft_cap: of logits."""
 
     group: int
     scale: float
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is static in a launch. rows: of a block or a part of one, that one transfer brings."""
+    """The static shape of a launch. rows: of a block or a part of one, that one transfer brings."""
 
     form: Form
     programs: int

@@ -1,4 +1,4 @@
-"""What the Mosaic TPU kernels of one step are specialised to, and whether it fits the target's memories."""
+"""The specialisation of one step's Mosaic TPU kernels, and whether it fits the target's memories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pallas_kernels.target import Target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuConfig:
-    """What the kernels of one step are specialised to.
+    """The specialisation of one step's kernels.
 
     prefill: None where the decode kernel serves all rows; else rows of prefill_from queries or more are for that one.
     """

@@ -29,7 +29,7 @@ class MixedSchedule:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuSchedule:
-    """What the Mosaic TPU kernels need to know of a step, for all layers of one window.
+    """The schedule that the Mosaic TPU kernels need of a step, for all layers of one window.
 
     mixed: None where no row has more than one query; else the decode kernel's tokens stand by row, R of them.
     """

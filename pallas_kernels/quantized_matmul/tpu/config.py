@@ -1,4 +1,4 @@
-"""What the kernels are specialised to, and their tiles: a pure function of shapes and target."""
+"""The kernels' specialisation and tiles: a pure function of shapes and target."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ManyRows:
 
     @classmethod
     def choose(cls, num_rows: int, num_outputs: int, form: ProductForm, target: Target) -> ManyRows:
-        """As many rows as half of VMEM holds twice."""
+        """The most rows that half of VMEM holds twice."""
         assert target.vmem_bytes is not None, "a TPU target has it"
         limit = int(target.vmem_bytes * _VMEM_SHARE)
         rows = _MOST_ROWS

@@ -107,7 +107,7 @@ def product(x: jax.Array, operand: jax.Array, dtype: jnp.dtype) -> jax.Array:  #
 
 
 def _of_zero_points(refs: dict[str, Any], part: slice, form: ProductForm) -> jax.Array:  # [T, part]
-    """What the zero points add; without scales where there is one only."""
+    """The zero points' share of the result; without scales where there is one only."""
     points = refs["zeros"][:, part] if "zeros" in refs else form.middle
     if form.num_groups == 1:
         return refs["sums"][...] * points

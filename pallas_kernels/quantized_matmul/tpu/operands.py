@@ -1,4 +1,4 @@
-"""What the matrix unit is given: x in chunks of inputs, and codes as numbers that it takes without arithmetic.
+"""Operands of the matrix unit: x in chunks of inputs, and codes as numbers that it takes without arithmetic.
 
 E2M1 and unsigned codes of 4 bits are floats of 8 bits with another exponent: E4M3 without sign counts 0, 1, .. 15
 below its second power of two, and has the bits of E2M1 in its middle. So a nibble is masked, not converted, and
@@ -67,7 +67,7 @@ def _e2m1_bits(words: jax.Array, *, has_minus_zero: bool) -> jax.Array:
 
 
 def nibbles(codes: jax.Array, form: ProductForm) -> list[jax.Array]:
-    """What a chunk's even and odd inputs are multiplied with the scale of, or with a 16th of it; see `nibble_unit`."""
+    """The codes of a chunk's even and odd inputs as numbers, which may count in 16ths; see `nibble_unit`."""
     words = pltpu.bitcast(codes, jnp.uint32)
     if form.kind == "mxfp4":
         halves = [words, words >> 4]

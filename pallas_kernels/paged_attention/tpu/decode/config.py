@@ -43,7 +43,7 @@ class DotColumns:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeShape:
-    """What the decode kernel is specialised to. A word is 32 bits; vectors of a token lie in words one by one.
+    """The specialisation of the decode kernel. A word is 32 bits; vectors of a token lie in words one by one.
 
     num_heads: N, padded to a multiple of 8. group: query heads of a KV head. vectors: of a token in the pool.
     """
@@ -75,7 +75,7 @@ class DecodeShape:
 
     @property
     def name(self) -> str:
-        """What tiles are tuned for, as a key of `tiles.json`."""
+        """The shape that tiles are tuned for, as a key of `tiles.json`."""
         lanes = f"{self.lanes}{' packed' if self.is_packed else ''}"
         return f"N={self.num_heads} K={self.num_kv_heads} H={lanes} C={self.block_size} {self.pool_dtype.name}"
 
@@ -186,7 +186,7 @@ class DecodeConfig:
 
     @property
     def tiles(self) -> dict[str, int]:
-        """What may be given to `choose`."""
+        """The tiles that `choose` takes."""
         return {name: getattr(self, name) for name in _TUNED}
 
     def neighbours(self, shape: DecodeShape) -> list[DecodeConfig]:

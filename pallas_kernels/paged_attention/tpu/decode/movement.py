@@ -1,4 +1,4 @@
-"""What the TPU's decode kernel moves: blocks from the pool to its buffers, new tokens to both."""
+"""The transfers of the TPU's decode kernel: blocks from the pool to its buffers, new tokens to both."""
 
 from __future__ import annotations
 

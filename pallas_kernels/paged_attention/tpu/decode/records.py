@@ -35,7 +35,7 @@ class Records:
 
     @property
     def words(self) -> int:
-        """Of a record, a power of two: one for the step, and three for each item or four, with where its lines are."""
+        """Words of a record, a power of two: one for the step, three for each item, or four with its lines' place."""
         return 1 << ((3 if self.is_resident else 4) * self.items).bit_length()
 
     @property
@@ -60,12 +60,12 @@ class Records:
 
     @property
     def item_words(self) -> int:
-        """Of an item's lines."""
+        """Words of an item's lines."""
         return num_lines(self.blocks) * LINE
 
     @property
     def step_words(self) -> int:
-        """Of the lines of a step's items."""
+        """Words of the lines of a step's items."""
         return self.items * self.item_words
 
     @property
@@ -74,7 +74,7 @@ class Records:
         return CHUNKS * self.chunk_words
 
     def all_words(self, num_steps: int, num_rows: int, max_blocks: int) -> int:
-        """Of what scalar memory has at once."""
+        """Words that scalar memory has at once."""
         if not self.is_resident:
             return self.first_line + self.slots * self.step_words
         return self.words * (LOOK_BACK + num_steps) + (num_rows * row_lines(max_blocks) + num_lines(self.blocks)) * LINE
@@ -85,7 +85,7 @@ class Records:
         return jnp.pad(records, ((0, chunks * self.chunk_steps - len(records)), (0, 0))).reshape(-1)
 
     def ring(self, records: jax.Array, tables: jax.Array, lines: jax.Array) -> jax.Array:
-        """What a launch begins with: the first chunks, and lines of the steps that are fetched before the first.
+        """The ring at the start of a launch: the first chunks, and lines of the steps fetched before the first.
 
         records: in chunks. lines: [ahead, items] int32, first line of each item in the tables.
         """

@@ -1,4 +1,4 @@
-"""What the TPU's decode kernels know of a step's items: scalars, and their transfers from HBM. See `records.py`."""
+"""The scalars of a step's items in the TPU's decode kernels, and their transfers from HBM. See `records.py`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class DecodeSchedule:
     tables: jax.Array | None  # [lines, 128] int32: the rows' block tables
 
     def in_hbm(self) -> tuple[jax.Array, ...]:
-        """What stays there, in the order in which kernels take it."""
+        """The arrays that stay there, in the order in which kernels take them."""
         return () if self.records is None or self.tables is None else (self.records, self.tables)
 
 

@@ -33,7 +33,7 @@ class Scratch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScaleScratch:
-    """What is there for an int8 pool besides."""
+    """Further scratch for an int8 pool."""
 
     blocks: Any  # [buffers, S * blocks of a tile, 2K, C] float32
     tile: Any  # [2K, tile_kv + 128] float32: an item's, tokens side by side

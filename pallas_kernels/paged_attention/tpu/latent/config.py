@@ -20,7 +20,7 @@ _VMEM_SHARE = 0.75  # the rest is the compiler's
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentConfig:
-    """What the kernel of one step is specialised to. A latent has `lanes` values, the first `value_dim` of them V.
+    """The specialisation of one step's kernel. A latent has `lanes` values, the first `value_dim` of them V.
 
     num_heads: padded to a multiple of 8. decode: tiles, as the other decode kernel has them.
     """

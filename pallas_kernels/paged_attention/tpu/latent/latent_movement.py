@@ -1,4 +1,4 @@
-"""What the TPU's kernel for latents moves: blocks, queries and new latents in, results and new latents out."""
+"""The transfers of the TPU's kernel for latents: blocks, queries and new latents in, results and new latents out."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pallas_kernels.ragged_batch import RaggedBatch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentSchedule:
-    """What the kernel for latents needs to know of a step in which no row has more than one query."""
+    """The schedule that the kernel for latents needs of a step in which no row has more than one query."""
 
     decode: DecodeSchedule
     num_tokens: int = static()

@@ -26,7 +26,7 @@ COMPILER_BYTES = 96 * 2**10  # vector memory left to the compiler, which was see
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillShape:
-    """What one call of the kernel is compiled for. vectors: per token in the pool; 2K, or K if packed."""
+    """The static shape of one call of the kernel. vectors: per token in the pool; 2K, or K if packed."""
 
     num_kv_heads: int  # K
     group: int  # G, query heads of a KV head
