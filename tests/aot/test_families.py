@@ -82,7 +82,7 @@ def test_no_constant_is_large_and_no_weight_is_widened(buckets):
         assert bucket["wide_weights"] == [], bucket["bucket"]
 
 
-def test_a_weight_in_float32_is_found_in_memory_and_beside_a_product_but_not_in_a_sum():
+def test_a_float32_weight_is_found_in_memory_and_beside_a_product():
     fused = "%{0} (p: bf16[4,8]) -> f32[4] {{\n %wide.{0} = f32[4,8] convert(%p)\n %end.{0} = f32[4] {1}(%x)\n}}\n"
     main = "ENTRY %main (p: bf16[4,8]) -> f32[4] {\n %x = f32[8,4] fusion(%p), calls=%sums\n"
     text = (

@@ -71,7 +71,7 @@ def describe(fields: dict) -> list[dict]:
     return buckets
 
 
-def test_the_only_collectives_are_two_sums_a_layer_the_embedding_s_and_the_exchange_of_logits(program):
+def test_the_only_collectives_are_layer_sums_the_embedding_and_logits(program):
     """Where a token's inputs are spread and rounded together, their largest one is agreed upon before each sum."""
     fields, buckets = program
     for bucket in buckets:

@@ -59,6 +59,6 @@ def test_a_job_in_steps_of_hundreds_of_tokens_that_is_killed(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_without_equal_bits_each_row_has_one_line_and_nothing_that_was_written_changes(tmp_path):
+def test_without_equal_bits_each_row_has_one_line_that_never_changes(tmp_path):
     found = kill(tmp_path, 10, seed=1, is_invariant=False)
     assert found["killed"] + found["terminated"] == 10 and found["rows"] == 10 * found["jobs"] > 0

@@ -111,7 +111,7 @@ def stopping(monkeypatch, after: int) -> list[Notice]:
 
 
 @pytest.mark.slow
-def test_a_job_with_images_that_is_stopped_and_goes_on_has_the_bytes_of_one_that_was_not(job, monkeypatch):
+def test_a_stopped_job_with_images_has_the_bytes_of_an_unstopped_one(job, monkeypatch):
     assert job.run(output="whole.jsonl") == EXIT_OK
     assert len(set(itertools.chain(*job.lines("whole.jsonl").values()))) == 6
     notices = stopping(monkeypatch, 7)
@@ -126,7 +126,7 @@ def test_a_job_with_images_that_is_stopped_and_goes_on_has_the_bytes_of_one_that
 
 
 @pytest.mark.slow
-def test_a_row_whose_image_changed_while_the_job_was_stopped_begins_anew_and_the_others_go_on(job, monkeypatch):
+def test_a_row_whose_image_changed_begins_anew_and_others_go_on(job, monkeypatch):
     assert job.run(output="whole.jsonl") == EXIT_OK
     (job.folder / "photo.png").write_bytes(png(4))
     assert job.run(output="changed.jsonl") == EXIT_OK

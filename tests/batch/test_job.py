@@ -231,7 +231,7 @@ def adapted(custom_id: str, **fields) -> bytes:
     return json.dumps({"custom_id": custom_id, "prompt": "x", "max_tokens": 2, **fields}).encode() + b"\n"
 
 
-def test_a_row_names_an_adapter_as_its_model_or_beside_it_and_its_line_carries_that_name(tmp_path):
+def test_a_row_names_an_adapter_in_either_field_and_its_line_carries_it(tmp_path):
     asked = [{}, {"model": "poet"}, {"adapter": "poet"}, {"model": "tiny", "adapter": "clerk"}]
     wrong = [
         {"adapter": "nobody"},
@@ -263,7 +263,7 @@ def test_a_job_goes_on_only_with_the_adapters_that_it_was_begun_with(tmp_path):
         job.run(adapters=["tiny"])
 
 
-def test_rows_that_all_ask_for_others_end_the_job_before_the_model_loads_and_nothing_is_written(tmp_path):
+def test_a_job_whose_rows_all_ask_for_others_ends_before_the_model_loads(tmp_path):
     job = Job(
         tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in [*ASKING[1:3], ASKING[1] | {"custom_id": "c"}])
     )
@@ -346,7 +346,7 @@ SEVERAL = [
 ]
 
 
-def test_rows_of_several_prompts_are_answered_whole_and_go_on_from_the_tokens_of_each(tmp_path):
+def test_rows_of_several_prompts_go_on_from_the_tokens_of_each(tmp_path):
     job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in SEVERAL))
     assert job.run(limit=15) == EXIT_ROWS_FAILED
     expected, num_steps, found = job.output.read_bytes(), job.llms[-1].num_steps, job.by_id()
@@ -421,7 +421,7 @@ def test_a_signal_while_the_model_loads_ends_the_job_at_once(tmp_path):
     assert run_batch(loading, job.input, job.output, model="tiny", console=console) == EXIT_PREEMPTED
 
 
-def test_a_job_stops_once_more_rows_failed_than_it_may_and_goes_on_with_a_higher_limit(tmp_path):
+def test_a_job_stops_at_its_error_limit_and_goes_on_with_a_higher_one(tmp_path):
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     assert job.run(limit=3, max_errors=0) == EXIT_TOO_MANY_ERRORS and job.llms == []
     assert job.run(limit=3, max_errors=1, width=1) == EXIT_TOO_MANY_ERRORS and not job.output.exists()
@@ -483,7 +483,7 @@ def test_crashes_are_remembered_over_restarts(tmp_path):
     assert job.by_id()["b"]["error"]["code"] == "engine_crash"
 
 
-def test_an_engine_that_crashes_whatever_it_runs_ends_the_job_and_no_row_pays_for_it_for_ever(tmp_path):
+def test_an_engine_that_always_crashes_ends_the_job_and_blames_no_row(tmp_path):
     content = b"".join(json.dumps({"custom_id": str(i), "prompt": f"p{i}"}).encode() + b"\n" for i in range(9))
     job = Job(tmp_path, content)
     with pytest.raises(Poison, match="on fire"):
@@ -646,7 +646,7 @@ def shown_words(job: Job) -> str:
     return " ".join(job.shown.getvalue().split())
 
 
-def test_a_worker_that_was_taken_for_dead_while_it_wrote_the_output_says_so_and_harms_nothing(tmp_path):
+def test_a_worker_taken_for_dead_while_it_merges_says_so_and_harms_nothing(tmp_path):
     job = Job(tmp_path)
 
     class Overtaken(LocalStore):
@@ -712,9 +712,7 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
-def test_whichever_call_finds_the_disk_full_the_error_names_the_file_and_nothing_is_left_beside_it(
-    tmp_path, monkeypatch, call
-):
+def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(tmp_path, monkeypatch, call):
     job = Job(tmp_path)
     expected = job.whole()
     real, named = getattr(os, call), set[str]()
@@ -758,7 +756,7 @@ def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
-def test_a_second_interrupt_while_the_journal_is_written_ends_the_job_with_130_and_loses_nothing(tmp_path):
+def test_a_second_interrupt_during_journaling_ends_with_130_and_loses_nothing(tmp_path):
     job = Job(tmp_path)
     expected = job.whole()
     num_signals = 0
@@ -837,7 +835,7 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     assert ">100</text>" in page({**report, "runs": report["runs"][:1]}).split("Tokens a row")[1]
 
 
-def test_rows_of_all_runs_and_of_none_add_up_however_the_job_was_stopped_and_whoever_shared_it(tmp_path):
+def test_rows_of_all_runs_add_up_however_the_job_was_stopped(tmp_path):
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     job.run_to_step(3)
     job.run(limit=5)  # rows fail here, too
@@ -881,7 +879,7 @@ def test_the_page_names_model_settings_and_errors_and_what_users_wrote_is_text_o
     assert html.escape(report["identity"]["long"]) + "</details>" in shown  # folded and whole
 
 
-def test_the_page_says_how_many_errors_it_does_not_show_and_plots_nothing_of_a_job_that_did_not_run(tmp_path):
+def test_the_page_counts_hidden_errors_and_plots_nothing_without_a_run(tmp_path):
     job = Job(tmp_path, BAD_LINES[1] * 30)
     assert job.run() == EXIT_ROWS_FAILED
     report = json.loads(Path(f"{job.output}.report.json").read_bytes())

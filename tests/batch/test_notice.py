@@ -186,9 +186,7 @@ cli.command()
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_PREEMPTED), (signal.SIGINT, EXIT_INTERRUPTED)])
 @pytest.mark.parametrize("what", ["answering", "stuck"])
-def test_a_signalled_process_ends_within_20_seconds_with_its_own_code_whatever_never_returns(
-    tmp_path, what, number, code
-):
+def test_a_signalled_process_ends_within_20_seconds_with_its_own_code(tmp_path, what, number, code):
     rows = [{"custom_id": str(i), "prompt": f"row {i}", "max_tokens": 64} for i in range(100)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-W", "error", "-c", JOB, str(tmp_path), what]

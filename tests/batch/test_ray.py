@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 
 @pytest.mark.ray
-def test_stopped_with_an_actor_killed_and_an_engine_crashed_a_job_has_the_bytes_of_one_without_ray():
+def test_a_ray_job_with_a_killed_actor_has_the_bytes_of_one_without_ray():
     command = [sys.executable, "-m", "tests.batch.ray_program"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

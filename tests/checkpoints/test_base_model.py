@@ -43,7 +43,7 @@ def folder_of(golden: str, path: Path) -> Path:
     return path
 
 
-def test_tensors_without_the_prefix_are_those_with_it_and_a_folder_has_all_of_it_or_none(tmp_path):
+def test_a_folder_has_the_prefix_on_all_tensors_or_on_none(tmp_path):
     made = tensors()
     checkpoint = open_checkpoint(write_single(tmp_path / "alone", alone(made)))
     found = checkpoint.load(rules=RULES, harmless=HARMLESS, targets=targets())
@@ -73,7 +73,7 @@ def test_the_base_model_of_every_decoder_family_fits_its_rules(golden):
 
 
 @pytest.mark.slow
-def test_a_base_model_without_a_head_embeds_as_the_whole_model_generates_nothing_and_goes_back(tmp_path):
+def test_a_base_model_without_a_head_embeds_and_generates_nothing(tmp_path):
     whole, source = small_llm("llama_linear", INVARIANT), folder_of("llama_linear", tmp_path / "hf")
     prompts = [[7, 8, 9], list(range(20, 60))]
     expected = [output.embedding for output in whole.embed(prompts)]

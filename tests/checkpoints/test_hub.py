@@ -31,7 +31,7 @@ def copy_of(family: str, folder: Path) -> Path:
     return Path(shutil.copytree(GOLDENS / family, folder))
 
 
-def test_a_model_of_the_hub_is_a_checkpoint_of_which_pickles_and_other_forms_are_never_fetched(hub):
+def test_only_safetensors_are_fetched(hub):
     folder = hub.commits[hub.branches["main"]]
     for name in ("pytorch_model.bin", "model.pth", "consolidated.safetensors", "training_args.bin", "modeling_own.py"):
         (folder / name).write_bytes(b"must not be fetched")

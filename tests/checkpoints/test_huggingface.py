@@ -39,7 +39,7 @@ def test_any_float_dtype_is_cast_to_the_asked_one(tmp_path, stored, dtype):
     assert_same(load(write_single(tmp_path / "hf", made), dtype), parameters(made), dtype)
 
 
-def test_an_aligned_mapped_tensor_is_taken_without_a_copy_and_donating_it_leaves_the_file_alone(tmp_path):
+def test_an_aligned_mapped_tensor_is_not_copied_and_donation_spares_the_file(tmp_path):
     values = np.arange(256 * 64, dtype=np.float32).reshape(256, 64)
     header = json.dumps({"w": {"dtype": "F32", "shape": [256, 64], "data_offsets": [0, values.nbytes]}}).encode()
     header += b" " * (-(len(header) + 8) % 64)

@@ -63,7 +63,7 @@ def test_a_load_with_a_cast_peaks_under_the_models_size_plus_ten_percent(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_load_onto_eight_devices_puts_an_eighth_on_each_and_takes_their_bytes_a_shard_and_a_small_buffer(tmp_path):
+def test_a_load_onto_eight_devices_puts_an_eighth_on_each(tmp_path):
     """Three matrices of 64 MB each: one that was whole anywhere, on the host or a device, would be seen."""
     folder, total = write(tmp_path / "hf", 3, "bfloat16", num_rows=1 << 14)
     found = measure(folder, 3, "float32", num_devices=8, num_rows=1 << 14)
@@ -111,7 +111,7 @@ def test_a_load_of_our_own_folder_peaks_under_the_models_size_plus_ten_percent(t
 
 
 @pytest.mark.slow
-def test_a_load_of_our_own_folder_onto_eight_devices_takes_their_bytes_a_shard_and_a_few_chunks(tmp_path):
+def test_a_load_of_our_own_folder_onto_eight_devices_takes_few_chunks(tmp_path):
     """One matrix of 512 MB in float32, which Orbax's own restore holds twice."""
     num_rows = 1 << 17
     folder, total = write(tmp_path / "hf", 1, "bfloat16", num_rows=num_rows)

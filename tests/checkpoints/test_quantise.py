@@ -37,7 +37,7 @@ def form_of(text: str):
 
 
 @pytest.mark.parametrize("text", FORMS)
-def test_every_weight_is_within_half_a_code_of_what_it_was_and_slices_are_those_of_the_whole(text):
+def test_every_weight_is_within_half_a_code_and_slices_match_the_whole(text):
     form = form_of(text)
     weight = quantised("w", DENSE, form)
     groups = DENSE.reshape(3, 6, -1, form.group or 32)
@@ -48,7 +48,7 @@ def test_every_weight_is_within_half_a_code_of_what_it_was_and_slices_are_those_
         np.testing.assert_array_equal(np.asarray(part), whole[1:3, ::2])
 
 
-def test_mxfp4_has_the_nearest_codes_of_either_sign_ties_even_and_scales_that_the_specification_says():
+def test_mxfp4_has_the_nearest_codes_and_the_specified_scales():
     values = np.array([[0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 5.1, 6, 7.9, -0.2, -0.26, -5, -6.5, 0] * 2], np.float32)
     expected = [0, 0, 1, 1, 2, 2, 4, 4, 6, 6, 6, 0, -0.5, -4, -6, 0] * 2
     for factor, byte in ((1, 127), (2**-20, 107), (2**30, 157)):
@@ -82,7 +82,7 @@ def test_a_folder_our_own_checkpoint_and_arrays_in_memory_give_the_same_codes(tm
             np.testing.assert_array_equal(np.asarray(array), np.asarray(expected.leaf(name.removeprefix("w."))))
 
 
-def test_weights_that_are_not_finite_or_quantised_already_and_other_names_are_refused():
+def test_weights_that_are_not_finite_or_already_quantised_are_refused():
     with pytest.raises(ValueError, match="w has weights that are not finite"):
         np.asarray(quantised("w", np.full((2, 4), np.inf, np.float32), form_of("int8")).leaf("codes"))
     for text in ("int3", "int4-g7", "int8-g32", "w8a8"):

@@ -11,7 +11,7 @@ from checkpoints import convert, fingerprint
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_single
 
 
-def test_weights_load_onto_a_mesh_of_four_as_onto_one_device_each_shard_once_and_alone_in_host_memory(tmp_path):
+def test_weights_load_onto_a_mesh_of_four_as_onto_one_device(tmp_path):
     made = tensors("bfloat16")
     convert(
         write_single(tmp_path / "hf", made),

@@ -482,7 +482,7 @@ def test_wrong_usage_is_exit_code_2(command, capsys):
     assert stopped.value.code == 2 and "error: " in capsys.readouterr().err
 
 
-def test_a_flag_that_is_not_known_is_refused_by_its_command_with_the_one_that_may_be_meant(capsys):
+def test_an_unknown_flag_is_refused_with_the_one_that_may_be_meant(capsys):
     with pytest.raises(SystemExit):
         cli.main(["cache", "save", "out", "--model", "m", "--promt", "p"])
     usage, error = capsys.readouterr().err.splitlines()

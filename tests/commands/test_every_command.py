@@ -108,9 +108,7 @@ def test_a_command_works_or_says_why_not(kind, command, models, tmp_path, capsys
 
 
 @pytest.mark.parametrize("kind", ["generating", "generating, of vectors", "encoder"])
-def test_a_batch_gives_the_vectors_of_embed_with_the_checkpoints_own_prompt_before_each_text(
-    kind, models, tmp_path, capsys
-):
+def test_a_batch_gives_the_vectors_of_embed_with_the_checkpoints_prompt(kind, models, tmp_path, capsys):
     assert outcome(kind, "embed", models[kind], tmp_path, capsys)[0] == 0
     (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
     (tmp_path / "out.jsonl").unlink()

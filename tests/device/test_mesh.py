@@ -35,7 +35,7 @@ def results() -> dict[str, dict]:
 
 
 @pytest.mark.slow
-def test_every_shard_s_rows_attend_as_if_it_were_alone_and_write_their_own_tokens_alone(results):
+def test_every_shards_rows_attend_and_write_as_if_alone(results):
     assert set(results) == set(CASES)
     for name, result in results.items():
         assert not result["races"], name

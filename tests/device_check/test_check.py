@@ -259,7 +259,7 @@ def test_the_folder_of_a_report_is_made(tmp_path, capsys, monkeypatch):
     assert "where the report belongs, cannot be made (Not a directory)" in capsys.readouterr().err
 
 
-def test_a_narrow_table_has_ops_above_their_cases_and_names_errors_as_shares_of_the_tolerance():
+def test_a_narrow_table_names_errors_as_shares_of_the_tolerance():
     console = Console(width=80, record=True, file=io.StringIO())
     other = KERNEL | {"op": "kv_write", "case": "decode", "error": 0.0}
     report(kernels=[KERNEL, KERNEL | {"case": "second"}, other]).show(console)

@@ -132,7 +132,7 @@ def test_all_processes_load_the_commit_that_process_0_found_though_the_branch_mo
 
 @pytest.mark.long
 @pytest.mark.parametrize("stopped", [0, 1], ids=["the leader", "a follower"])
-def test_a_process_that_is_stopped_and_closes_nothing_ends_the_other_with_a_clear_message(folder, stopped):
+def test_a_stopped_process_ends_the_other_with_a_clear_message(folder, stopped):
     """As a host whose power fails: 20 s of silence, and 5 s more in which process 0 ends in order."""
     programs = [with_signal("SIGSTOP") if number == stopped else ORDINARY for number in range(2)]
     with two(folder, f"stopped-{stopped}.jsonl", "tp=8", programs) as both:

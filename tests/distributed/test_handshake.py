@@ -52,7 +52,7 @@ def ends(connection):
     return True
 
 
-def test_both_have_the_same_connection_and_process_0_listens_at_its_own_address_alone(meeting):
+def test_both_share_a_connection_and_process_0_listens_at_its_address_alone(meeting):
     assert meeting.address[0] == HOST
     leader, follower = one_joins(meeting)
     leader.send(encode(["work", 1]))
@@ -84,7 +84,7 @@ def test_processes_stand_in_their_order_in_whatever_order_they_come(meeting):
         channel.close()
 
 
-def test_strangers_that_say_nothing_or_garbage_or_go_at_once_neither_end_nor_hold_up_a_start(meeting, knock):
+def test_strangers_neither_end_nor_hold_up_a_start(meeting, knock):
     for _ in range(20):
         knock()
     for _ in range(20):

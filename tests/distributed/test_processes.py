@@ -131,7 +131,7 @@ def test_a_process_that_ends_is_missed_at_once(pair):
     assert leader._lost[0] == "process 1 has ended"
 
 
-def test_an_engine_that_breaks_in_all_processes_may_be_renewed_once_and_its_steps_count_anew(pair):
+def test_an_engine_that_breaks_everywhere_may_be_renewed_once(pair):
     leader, other, _ = pair
     for processes in (leader, other):
         processes.compare(CHECK_STEPS, b"before")

@@ -57,7 +57,7 @@ def vectors(outputs) -> np.ndarray:
     return np.stack([output.embedding for output in outputs])
 
 
-def test_an_encoders_vectors_are_the_references_pooled_and_normalised_as_its_folder_says():
+def test_an_encoders_vectors_are_pooled_and_normalised_as_its_folder_says():
     llm, arrays = encoder(), golden("encoders/bert")
     texts = [arrays[f"prompt_{i}"].tolist() for i in range(7)]
     wanted = np.stack([arrays[f"mean_{i}"] for i in range(7)])
@@ -129,7 +129,7 @@ def answering(monkeypatch, tmp_path):
     return run
 
 
-def test_the_command_writes_a_line_for_each_line_in_their_order_and_names_what_failed(answering, tmp_path, capsys):
+def test_the_command_writes_a_line_for_each_line_and_names_failures(answering, tmp_path, capsys):
     lines = [WORDS, {"custom_id": "ids", "input": [5, 6]}, {"custom_id": "bad", "input": [999]}, {"input": "a"}, 7]
     assert answering(lines, "out.jsonl", "--prompt-name", "query") == 1
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -220,7 +220,7 @@ def encoder_in_memory(scale: float = 1.0):
 
 
 @pytest.mark.slow
-def test_a_model_that_generates_embeds_by_its_last_token_with_reuse_and_beside_other_requests():
+def test_a_model_that_generates_embeds_by_its_last_token_with_reuse():
     llm, arrays = small_llm("qwen3"), golden("qwen3")
     texts = [arrays[f"prompt_{i}"].tolist() for i in (2, 3)]
     wanted = np.stack([arrays[f"norm_{i}"][-1] for i in (2, 3)])
@@ -235,7 +235,7 @@ def test_a_model_that_generates_embeds_by_its_last_token_with_reuse_and_beside_o
 
 
 @pytest.mark.slow
-def test_a_folder_of_qwen3_embedding_gives_the_last_tokens_unit_vector_under_its_prompts(tmp_path):
+def test_qwen3_embedding_gives_the_last_tokens_unit_vector_under_its_prompts(tmp_path):
     shutil.copytree(GOLDENS / "qwen3", tmp_path / "model")
     folder, kinds = tmp_path / "model", ("Transformer", "Pooling", "Normalize")
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}

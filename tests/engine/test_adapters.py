@@ -70,7 +70,7 @@ def test_greedy_tokens_equal_peft(llm, name):
     check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter=name), tokens, best)
 
 
-def test_rows_of_several_adapters_and_of_none_run_beside_each_other_with_the_bits_that_they_have_alone(llm):
+def test_rows_of_several_adapters_and_of_none_have_the_bits_of_rows_alone(llm):
     prompts, names = [[7, 8, 9 + i, 10, 11] for i in range(6)], ["patterns", "attention", None] * 2
     together = llm.generate(prompts, SHORT, adapter=names)
     for prompt, name, output in zip(prompts, names, together, strict=True):

@@ -39,7 +39,7 @@ def test_vllms_names_become_fields(given, fields):
 
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
-def test_a_name_without_a_meaning_here_says_what_to_use_instead_unless_it_asks_for_nothing(name):
+def test_a_foreign_name_says_what_to_use_unless_it_asks_for_nothing(name):
     harmless, instead = ELSEWHERE[name]
     assert engine_fields(dict.fromkeys([name], harmless[0]) if harmless else {}) == {}
     with pytest.raises(ValueError, match=f"{name} is 'something', a setting that is not here") as refused:

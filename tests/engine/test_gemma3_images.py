@@ -139,7 +139,7 @@ def test_an_image_that_was_evicted_is_encoded_again():
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_companions_chunks_preemption_or_an_image_that_was_there():
+def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images():
     def said(numbers, **sizes):
         engine = engine_of(INVARIANT, folder=FOLDER, **sizes)
         params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)

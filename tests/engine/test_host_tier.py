@@ -113,7 +113,7 @@ def test_host_memory_for_no_block_is_refused():
         tiered(llm, 0, host_cache_bytes=5)
 
 
-def test_saved_prefixes_include_those_in_host_memory_and_loading_spills_what_it_evicts(tmp_path):
+def test_saved_prefixes_include_the_host_tier_and_loading_spills(tmp_path):
     llm = small_llm("qwen3")
     rng = np.random.default_rng(8)
     prompts = [rng.integers(6, 250, 70).tolist() for _ in range(4)]

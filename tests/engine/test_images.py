@@ -109,7 +109,7 @@ def test_the_same_text_with_another_image_hits_nothing_behind_it():
     assert engine.image_counts()["images_encoded"] == 2
 
 
-def test_an_image_whose_embeddings_are_there_is_no_work_for_the_tower_in_another_prompt():
+def test_a_kept_image_is_not_encoded_again_for_another_prompt():
     engine = engine_of(enable_prefix_caching=False)
     run(engine, asked(1))
     ids, params, options = asked(1)
@@ -193,7 +193,7 @@ def test_images_before_recurrent_layers_are_cut_hit_and_preempted(budget, num_bl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [FOLDER, HYBRID])
-def test_bits_do_not_depend_on_companions_chunks_preemption_or_an_image_that_was_there(folder):
+def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images(folder):
     def said(prompts, **sizes):
         engine = engine_of(INVARIANT, folder=folder, **sizes)
         params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)

@@ -71,7 +71,7 @@ def test_a_row_keeps_the_tokens_before_the_one_that_cannot_be_drawn():
     assert [output.token_ids for output in others] == expected()
 
 
-def test_a_later_request_hits_nothing_of_it_and_what_shares_its_head_computes_that_again():
+def test_a_later_request_hits_nothing_of_it_and_shared_heads_are_recomputed():
     engine = build_engine(damaged().loaded, INVARIANT, None)
     assert ends(finish_one(engine, DAMAGED)) == [ERROR]
     assert not any(pool.num_keyed for pool in engine.scheduler.caches[0].all_pools())
@@ -81,7 +81,7 @@ def test_a_later_request_hits_nothing_of_it_and_what_shares_its_head_computes_th
     assert ends(finish_one(engine, DAMAGED)) == [ERROR]
 
 
-def test_a_prompt_with_log_probabilities_that_are_not_finite_ends_so_and_reports_none_of_them():
+def test_a_prompt_with_log_probabilities_that_are_not_finite_reports_none():
     engine = build_engine(damaged().loaded, INVARIANT, None)
     output = finish_one(engine, DAMAGED, dataclasses.replace(GREEDY, prompt_logprobs=1))
     assert ends(output) == [ERROR]

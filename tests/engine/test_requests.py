@@ -674,7 +674,7 @@ def plain(choices) -> list:
     return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, [list(e) for e in c.logprobs]) for c in choices]
 
 
-def test_an_llm_that_nobody_holds_any_more_has_freed_its_memory_before_any_garbage_is_collected():
+def test_a_dropped_llm_frees_its_memory_before_garbage_is_collected():
     gc.collect()
     before = held_bytes()
     own = LLM(str(GOLDENS / "qwen3"), SMALL)

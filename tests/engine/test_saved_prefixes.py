@@ -106,7 +106,7 @@ def test_a_foreign_folder_is_refused_by_name_and_changes_nothing(llm, tmp_path):
         other.read(tmp_path / "saved")
 
 
-def test_bits_of_invariant_mode_are_loaded_anywhere_and_others_not_where_they_are_promised(llm, monkeypatch, tmp_path):
+def test_invariant_prefixes_load_anywhere_and_others_not_where_bits_count(llm, monkeypatch, tmp_path):
     exact = small_llm("qwen3", INVARIANT)
     for engine in (llm, exact):
         fresh(engine, monkeypatch)

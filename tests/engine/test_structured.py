@@ -149,7 +149,7 @@ def test_a_whole_call_refuses_a_grammar_that_cannot_be_before_anything_runs():
     assert "unclosed group" in str(answers[0]) and answers[1].finish_reason != "error"
 
 
-def test_calls_that_are_demanded_come_in_the_model_s_form_and_are_taken_out_of_the_text():
+def test_demanded_calls_come_in_the_models_form_and_leave_the_text():
     forms = MessageForms.of_template("<tool_call>")
     engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
     options = RequestOptions(is_chat=True, tools=())

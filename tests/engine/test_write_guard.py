@@ -27,7 +27,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(6, 250, length).tolist()
 
 
-def test_no_published_or_shared_block_is_written_with_hits_copies_choices_evictions_and_preemption():
+def test_no_published_or_shared_block_is_written_under_any_load():
     engine = guarded(num_blocks=9, max_cached_prompts=2)
     for _ in range(2):
         for seed, length in ((1, 39), (1, 39), (2, 40), (1, 33), (3, 50)):

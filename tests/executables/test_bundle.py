@@ -112,7 +112,7 @@ def test_a_damaged_part_is_said_and_compiled_instead(folder, damage, message):
         raise ValueError(problem)
 
 
-def test_a_whole_part_that_cannot_be_loaded_is_said_when_it_is_needed_and_compiled_instead(folder):
+def test_a_whole_part_that_cannot_be_loaded_is_named_and_compiled(folder):
     BundleWriter(folder, purpose()).put(DOUBLE, b"no executable")
     source = executables(folder)
     later = source.get(DOUBLE, lambda: compiled(2))
@@ -133,9 +133,7 @@ def test_a_whole_part_that_cannot_be_loaded_is_said_when_it_is_needed_and_compil
         ("instruction_set", "flags: none", "made with instruction set 'flags: none', here "),
     ],
 )
-def test_a_bundle_of_another_version_or_target_says_what_differs_and_nothing_of_it_is_loaded(
-    folder, field, value, message
-):
+def test_a_bundle_of_another_version_or_target_is_named_and_not_loaded(folder, field, value, message):
     change_manifest(folder, lambda manifest: manifest["purpose"]["environment"].update({field: value}))
     source = executables(folder)
     np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2)).result()(X), 2 * X)
@@ -183,7 +181,7 @@ def test_a_manifest_that_cannot_be_read_is_an_error_that_names_the_bundle(folder
         Bundle.open(folder)
 
 
-def test_a_folder_without_a_manifest_is_no_bundle_and_no_place_for_one_unless_it_is_empty(tmp_path):
+def test_a_folder_without_a_manifest_is_a_place_for_a_bundle_only_if_empty(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(
         ValueError, match=r"is not a bundle: it has no manifest.json; make one with `ferrum-jax compile`"
@@ -193,7 +191,7 @@ def test_a_folder_without_a_manifest_is_no_bundle_and_no_place_for_one_unless_it
         BundleWriter(tmp_path, purpose())
 
 
-def test_a_bundle_that_was_begun_is_gone_on_with_and_its_damaged_parts_are_made_again(folder, payload):
+def test_an_interrupted_bundle_goes_on_and_damaged_parts_are_made_again(folder, payload):
     writer = BundleWriter(folder, purpose())
     assert writer.has(DOUBLE) and not writer.has(TRIPLE)
     part_of(folder).write_bytes(payload[:-1])

@@ -110,7 +110,7 @@ def test_over_its_size_what_was_used_longest_ago_goes(tmp_path):
     assert len([*tmp_path.iterdir()]) == 3 and (path.parent / "tmp_being_written").exists()
 
 
-def test_stores_that_share_a_folder_and_drop_each_other_s_files_always_give_what_was_asked_for(tmp_path):
+def test_stores_that_share_a_folder_always_give_what_was_asked_for(tmp_path):
     """As processes do: each has a store of its own, and no lock is between them."""
     executables = {
         f"times {n}": jax.jit(lambda x, n=n: n * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()

@@ -551,7 +551,7 @@ def _os_names(path: pathlib.Path) -> str:
     return "\n".join(line for line in path.read_text().splitlines() if "os." in line or "from os import" in line)
 
 
-def test_environment_variables_are_set_where_no_device_is_to_be_looked_for_and_nowhere_else():
+def test_environment_variables_are_set_only_where_no_device_is_looked_for():
     sets = re.compile(r"os\.environ( \|=|\[[^]]*\] = |\.(update|setdefault)\()|putenv")
     setters = {m for m, path in modules().items() if sets.search(path.read_text())}
     assert setters == {"ferrum_jax.__main__", "ferrum_jax.commands.compile"}

@@ -137,3 +137,14 @@ def test_inverted_sentences_are_found():
     text = '"""Of a row. Those wait."""\n# A pool,\n# of which one\n'
     parts = [*_docstrings(text), *_comments(text), *_paragraphs("- Of a\n  row\n\n`of which`, and words")]
     assert sum(len(INVERTED.findall(part)) for part in parts) == 4
+
+
+def test_the_names_of_tests_are_short():
+    """One line holds them, in a report too."""
+    names = [
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in re.findall(r"(?m)^ *(?:async )?def (test_\w+)", path.read_text())
+    ]
+    long = [f"{path}: {name}" for path, name in names if len(name) > 80]
+    assert len(names) > 2000 and not long, "say it in at most 80 letters:\n" + "\n".join(long)

@@ -76,7 +76,7 @@ def rollout():
     return FerrumJaxRollout(trainer(1), types.SimpleNamespace(pad_id=lambda: 0), llm=llm)
 
 
-def test_it_samples_with_the_trainer_s_weights_and_the_log_probabilities_are_the_trainer_s(rollout):
+def test_it_samples_with_the_trainers_weights_and_log_probabilities(rollout):
     from tunix.rl.rollout.base_rollout import RolloutConfig
 
     config = RolloutConfig(max_tokens_to_generate=8, temperature=1.0, max_prompt_length=16, return_logprobs=True)

@@ -44,7 +44,7 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*goldens("together"), *NAMES])
-def test_tokens_are_the_references_for_any_chunk_size_preemption_tier_and_equal_prompts_at_once(name):
+def test_tokens_are_the_references_for_any_chunks_preemption_and_tier(name):
     """All combinations, each prompt twice at once and then again with three tokens of its answer."""
     prompts, tokens, best = ([values[i] for i in (2, 4, 5)] for values in golden_prompts(name))  # 11, 64, 97 tokens
     llm = small_llm(name, INVARIANT)

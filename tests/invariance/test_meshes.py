@@ -32,7 +32,7 @@ def meshes() -> list[dict]:
 
 
 @pytest.mark.slow
-def test_tokens_and_logits_are_equal_for_any_reuse_chunk_size_preemption_tier_and_mesh(meshes):
+def test_tokens_and_logits_are_equal_for_any_reuse_chunks_tier_and_mesh(meshes):
     """On one mesh the process has compared bits; between meshes logits agree to 1e-5 of the largest."""
     one, *others = meshes
     with np.load(GOLDENS / "llama_linear" / "golden.npz") as golden:

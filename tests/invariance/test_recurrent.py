@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
         *(pytest.param(name, TILES, id=f"{name}-tiles", marks=LONG) for name in RECURRENT),
     ],
 )
-def test_tokens_are_the_references_with_and_without_a_cache_where_blocks_and_snapshots_are_few(golden, base):
+def test_tokens_are_the_references_where_blocks_and_snapshots_are_few(golden, base):
     """Every prompt, then again, then with some of its tokens; what nobody wrote holds NaN."""
     prompts, tokens, best = golden_prompts(golden)
     llm = small_llm(golden, base)

@@ -38,14 +38,14 @@ def given(dtype: str, cut: int = 1, shapes: dict[str, tuple[int, ...]] = SHAPES)
     return model, give_kernels(model, forms, local, jnp.dtype(dtype), V6E)
 
 
-def test_a_weight_is_multiplied_by_kernels_where_they_take_it_and_the_others_are_named() -> None:
+def test_kernels_multiply_the_weights_that_they_take_and_others_are_named() -> None:
     model, refused = given("bfloat16")
     assert model.layer.good[...].kernels == V6E and model.layer.narrow[...].kernels is None
     assert model.layer.experts[...].kernels == V6E
     assert refused == {"layer.narrow": "100 outputs of a device are no multiple of 128"}
 
 
-def test_the_matrices_of_a_layers_experts_are_multiplied_by_kernels_together_or_not_at_all() -> None:
+def test_a_layers_experts_are_multiplied_by_kernels_together_or_not_at_all() -> None:
     model, refused = given("bfloat16", shapes=EXPERTS)
     assert refused == {
         "layer.down": "100 outputs of a device are no multiple of 64",

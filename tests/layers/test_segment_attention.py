@@ -74,7 +74,7 @@ def test_bits_of_an_image_do_not_depend_on_the_size_of_the_array():
     np.testing.assert_array_equal(found[:700], attend(arrays, segments)[:700])
 
 
-def test_an_array_has_at_most_sixteen_tiles_of_at_least_256_tokens_unless_it_has_fewer():
+def test_an_array_has_at_most_sixteen_tiles_of_at_least_256_tokens():
     assert [tile_of(n) for n in (4, 256, 1024, 4096, 16384)] == [4, 256, 256, 256, 1024]
     assert [tile_of(n, 9) for n in (261, 1044, 16389)] == [261, 261, 1026], "what is merged does not lie in one tile"
 

@@ -68,7 +68,7 @@ def test_vectors_of_every_pooling_are_the_reference_vectors(name: str):
         np.testing.assert_allclose(vectors(runner, texts, pooling), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_neither_companions_nor_padding_nor_the_number_of_rows_change_a_bit_of_a_vector():
+def test_companions_padding_and_row_counts_change_no_bit_of_a_vector():
     runner, golden = load("bert")
     texts = [golden[f"prompt_{i}"] for i in range(7)]
     alone = np.concatenate([vectors(runner, [text], "mean") for text in texts])
@@ -78,7 +78,7 @@ def test_neither_companions_nor_padding_nor_the_number_of_rows_change_a_bit_of_a
     np.testing.assert_array_equal(together, alone)
 
 
-def test_a_step_takes_texts_of_one_length_until_its_tokens_are_full_and_few_of_those_that_are_left():
+def test_a_step_takes_texts_of_one_length_until_its_tokens_are_full():
     runner, _ = load("bert")
 
     def steps(lengths: list[int]) -> list[tuple[int, list[int]]]:
@@ -101,7 +101,7 @@ def test_texts_that_stand_end_to_end_are_spread_over_rows_and_joined_again():
     assert rows.positions[:8].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
 
 
-def test_a_reach_hides_what_is_farther_away_on_both_sides_and_in_every_tile_of_queries():
+def test_a_reach_hides_what_is_farther_away_on_both_sides():
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((1, 1024, 1, 4)), jnp.float32) for _ in range(3))
     found = np.asarray(attend(q, k, v, jnp.asarray([900], jnp.int32), scale=0.5, reach=3))[0, :, 0]
@@ -134,7 +134,7 @@ def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
         np.testing.assert_allclose(found[row, :, 0], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_every_length_has_a_bucket_for_many_texts_and_one_for_few_with_128_tokens_at_least():
+def test_every_length_has_a_bucket_for_many_texts_and_one_for_few():
     buckets = encoder_buckets(300, 256, 2048)
     assert [(b.length, b.num_tokens, b.num_texts) for b in buckets] == [
         *((16, 128, 12), (16, 2048, 192), (32, 128, 6), (32, 2048, 96), (64, 128, 3), (64, 2048, 48)),
@@ -165,7 +165,7 @@ def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
 
 
 @pytest.mark.parametrize("name", PUBLISHED_ENCODERS)
-def test_a_published_encoder_has_the_published_number_of_parameters_and_a_rule_for_each(name: str):
+def test_a_published_encoder_has_its_number_of_parameters_and_all_rules(name: str):
     config, count = PUBLISHED_ENCODERS[name]
     weights = registry.weights_of(config)
     assert sum(math.prod(x.shape) for x in weights.targets.values()) == count

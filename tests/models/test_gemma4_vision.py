@@ -142,7 +142,7 @@ def test_greedy_tokens_are_the_reference_s(name, prompt):
     assert_close("best logits", after.max(axis=-1), best[:, 0])
 
 
-def test_an_image_is_seen_whole_where_the_config_says_so_and_in_layers_with_a_window_alone():
+def test_an_image_is_seen_whole_only_in_windows_where_the_config_says_so():
     whole, causal = (load(name)[0].vision for name in (WHOLE, CAUSAL))
     assert (whole.sees_both_ways, whole.sees_whole(7), whole.sees_whole(None)) == (True, True, False)
     assert (causal.sees_both_ways, causal.sees_whole(7), causal.sees_whole(None)) == (False, False, False)

@@ -94,7 +94,7 @@ def test_deepseek_v31_is_read_as_it_is_published():
     assert all(form.has_power_scales and form.activation_group == 128 for _, form in spec.forms) and spec.forms
 
 
-def test_experts_that_config_json_rounds_differently_are_refused_for_they_are_one_parameter():
+def test_experts_that_config_json_rounds_differently_are_refused():
     config = json.loads((FOLDER / "w8a8_experts" / "config.json").read_text())
     groups = config["quantization_config"]["config_groups"]
     groups["group_1"] = groups["group_0"] | {"targets": ["re:.*experts.1.*"], "input_activations": None}

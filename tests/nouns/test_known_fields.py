@@ -19,7 +19,7 @@ FIELDS = Fields(
 )
 
 
-def test_each_field_has_its_value_or_its_default_and_what_changes_nothing_is_left_out():
+def test_each_field_has_its_value_or_default_and_no_effect_is_left_out():
     found = FIELDS.read({"size": 3, "kind": "b", "rate": None, "pad": False})
     assert found == {"size": 3, "rate": 0.5, "is_fast": False, "kind": "b", "names": []}
 

@@ -129,9 +129,7 @@ def test_what_needs_the_text_is_refused_where_no_text_is_made(wishes):
         ("guided_decoding", {"json": {}}, None, r"guided_decoding is .*: structured_outputs=StructuredOutputsParams"),
     ],
 )
-def test_a_name_of_another_engine_is_taken_where_it_asks_for_nothing_and_else_says_what_to_use(
-    name, value, harmless, words
-):
+def test_another_engines_name_is_taken_where_it_asks_for_nothing(name, value, harmless, words):
     assert SamplingParams(**{name: harmless}) == SamplingParams()
     with pytest.raises(ValueError, match=words):
         SamplingParams(**{name: value})

@@ -51,7 +51,7 @@ def make(folder, model="qwen3", flags=FLAGS):
     )
 
 
-def test_a_mesh_that_leaves_hosts_of_a_slice_idle_is_refused_before_anything_is_compiled(monkeypatch):
+def test_a_mesh_that_leaves_hosts_idle_is_refused_before_compiling(monkeypatch):
     devices = [types.SimpleNamespace(platform="tpu", id=number) for number in range(16)]
     monkeypatch.setattr(bundle_order, "target_devices", lambda target: devices)
     order = BundleOrder(model=str(GOLDENS / "qwen3"), target="tpu:v6e:4x4", config=EngineConfig(mesh="tp=4"))
@@ -160,9 +160,7 @@ class Compiler(concurrent.futures.ThreadPoolExecutor):
         return job
 
 
-def test_a_step_that_needs_more_than_was_promised_makes_the_pools_smaller_before_a_bundle_is_begun(
-    tmp_path, monkeypatch
-):
+def test_a_step_that_needs_more_than_promised_makes_the_pools_smaller(tmp_path, monkeypatch):
     """The bundle is of the second attempt alone, and one that was begun is continued by a command like the first."""
     own = Purpose(
         target="tpu", device_ids=[0], spec="a", config={}, environment=Environment.of_device(jax.devices()[0])

@@ -74,7 +74,7 @@ def test_a_replay_plans_within_the_token_limits_that_were_logged(tmp_path):
     assert found[:4] == [8, 8, 32, 2]
 
 
-def test_a_request_without_finite_logits_ends_in_a_replay_at_its_token_and_leaves_nothing_to_hit():
+def test_a_request_without_finite_logits_ends_in_a_replay_at_its_token():
     ended = LoggedChoice(token_ids=[9] * 2, finish_reason="error", stop_reason=NOT_FINITE_REASON)
     logged = [dataclasses.replace(request([5] * 20, arrival), choices=[ended]) for arrival in (0, 20)]
     plans = []
@@ -138,7 +138,7 @@ def test_a_replay_encodes_an_image_once_and_again_after_its_runs_were_taken():
     assert (small.images_encoded, small.image_hits, small.image_evictions) == (4, 2, 4)
 
 
-def test_prompts_whose_images_wait_in_a_replay_are_admitted_a_step_later_and_text_passes_them():
+def test_a_replay_admits_prompts_with_waiting_images_a_step_later():
     logged = [
         request([1] * 4, 0, output=20),
         pictured("cat", 1),
@@ -162,7 +162,7 @@ def test_no_chunk_of_a_replay_ends_inside_an_image_that_is_seen_whole():
 
 
 @pytest.mark.parametrize("format_", [3, 4])
-def test_prompts_with_images_in_a_log_that_does_not_describe_them_are_refused_by_line(tmp_path, format_):
+def test_undescribed_images_of_a_log_are_refused_by_line(tmp_path, format_):
     path = tmp_path / "requests.jsonl"
     writer = RequestLogWriter(str(path), SIZES)
     writer.write(request([1] * 9))

@@ -59,7 +59,7 @@ def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: prod
 
 
 @pytest.mark.slow
-def test_experts_that_are_elsewhere_add_nothing_and_biases_are_those_of_a_tile_s_expert() -> None:
+def test_experts_elsewhere_add_nothing_and_biases_are_each_tiles_experts() -> None:
     case, form = TPU_CASES[0]
     x, ids, weights, experts = make_packed_arguments(case, form)
     rng, (E, F, D) = np.random.default_rng(1), experts.gate.shape

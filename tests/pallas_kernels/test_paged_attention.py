@@ -47,7 +47,7 @@ def _run(case: Case, arguments: Arguments) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_equals_the_float64_oracle_and_never_reads_what_is_not_the_rows_own(case: Case) -> None:
+def test_every_case_equals_the_oracle_and_reads_only_its_own_rows(case: Case) -> None:
     arguments = make_arguments(case)
     expected = oracle.of_case(case, arguments)
     got = _run(case, arguments)

@@ -150,7 +150,7 @@ def _alone(case: Case, a: Arguments, r: int) -> tuple[Case, Arguments]:
 
 
 @pytest.mark.gpu
-def test_a_row_has_the_same_bits_on_a_gpu_with_other_rows_beside_it_and_on_more_programs() -> None:
+def test_a_row_on_a_gpu_has_the_same_bits_in_any_company() -> None:
     case = dataclasses.replace(BY_NAME["decode_gqa"], rows=((5, 1), (20_000, 1), (700, 1), (9_000, 1)))
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _run(case, a, _config(case, a, programs=132), interpret=False)

@@ -133,7 +133,7 @@ def test_rows_find_their_blocks_where_scalar_memory_does_not_hold_the_tables(cas
 
 
 @pytest.mark.slow
-def test_more_steps_than_scalar_memory_has_records_of_at_once_are_as_the_oracle_has_them() -> None:
+def test_more_steps_than_scalar_memory_has_records_for_match_the_oracle() -> None:
     """140 rows in steps of four: 32 records are there when the launch begins."""
     rows = tuple((7 * i % 128, 1) for i in range(140))
     case = dataclasses.replace(BY_NAME["decode_gqa"], rows=rows, num_tokens=140, num_rows=140)
@@ -166,7 +166,7 @@ def _check(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_in_steps_of_more_items() -> None:
+def test_a_row_has_the_same_bits_with_other_rows_and_more_items_a_step() -> None:
     case = BY_NAME["decode_gqa"]
     arguments = make_arguments(case, implementation="mosaic_tpu")
     together, _ = _attend(case, arguments, items=2)

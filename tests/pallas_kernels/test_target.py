@@ -36,7 +36,7 @@ def device(kind: str, **stats: int) -> types.SimpleNamespace:
         *("AMD Instinct MI300X", "TPU v3"),
     ],
 )
-def test_of_an_accelerator_that_is_not_in_the_table_jax_says_the_memory_and_nothing_is_bound(kind: str) -> None:
+def test_an_unlisted_accelerator_has_jaxs_memory_and_no_bounds(kind: str) -> None:
     target = Target.of_device(device(kind, bytes_limit=2**34))
     assert (target.generation, target.memory_bytes, target.is_listed) == (kind, 2**34, False)
     assert 1 / target.bandwidth_bytes_per_s == 1 / target.flops_per_s == 0
@@ -91,7 +91,7 @@ def test_a_tpu_states_its_on_chip_memories_clock_and_matrix_unit(
 @pytest.mark.parametrize(
     ("name", "cores", "shared"), [("cpu", None, None), ("gpu:a100", None, None), ("gpu:h200", 132, 227)]
 )
-def test_what_is_no_tpu_states_no_on_chip_memories_but_a_hopper_gpu_its_multiprocessors(name, cores, shared) -> None:
+def test_only_a_tpu_states_on_chip_memories_and_hopper_its_multiprocessors(name, cores, shared) -> None:
     target = Target.named(name)
     smem_bytes = None if shared is None else shared * 2**10
     assert (target.vmem_bytes, target.smem_bytes, target.clock_hz) == (None, smem_bytes, None)

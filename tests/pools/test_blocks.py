@@ -82,9 +82,7 @@ def test_a_block_is_the_same_from_every_form():
 
 
 @pytest.mark.parametrize(("v_head_dim", "is_latent", "dtype"), [(12, False, "bfloat16"), (4, True, "int8")])
-def test_blocks_whose_two_vectors_differ_in_size_keep_both_in_one_and_go_back_to_a_mesh_that_repeats_them(
-    v_head_dim, is_latent, dtype
-):
+def test_blocks_with_vectors_of_two_sizes_go_back_to_a_mesh_that_repeats_them(v_head_dim, is_latent, dtype):
     sizes = {"num_blocks": P, "block_size": C, "head_dim": 8, "v_head_dim": v_head_dim, "is_latent": is_latent}
     form = sizes | {"dtype": KV_DTYPES[dtype], "implementation": "xla"}
     once, wide = (filled(pool_shape(num_kv_heads=heads, **form)) for heads in (1, 3))

@@ -55,9 +55,7 @@ def test_free_memory_that_differs_a_little_gives_pools_of_one_size(monkeypatch):
     ("weights_bytes", "row_bytes", "expected"),
     [(0, 0, 2**30), (2**31, 0, 2**31), (0, 2**31, 2**31), (2**31, 3 << 30, 3 << 30), (0, 2**40, 2**32)],
 )
-def test_the_cpus_pool_is_the_largest_of_a_gib_the_weights_and_a_row_within_a_quarter(
-    monkeypatch, weights_bytes, row_bytes, expected
-):
+def test_the_cpus_pool_is_the_largest_of_three_within_a_quarter(monkeypatch, weights_bytes, row_bytes, expected):
     monkeypatch.setattr(budget, "free_host_bytes", lambda: 2**34 + weights_bytes)
     assert cpu_pool_bytes([CPU], weights_bytes, row_bytes) == expected
 

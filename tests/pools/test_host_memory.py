@@ -30,7 +30,7 @@ def test_a_block_goes_through_its_buffers_bit_for_bit_and_to_files_in_their_form
         assert array.dtype == wanted.dtype and np.array_equal(array, wanted)
 
 
-def test_what_two_devices_have_of_a_block_is_put_together_and_a_head_of_both_is_kept_once():
+def test_two_devices_parts_of_a_block_join_and_a_shared_head_is_kept_once():
     pools = (filled_pool("xla", 16, "int8"),) * 2  # [P, C, 4, 16] and [P, 4, C]
     halves = [
         tuple(dataclasses.replace(p, values=p.values[:, :, part], scales=p.scales[:, part]) for p in pools)
@@ -63,7 +63,7 @@ def test_later_blocks_take_the_place_of_earlier_ones_in_pinned_memory():
         memory.get([3])
 
 
-def test_memory_that_is_not_pinned_is_taken_where_there_is_no_other_and_none_is_refused():
+def test_unpinned_memory_is_taken_where_there_is_no_other():
     def device(*kinds: str):
         return SimpleNamespace(addressable_memories=lambda: [SimpleNamespace(kind=kind) for kind in kinds])
 

@@ -203,7 +203,7 @@ def test_an_admission_loads_what_its_own_blocks_push_out_of_host_memory():
     engine.scheduler.check_invariants()
 
 
-def test_copies_say_which_group_they_belong_to_and_a_window_loads_its_own_blocks_alone():
+def test_copies_name_their_group_and_a_window_loads_its_own_blocks_alone():
     engine = _engine(num_blocks=6, num_host_blocks=20, windows=(None, 6), max_model_len=28)
     _run(engine, [1] * 22)
     _run(engine, [2] * 22)

@@ -180,7 +180,7 @@ def test_an_id_whose_key_is_withdrawn_is_found_no_more_and_clean_once_it_is_rele
         pool.withdraw(id)
 
 
-def test_a_key_that_is_taken_away_finds_nothing_and_its_id_is_clean_as_soon_as_nobody_holds_it() -> None:
+def test_a_key_that_is_taken_away_finds_nothing_and_its_id_becomes_clean() -> None:
     pool = IdPool(4)
     told: list[int] = []
     pool.on_evict = lambda id, key: told.append(id)

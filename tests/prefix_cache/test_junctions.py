@@ -39,7 +39,7 @@ def _all_cached(engine: Engine, prompts: list[list[int]]) -> list[int]:
 
 @pytest.mark.parametrize("budget", [64, 128, 20, 6])
 @pytest.mark.parametrize("max_cached_prompts", [0, 4])
-def test_prompts_that_come_one_after_another_hit_their_common_prefix_from_the_third_on(budget, max_cached_prompts):
+def test_prompts_that_come_in_turn_hit_their_prefix_from_the_third_on(budget, max_cached_prompts):
     engine = _engine(max_num_batched_tokens=budget, max_cached_prompts=max_cached_prompts)
     found = [_cached(engine, SHARED[:40] + _own(stem)) for stem in range(5)]
     assert found[0] == 0 and found[2:] == [40] * 3

@@ -49,7 +49,7 @@ def test_at_length_0_the_state_is_reset_and_no_request_sees_that_of_another() ->
 
 
 @pytest.mark.parametrize("length", [16, 19, 37])
-def test_a_repeat_of_a_cached_prompt_resumes_from_the_snapshot_at_its_end_and_computes_nothing(length: int) -> None:
+def test_a_repeat_of_a_cached_prompt_resumes_from_its_last_snapshot(length: int) -> None:
     engine = _engine(max_cached_prompts=4)
     _hit(engine, PROMPT[:length], 1)
     before = engine.device.num_computed
@@ -114,7 +114,7 @@ def test_windows_and_recurrent_state_resume_at_the_longest_position_that_suits_b
     assert _hit(engine, [*PROMPT[:36], 9]) == 32
 
 
-def test_a_followed_row_whose_snapshot_lost_its_key_publishes_the_next_one_and_frees_it() -> None:
+def test_a_followed_row_whose_snapshot_lost_its_key_publishes_the_next() -> None:
     """An equal row beside it ended for logits that are not finite."""
     slots, transfers = StateSlots(max_num_seqs=1, max_snapshots=4, copy_pool=1, slot_bytes=1), Transfers()
     slots.enter(1, 0, transfers)

@@ -74,7 +74,7 @@ def test_where_no_window_is_whole_nothing_is_hit() -> None:
     assert _run(engine, [*prompt, 3]) == 0, "blocks 1 and 3 are there, and the window reaches behind each"
 
 
-def test_an_exact_extension_of_a_rolled_over_prefix_is_allowed_and_a_rewind_within_the_window() -> None:
+def test_a_rolled_over_prefix_may_be_extended_or_rewound_within_the_window() -> None:
     engine = _engine(None, 9)
     prompt = [i % 5 for i in range(24)]
     _run(engine, prompt)
@@ -103,7 +103,7 @@ def test_a_repeat_of_a_cached_prompt_computes_nothing_with_windows_too() -> None
         assert _run(engine, prompt) == length and engine.device.num_computed == before
 
 
-def test_a_long_request_runs_beside_others_in_a_window_pool_that_its_length_alone_would_fill() -> None:
+def test_a_long_request_runs_beside_others_in_a_small_window_pool() -> None:
     engine = _engine(6, num_blocks=14, max_num_batched_tokens=8)
     first = engine.add([1] * 8, 46)
     for stem in (2, 3, 4):
@@ -137,7 +137,7 @@ def test_rows_of_any_length_neither_wait_nor_are_preempted_for_a_windows_pool() 
     )
 
 
-def test_a_chunk_that_lacks_blocks_of_a_window_waits_for_those_of_others_or_preempts_them() -> None:
+def test_a_chunk_that_lacks_window_blocks_waits_for_others_or_preempts_them() -> None:
     """Three long prompts in a pool for one: nothing overtakes the first, and all end."""
     most = most_held(9, 12, 4)
     engine = _engine(None, 9, num_blocks=48, window_blocks=most, max_num_seqs=3, max_num_batched_tokens=12)

@@ -57,14 +57,14 @@ def test_buckets_are_all_different_and_at_most_double_from_one_to_the_next(limit
 
 @fixed
 @given(limits())
-def test_invariant_buckets_hold_at_least_64_tokens_and_rows_and_are_never_for_decodes_alone(limits):
+def test_invariant_buckets_hold_at_least_64_tokens_and_rows(limits):
     ladder = make_ladder(**limits, table_width=8, invariant=True)
     assert all(b.num_tokens >= 64 and b.num_rows >= 64 and not b.decode_only for b in ladder.buckets)
 
 
 @fixed
 @given(limits())
-def test_a_decode_bucket_has_as_many_tokens_as_rows_and_a_mixed_one_room_for_every_row(limits):
+def test_a_decode_bucket_has_a_token_a_row_and_a_mixed_one_all_rows(limits):
     for bucket in make_ladder(**limits, table_width=8, invariant=False).buckets:
         assert bucket.num_rows == (bucket.num_tokens if bucket.decode_only else limits["max_num_seqs"])
 

@@ -70,7 +70,7 @@ def test_a_block_has_32_kb_a_layer_on_an_accelerator_unless_its_size_is_named(de
     assert {pool.block_size for pool in layout.pools.kv} == {tokens}
 
 
-def test_a_pool_of_a_window_has_what_rows_and_prefixes_need_and_the_others_have_the_rest():
+def test_a_windows_pool_has_what_it_needs_and_the_others_have_the_rest():
     groups = (CacheGroup(kind="full", layers=(0,)), CacheGroup(kind="window", layers=(1,), window=33))
     spec = spec_of(num_hidden_layers=2, cache_groups=groups, max_position_embeddings=4096)
     config = EngineConfig(kv_memory_bytes=1 << 25, max_num_seqs=2, max_num_batched_tokens=64, dtype="float32")
@@ -147,7 +147,7 @@ def test_what_is_named_is_refused_and_not_changed_where_attention_has_no_room(mo
         layout_of(V6E, **config)
 
 
-def test_a_bucket_that_does_not_fit_scalar_memory_is_refused_before_anything_is_compiled():
+def test_a_bucket_that_exceeds_scalar_memory_is_refused_before_compiling():
     with pytest.raises(ValueError, match=r"the bucket .* cannot run with 'mosaic_tpu': .* scalar memory"):
         layout_of(V6E, max_num_batched_tokens=2**16)
 

@@ -140,7 +140,7 @@ def test_a_preempted_request_replays_mostly_from_its_own_blocks() -> None:
     assert second.num_cached_tokens == counters.hit_tokens == 0, "what a row finds of itself is no hit"
 
 
-def test_the_latest_row_of_the_lowest_priority_is_preempted_and_the_oldest_of_the_highest_never() -> None:
+def test_the_latest_row_of_the_lowest_priority_is_preempted() -> None:
     engine = Engine(num_blocks=9, max_num_seqs=3, max_num_batched_tokens=64)
     oldest, important, latest = (engine.add(_prompt(8, stem), 12, priority=p) for stem, p in ((0, 1), (1, 0), (2, 1)))
     order = []
@@ -304,7 +304,7 @@ def test_generated_blocks_are_hit_too() -> None:
     assert second.num_cached_tokens == 12, "tokens 0 to 14 are computed, the last one never was"
 
 
-def test_a_request_admitted_for_the_next_step_hits_the_prompt_blocks_of_the_one_in_flight() -> None:
+def test_a_request_admitted_next_hits_the_blocks_of_the_step_in_flight() -> None:
     engine = Engine()
     engine.add(_prompt(9), 4)
     engine.step()
@@ -314,7 +314,7 @@ def test_a_request_admitted_for_the_next_step_hits_the_prompt_blocks_of_the_one_
     engine.drain()
 
 
-def test_equal_prompts_that_arrive_together_prefill_once_and_end_up_on_the_same_blocks() -> None:
+def test_equal_prompts_that_arrive_together_prefill_once() -> None:
     engine = Engine(max_num_batched_tokens=64)
     rows = [engine.add(_prompt(13), 8) for _ in range(3)]
     engine.step()
@@ -373,7 +373,7 @@ def test_when_the_leader_leaves_a_follower_takes_over_from_the_blocks_that_are_t
     assert last.num_cached_tokens == 20 and engine.device.num_computed == 8 + 16 + 4 + 2
 
 
-def test_when_the_leader_is_preempted_it_goes_on_from_its_own_blocks_and_its_followers_after_it() -> None:
+def test_a_preempted_leader_goes_on_from_its_own_blocks_before_its_followers() -> None:
     engine = Engine(num_blocks=14, max_num_batched_tokens=8)
     engine.add(_prompt(7, 1), 12)  # its growth takes the leader's blocks
     engine.step()
@@ -481,7 +481,7 @@ def test_reuse_never_makes_a_batch_smaller_nor_its_bucket_larger(max_cached_prom
     )
 
 
-def test_a_write_planned_before_a_block_was_given_away_never_lands_after_the_new_owners_first_write() -> None:
+def test_an_earlier_planned_write_never_lands_after_the_new_owners() -> None:
     """Blocks go from row to row behind windows, by preemption and by eviction; each has one writer at a time."""
     engine = Engine(num_blocks=14, windows=(None, 6), max_num_seqs=4, block_size=2, max_num_batched_tokens=9)
     for stem in range(12):

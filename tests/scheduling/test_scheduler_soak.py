@@ -53,7 +53,7 @@ def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 10])
-def test_requests_that_live_through_updates_of_the_weights_end_whatever_the_host_keeps(num_host_blocks: int) -> None:
+def test_requests_that_live_through_weight_updates_end(num_host_blocks: int) -> None:
     """Rows keep their blocks, which nobody shares; the host tier is emptied with the rest, and fills again."""
     rng = random.Random(num_host_blocks)
     engine = Engine(

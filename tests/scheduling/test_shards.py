@@ -18,7 +18,7 @@ def _ran(engine: Engine, prompt: list[int], max_tokens: int = 2) -> int:
     return request.shard
 
 
-def test_requests_without_a_prefix_go_where_the_fewest_rows_run_and_to_the_first_shard_on_a_tie() -> None:
+def test_requests_without_a_prefix_go_where_the_fewest_rows_run() -> None:
     engine = Engine(num_shards=3)
     requests = [engine.add(_prompt(6, stem), 8) for stem in range(5)]
     engine.step()
@@ -27,7 +27,7 @@ def test_requests_without_a_prefix_go_where_the_fewest_rows_run_and_to_the_first
     engine.drain()
 
 
-def test_a_request_goes_where_its_longest_prefix_is_cached_however_many_rows_run_there() -> None:
+def test_a_request_goes_where_its_longest_prefix_is_cached() -> None:
     engine = Engine(num_shards=2, max_num_batched_tokens=32)
     short, long = _prompt(8), _prompt(16)
     assert _ran(engine, short[:5]) == 0
@@ -88,7 +88,7 @@ def test_a_preempted_request_may_come_back_on_another_shard() -> None:
     assert (stays.shard, moves.shard) == (0, 1)
 
 
-def test_what_no_shard_can_hold_is_refused_and_what_one_can_hold_beside_its_pins_runs_there() -> None:
+def test_a_request_that_no_shard_can_hold_is_refused() -> None:
     engine = Engine(num_shards=2, num_blocks=6, max_num_seqs=2)
     with pytest.raises(ValueError, match="needs 8 blocks of 4 tokens and the whole pool has 6"):
         engine.add(_prompt(20), 12)

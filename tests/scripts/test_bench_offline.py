@@ -27,9 +27,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_shape_s_weights_are_made_on_the_device_and_its_line_has_roofline_gap_and_reference(
-    small, monkeypatch, tmp_path, capsys
-):
+def test_a_shapes_weights_are_made_on_the_device_and_its_line_is_whole(small, monkeypatch, tmp_path, capsys):
     program = tmp_path / "reference.py"
     program.write_text(REFERENCE)
     monkeypatch.setattr(bench_offline, "_REFERENCE", program)

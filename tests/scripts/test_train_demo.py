@@ -68,7 +68,7 @@ def test_tokenising_loses_nothing_and_keeps_indentation_apart(library):
         assert whole[: len(pieces)] == pieces
 
 
-def test_each_window_of_an_epoch_comes_once_and_a_step_does_not_depend_on_those_before():
+def test_each_window_of_an_epoch_comes_once_in_any_step():
     tokens = [np.arange(100, 160, dtype=np.int32), np.arange(200, 237, dtype=np.int32)]
     windows = demo_corpus.Windows(tokens, seed=3)
     steps = [windows.batch(step, 2, 8) for step in range(5)]
@@ -160,7 +160,7 @@ def test_bits_per_byte_of_a_served_checkpoint_count_every_token_but_the_first_on
     assert math.isclose(bits, (22 * math.log2(300) + first_of_a_document) / 12, rel_tol=1e-9)
 
 
-def test_the_learning_rate_rises_stays_and_falls_to_zero_and_a_shorter_run_falls_sooner():
+def test_the_learning_rate_rises_stays_and_falls_to_zero():
     schedule = train_demo.Schedule(steps=100, warmup=10)
     rates = [schedule.rate(s) for s in range(101)]
     assert rates[0] == 0.1 and rates[50] == 1 and rates[100] == 0

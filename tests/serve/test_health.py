@@ -79,7 +79,7 @@ def hanging(service: Service, link: OwnLink) -> None:
         (hanging, 503, "no step has ended for 31 s"),
     ],
 )
-def test_health_is_200_only_while_requests_are_taken_and_livez_while_the_process_lives(state, status, said):
+def test_health_is_200_only_while_requests_are_taken(state, status, said):
     async def ask():
         link = OwnLink()
         service = Service(EngineClient(link), ServerSettings())

@@ -23,7 +23,7 @@ def llm(tmp_path_factory):
     return LLM(str(write_folder(tmp_path_factory.mktemp("qwen3_vl") / "model")), CONFIG)
 
 
-def test_an_image_crosses_to_the_engine_as_bytes_of_its_pixels_and_has_the_same_values_there(llm):
+def test_an_image_crosses_to_the_engine_as_bytes_with_the_same_values(llm):
     prompt = {"prompt": f"t7 {PLACE} t9", "images": [picture(1, 64, 96)]}
     encoded = llm.prompts.encoded(prompt)
     sent = json.dumps(wire_images(encoded.images, encoded.media))
@@ -51,7 +51,7 @@ def body(url: object) -> dict:
 
 
 @pytest.mark.slow
-def test_an_image_in_a_chat_over_http_is_what_a_program_gives_and_no_other_text_is_read(llm):
+def test_an_image_over_http_is_what_a_program_gives(llm):
     url = {"url": "data:image/png;base64," + base64.b64encode(png(1)).decode(), "detail": "high"}
     (wanted,) = llm.chat(chat(url), SamplingParams(max_tokens=6, temperature=0.0))
     with running(inner=llm) as server:

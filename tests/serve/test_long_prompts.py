@@ -79,7 +79,7 @@ def test_a_prompt_that_cannot_fit_is_refused_with_little_of_it_read(llm, charact
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_only_the_end_of_a_prompt_that_is_cut_is_read_and_its_tokens_are_those_of_the_whole(llm, characters, door):
+def test_only_the_end_of_a_cut_prompt_is_read_with_the_tokens_of_the_whole(llm, characters, door):
     whole = llm.tokenizer._library.encode(TEXT, add_special_tokens=False).ids
     found = door(llm, CUT)
     assert len(found.prompt_token_ids) == 16 and sum(characters) < 3 * LONG

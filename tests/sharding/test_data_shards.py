@@ -8,7 +8,7 @@ FAMILY = "mixtral_window"  # experts and a window
 
 
 @pytest.mark.slow
-def test_two_data_shards_with_experts_over_all_devices_say_what_one_device_says_and_exchange_tokens_alone():
+def test_data_shards_with_shared_experts_match_one_device():
     one, many = run_on(FAMILY, "tp=1", "dp=2,tp=2")
     assert_same(FAMILY, "dp=2,tp=2", one, many)
     assert many["weights_bytes"] < one["weights_bytes"] / 2

@@ -10,7 +10,7 @@ from tests.sharding.same import run_on
 
 
 @pytest.mark.slow
-def test_rows_with_grammars_are_the_same_on_every_mesh_alone_in_a_batch_preempted_and_resumed(tmp_path):
+def test_rows_with_grammars_are_the_same_on_every_mesh(tmp_path):
     model = write_model(tmp_path / "model")
     write_tokenizer(model)
     meshes = ("tp=1", "dp=2,tp=2")

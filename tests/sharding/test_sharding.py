@@ -71,7 +71,7 @@ def test_a_mesh_is_read_from_its_text(text, shape):
     ("text", "shape", "ep"),
     [("ep=4", (4, 1), 4), ("dp=2,tp=2", (2, 2), 4), ("dp=2,tp=2,ep=4", (2, 2), 4), ("tp=2,ep=2,dp=2", (2, 2), 2)],
 )
-def test_experts_are_spread_over_all_devices_unless_a_mesh_says_over_those_of_each_shard(text, shape, ep):
+def test_experts_are_spread_over_all_devices_unless_a_mesh_says_otherwise(text, shape, ep):
     mesh = MeshShape.parse(text)
     assert (mesh.dp, mesh.tp) == shape and mesh.ep == ep and mesh == MeshShape.parse(str(mesh))
 
@@ -85,7 +85,7 @@ def test_a_config_parses_its_mesh_once_and_keeps_the_text_as_it_was_given():
     assert [path.name for path in calls] == ["config.py"]
 
 
-def test_experts_over_other_numbers_of_devices_are_refused_with_those_that_are_possible():
+def test_experts_over_impossible_numbers_of_devices_are_refused():
     with pytest.raises(ValueError, match=r"mesh is 'dp=2,tp=2,ep=3'; ep is 3, .*: ep may be 2 or 4$"):
         EngineConfig(mesh="dp=2,tp=2,ep=3")
 
@@ -122,7 +122,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused_with_those_that_do(con
     assert re.search(reason, refusal)
 
 
-def test_experts_that_do_not_divide_among_all_devices_are_refused_with_the_meshes_that_do():
+def test_experts_that_do_not_divide_among_devices_are_refused():
     spec = spec_of(QWEN3_30B_A3B | {"num_experts": 24})
     assert refusals(spec, MeshShape(dp=2, tp=4)) == refusals(spec, MeshShape.parse("dp=16,tp=8,ep=8")) == []
     (some,) = refusals(spec, MeshShape(dp=4, tp=4))
@@ -160,7 +160,7 @@ def test_fewer_kv_heads_than_devices_and_an_odd_vocabulary_are_no_reason():
     [(KV_HEADS, [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]), (VOCABULARY, [0, 1, 2, 3, 4, 5, -1, -1])],
     ids=["repeated", "padded"],
 )
-def test_a_stretched_parameter_has_its_rows_repeated_or_zeros_behind_them_and_the_same_fingerprint(expansion, stored):
+def test_a_stretched_parameter_repeats_rows_or_adds_zeros(expansion, stored):
     source = np.arange(1, 31, dtype=np.float32).reshape(6, 5)
     target = jax.ShapeDtypeStruct((expansion.size, 5), "float32")
     placed = place([source], target, expansion)

@@ -223,7 +223,7 @@ def with_others(folder, fault: str | None = None, **changes) -> AttentionChoice:
     return choose_attention(spec(), config, mesh=mesh, rehearsal=Rehearsal(fault=fault))
 
 
-def test_process_0_of_several_checks_for_all_and_a_kernel_that_does_not_compile_is_set_aside(tmp_path):
+def test_process_0_checks_for_all_and_a_broken_kernel_is_set_aside(tmp_path):
     choice = with_others(tmp_path, "compile")
     assert choice.implementation == "xla" and choice.is_set_aside
     assert FOUND["compile"] in choice.why and "holds the traceback" in choice.why

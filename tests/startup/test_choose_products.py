@@ -41,7 +41,7 @@ def entries_of(spec) -> set[str]:
     return {entry_of_form(name, form) for name, form in spec.forms}
 
 
-def test_without_a_check_of_its_form_a_model_is_multiplied_by_xla_and_a_sentence_says_what_to_do(tmp_path):
+def test_without_a_check_of_its_form_a_model_is_multiplied_by_xla(tmp_path):
     choice = choose_products(SPEC, config(tmp_path), CHIP, chip="chip")
     assert choice.implementation == "xla"
     assert "no check on this chip proved 'mosaic_tpu' for quantized_matmul bfloat16 int4 group=128" in choice.why

@@ -200,7 +200,7 @@ def test_who_answers_is_told_before_weights_are_read_and_again_with_them(golden,
 
 
 @pytest.mark.slow
-def test_how_many_rows_run_at_once_is_no_part_of_the_identity_and_how_long_they_may_be_is():
+def test_only_lengths_and_not_row_counts_are_part_of_the_identity():
     before = small_llm("qwen3").identity
     assert before == small_llm("qwen3", dataclasses.replace(SMALL, max_num_seqs=2)).identity
     assert before != small_llm("qwen3", dataclasses.replace(SMALL, max_model_len=128)).identity

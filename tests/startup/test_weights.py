@@ -80,7 +80,7 @@ def test_the_weights_are_copies_that_a_trainer_may_donate():
 
 
 @pytest.mark.slow
-def test_dense_weights_in_memory_are_quantised_as_those_of_the_folder_are_and_so_are_those_that_replace_them():
+def test_dense_weights_in_memory_are_quantised_like_a_folders():
     int8 = dataclasses.replace(SMALL, weights="int8", max_num_seqs=1, max_num_batched_tokens=64)
     folder, llm = LLM(str(GOLDENS / "qwen3"), int8), LLM.from_model(model(), int8)
     assert llm.loaded.fingerprint == folder.loaded.fingerprint != small_llm("qwen3").loaded.fingerprint

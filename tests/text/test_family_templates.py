@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_s_template_gives_the_reference_text_or_refuses_as_the_reference_does(name: str):
+def test_a_familys_template_gives_the_reference_text_or_refuses(name: str):
     template = ChatTemplate((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), RECORDED["tokens"])
     assert set(RECORDED["texts"][name]) == set(RECORDED["conversations"])
     for conversation, expected in RECORDED["texts"][name].items():

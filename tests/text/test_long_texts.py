@@ -153,7 +153,7 @@ def ids_of(library, *texts: str) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(text=TEXTS)
-def test_pieces_have_the_tokens_of_the_whole_and_no_text_has_fewer_than_its_length_says(kind, text):
+def test_pieces_have_the_tokens_of_the_whole_text(kind, text):
     library, cuts = made(kind), cuts_of(kind)
     whole = ids_of(library, text)
     assert cuts is not None

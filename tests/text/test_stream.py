@@ -108,7 +108,7 @@ def test_nothing_at_or_beyond_a_stop_string_is_ever_emitted(kind, text, stops, i
     assert all(allowed.startswith(part) for part in texts)
 
 
-def test_push_names_the_stop_string_at_the_token_that_completes_it_and_drops_the_rest():
+def test_push_names_the_stop_string_at_the_token_that_completes_it():
     own = tokenizer("byte_level")
     ids = [own.encode(c)[0] for c in "ab##c"]
     stream = TextStream(own, stop=["##"])

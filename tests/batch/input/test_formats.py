@@ -164,7 +164,7 @@ def test_openai_names_are_mapped():
     assert row(openai(model="gpt-4o", user="u", metadata={"k": "v"}, stream=False, best_of=1)).params.n == 1
 
 
-def test_the_token_limit_defaults_to_16_for_a_completion_and_to_the_models_for_a_chat():
+def test_the_token_limit_defaults_to_16_or_in_a_chat_to_the_models_limit():
     assert row(openai()).params.max_tokens == row(short()).params.max_tokens == 16
     assert row(chat()).params.max_tokens is None
     assert row(short(max_tokens=None)).params.max_tokens is None
@@ -199,14 +199,14 @@ def test_a_row_that_does_not_give_a_field_has_the_jobs_own():
     assert "min_tokens is 6, more than max_tokens, 5" in message
 
 
-def test_token_ids_come_back_where_the_prompt_is_token_ids_or_where_they_are_asked_for():
+def test_token_ids_come_back_for_token_prompts_or_on_request():
     ids = {"custom_id": "a", "prompt_token_ids": [1]}
     assert row(ids).returns_token_ids and not row({**ids, "return_token_ids": False}).returns_token_ids
     assert row(short(return_token_ids=True)).returns_token_ids
     assert "return_token_ids is 1; it must be true or false" in error(short(return_token_ids=1))
 
 
-def test_equal_content_has_equal_ids_whatever_its_spacing_and_order_and_other_content_another():
+def test_ids_follow_content_and_not_spacing_or_order():
     plain = parse_line(b'{"custom_id": "a", "prompt": "x", "n": 1}', 1)
     spaced = parse_line(b' { "n":1,"prompt":"\\u0078",  "custom_id":"a"}\r\n', 9)
     assert plain.id == spaced.id and len(plain.id) == 32

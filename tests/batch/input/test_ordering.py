@@ -21,7 +21,7 @@ def rows_of(*lines: dict) -> Rows:
     return Rows(io.BytesIO(content))
 
 
-def test_rows_of_one_adapter_are_neighbours_whether_they_name_it_as_their_model_or_not():
+def test_rows_of_one_adapter_are_neighbours_however_they_name_it():
     lines = [
         {"custom_id": str(i), "prompt": "x" * (i + 1), **fields}
         for i, fields in enumerate([{}, {"model": "poet"}, {"adapter": "clerk"}] * 3 + [{"adapter": "poet"}])
@@ -50,7 +50,7 @@ def outcome(prompts: list[list[int]], num_blocks: int) -> Outcome:
     return replay([Segment(sizes=sizes, requests=requests)], num_blocks)
 
 
-def test_of_2000_rows_in_random_order_that_share_20_prefixes_95_percent_of_the_ideal_is_saved_in_a_pool_of_3():
+def test_a_pool_of_3_saves_95_percent_for_2000_rows_with_20_prefixes():
     rng = random.Random(1)
     num_shared = 32 * BLOCK
     prefixes = [[rng.randrange(1000) for _ in range(num_shared)] for _ in range(20)]
@@ -95,7 +95,7 @@ def test_rows_with_other_salts_share_nothing():
     assert sum(a % 2 != b % 2 for a, b in itertools.pairwise(order)) == 1
 
 
-def test_the_order_and_the_parts_are_a_function_of_the_input_alone_and_hold_each_good_row_once():
+def test_order_and_parts_follow_from_the_input_and_hold_each_good_row_once():
     lines = [{"prompt": "p" * (i % 300), "max_tokens": 1 + i % 3} for i in range(700)]
     first, second = rows_of(*lines), rows_of(*lines)
     assert [part.tolist() for part in first.parts()] == [part.tolist() for part in second.parts()]

@@ -50,9 +50,7 @@ def test_a_process_that_ends_before_its_time_is_an_error_that_says_what_to_do(ma
         columns()
 
 
-def test_rows_that_a_process_reads_ahead_are_those_read_here_also_in_another_order_or_from_a_crash(
-    many_processes, monkeypatch
-):
+def test_rows_read_ahead_by_a_process_equal_rows_read_here(many_processes, monkeypatch):
     rows = Rows(io.BytesIO(b"\n".join(LINES)), seed=3, defaults=DEFAULTS)
     here = [rows.read(index) for index in range(len(rows))]
     expected = rows.order.tolist()

@@ -192,7 +192,7 @@ def test_a_new_run_that_is_stopped_says_that_it_goes_on_without_the_flag(tmp_pat
     assert "the same command without --new-run goes on" in job.shown.getvalue().replace("\n", " ")
 
 
-def test_a_new_run_takes_an_output_without_a_journal_along_and_one_without_anything_begins(tmp_path):
+def test_a_new_run_moves_an_output_without_a_journal_aside(tmp_path):
     job = Job(tmp_path)
     job.output.write_bytes(b"my thesis")
     assert job.run(new_run=True) == EXIT_OK

@@ -100,7 +100,7 @@ def test_of_two_lines_of_one_epoch_which_two_layouts_have_all_readers_count_the_
     assert [content(each, store) for each in (first, second, reader)] == [{0: line("a", "of w1") + b"\n"}] * 3
 
 
-def test_of_two_lines_of_one_row_the_later_epoch_counts_in_whatever_order_they_are_read(store, rows):
+def test_the_later_epoch_of_two_lines_counts_in_any_reading_order(store, rows):
     late, early = Journal(store, rows, "w0"), Journal(store, rows, "w1")
     late.append(OK, 0, line("a", "of the owner"), 2)
     early.append(FAILED, 0, line("a", "of the zombie"), 1)
@@ -186,7 +186,7 @@ def test_a_file_at_the_root_of_a_url_is_written_there_and_not_to_a_local_folder(
     MemoryFileSystem().rm("/out.jsonl")
 
 
-def test_a_flush_that_a_signal_interrupts_after_its_file_was_made_is_made_good_by_the_next(store, rows):
+def test_a_flush_that_a_signal_interrupts_is_repaired_by_the_next(store, rows):
     """The second Ctrl-C comes while the store is at work; the job flushes once more as it ends."""
 
     class Interrupted(LocalStore):

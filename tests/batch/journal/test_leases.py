@@ -37,7 +37,7 @@ def test_parts_of_another_layout_are_other_parts(store):
     assert worker(store, "w1").acquire("0") == 1 and worker(store, "w2", layout="k").acquire("0") == 1
 
 
-def test_a_heartbeat_that_stands_still_for_long_enough_is_death_and_the_dead_learn_of_it(store):
+def test_a_heartbeat_that_stands_still_is_death_and_the_dead_learn_of_it(store):
     clock = Clock()
     silent, other = worker(store, "w1"), worker(store, "w2", clock)
     silent.acquire("0")

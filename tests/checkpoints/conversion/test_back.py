@@ -84,7 +84,7 @@ def test_several_files_are_written_with_an_index_where_one_would_be_too_large(tm
     assert_same(tmp_path / "hf", tmp_path / "back")
 
 
-def test_a_conversion_that_was_killed_goes_on_and_gives_what_an_uninterrupted_one_gives(tmp_path, monkeypatch):
+def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "GROUP_BYTES", 1)
     source = write_single(tmp_path / "hf", tensors())
     written = []
@@ -111,7 +111,7 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_what_an_uninterrupted_on
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out", "whole"]
 
 
-def test_a_disk_without_room_is_refused_and_what_an_interrupted_conversion_did_counts(tmp_path, monkeypatch):
+def test_a_full_disk_is_refused_and_an_interrupted_conversions_work_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "GROUP_BYTES", 1)
     source = write_single(tmp_path / "hf", tensors())
     run(source, tmp_path / "whole", "bfloat16")

@@ -25,7 +25,7 @@ def test_a_converted_checkpoint_holds_the_cast_weights(tmp_path):
     assert summary.max_cast_error == error > 0
 
 
-def test_without_a_dtype_nothing_is_cast_and_the_source_is_recognised_in_one_file_or_two(tmp_path):
+def test_without_a_dtype_nothing_is_cast_and_the_source_is_recognised(tmp_path):
     made = tensors()
     one = run(write_single(tmp_path / "one", made), tmp_path / "out1")
     two = run(write_sharded(tmp_path / "two", made), tmp_path / "out2")

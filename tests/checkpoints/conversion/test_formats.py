@@ -86,7 +86,7 @@ def test_compressed_tensors_packs_inputs_lowest_first_each_plus_eight():
     assert np.asarray(weight.leaf("codes")).tolist() == [[0x10, 0x32, 0x54, 0x76]]
 
 
-def test_zero_points_that_are_not_packed_are_signed_as_codes_are_before_they_are_packed():
+def test_unpacked_zero_points_are_signed_as_codes_are():
     """As compressed-tensors wrote them at first, beside codes that it packed."""
     asymmetric = ct(W4 | {"symmetric": False})
     given = {
@@ -121,7 +121,7 @@ def test_a_scale_of_a_block_is_that_of_each_of_its_outputs():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.float8_e8m0fnu])
-def test_scales_of_ue8m0_are_taken_as_they_are_and_those_of_activations_are_powers_of_two(dtype):
+def test_ue8m0_scales_stay_and_scales_of_activations_are_powers_of_two(dtype):
     scales = np.array([[0.5, 2]], dtype)
     weight = joined(FP8 | {"scale_fmt": "ue8m0"}, weight=np.ones((2, 8), jnp.float8_e4m3fn), weight_scale_inv=scales)
     assert weight.form.has_power_scales and not scheme_of({"quantization_config": FP8}).form_of(NAME).has_power_scales

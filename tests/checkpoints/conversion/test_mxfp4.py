@@ -82,7 +82,7 @@ def test_a_folder_loads_and_converts_to_the_packed_weights_and_back(tmp_path):
     assert_same(source, tmp_path / "back")
 
 
-def test_blocks_and_scales_that_do_not_fit_are_refused_and_other_tensors_are_left_alone():
+def test_blocks_and_scales_that_do_not_fit_are_refused():
     blocks, scales = drawn(2, 10, 64)
     scheme = scheme_of(CONFIG)
     wrong = {"m.experts.x_blocks": blocks, "m.experts.x_scales": scales[..., :1]}

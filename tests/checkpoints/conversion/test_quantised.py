@@ -103,7 +103,7 @@ def test_compressed_tensors_reads_what_is_written_back_as_the_same_values(name, 
         pytest.param("phi3", "int8", marks=pytest.mark.slow),  # fused tensors
     ],
 )
-def test_a_dense_model_is_quantised_while_it_is_converted_and_goes_back_as_what_was_made(golden, form, tmp_path):
+def test_a_dense_model_is_quantised_while_converted_and_goes_back(golden, form, tmp_path):
     own, back = there_and_back(GOLDENS / golden, tmp_path, "--weights", form)
     assert without_scale_dtype(forms_of(back)) == without_scale_dtype(forms_of(own)) != []
     assert (own / "config.json").read_bytes() == (GOLDENS / golden / "config.json").read_bytes()
@@ -118,7 +118,7 @@ def test_a_dense_model_is_quantised_while_it_is_converted_and_goes_back_as_what_
 
 
 @pytest.mark.slow
-def test_experts_in_one_tensor_that_no_published_format_quantises_are_refused_by_name(tmp_path, capsys):
+def test_experts_in_one_tensor_without_a_published_form_are_refused(tmp_path, capsys):
     convert("--hf", GOLDENS / "granitemoe", "--out", tmp_path / "own", "--weights", "int8")
     assert main(["convert", "--orbax", str(tmp_path / "own"), "--to-hf", str(tmp_path / "back")]) == 2
     assert "is one tensor of" in capsys.readouterr().err
