@@ -341,7 +341,7 @@ class EngineConfig:
         return MeshShape.parse(self.mesh)
 
     def among(self, devices: Sequence[Any]) -> list[Any]:
-        """Those of the devices that the mesh is made of. Raises ValueError for ids that none of them has."""
+        """The devices that the mesh is made of. Raises ValueError for ids that none of `devices` has."""
         return list(devices) if self.devices is None else devices_of(self.devices, devices)
 
 

@@ -16,7 +16,7 @@ from ferrum_jax.text.stream import TextStream
 
 
 class DrawnTokens:
-    """Of one engine's choices."""
+    """What the drawn tokens of one engine bring about."""
 
     def __init__(self, scheduler: Scheduler, constraints: Constraints) -> None:
         self._scheduler, self._constraints = scheduler, constraints

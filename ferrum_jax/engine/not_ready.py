@@ -9,7 +9,7 @@ from ferrum_jax.engine.submission import Submission
 
 
 class NotReady:
-    """Those of one engine, in the order in which they came."""
+    """The requests of one engine that wait, in the order in which they came."""
 
     def __init__(self, adapters: HeldSlots) -> None:
         self._adapters = adapters
@@ -61,9 +61,9 @@ class NotReady:
             self._adapters.wait(first.adapter)
 
     def ready(self) -> Iterator[int]:
-        """Ids of those that can be queued, each of which is taken before the next is asked for.
+        """The ids that can be queued; each is taken before the next is asked for.
 
-        Of those that name adapters none passes one that waits for a slot.
+        A request that names an adapter never overtakes one that waits for a slot.
         """
         slots_are_asked = False
         for submission in list(self._waiting.values()):

@@ -55,7 +55,7 @@ class BundleOrder:
     def plan(self, least: int = 0) -> BundlePlan:
         """What the order comes to. least: bytes that a step was seen to need. Raises ValueError as `laid_out` does.
 
-        Those programs that need more than shapes say are found early: they are the first.
+        Programs that need more than shapes say come first, so they are found early.
         """
         if self.config.mesh is None:
             return self.settled().plan(least)

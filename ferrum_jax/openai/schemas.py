@@ -82,7 +82,7 @@ _OF_ONE = {  # values that one body alone takes, or does not
 
 
 def _value(says: str, schema: Schema, is_needed: bool) -> dict[str, Any]:
-    """Of a field's values; a null is taken as none, but for what a body must have."""
+    """The schema of a field's values; null means the field is absent, except where a body must have it."""
     if is_needed or not schema:
         return {"description": says, **schema}
     return {"description": says, **one_of(schema, NULL)}

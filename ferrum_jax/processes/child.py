@@ -28,7 +28,7 @@ from typing import Any
 
 from ferrum_jax.processes import fresh
 
-_SHARES_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # a GPU belongs to several, none of which should take it whole
+_SHARES_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # several processes share a GPU, so none may take it whole
 _START_S = 600.0  # in which even a busy machine has imported a module
 _LEAVE_S = 10.0  # for a child that has sent its last word
 _STAND_S = 2.0  # for one that is silent to say where it stands

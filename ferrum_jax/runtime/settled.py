@@ -94,7 +94,7 @@ class Settled:
         return self.spec.with_attention(lambda own: on_one_device(own, self.shape.tp))
 
     def one_block(self, block_size: int) -> list[tuple[KVPool, int]]:
-        """Of a layer of each cache group: the shapes of its pool of one block on one device, and its query heads."""
+        """For a layer of each cache group: the shapes of a one-block pool on one device, and its query heads."""
         form = {"block_size": block_size, "kv_dtype": KV_DTYPES[self.kv_dtype], "implementation": self.implementation}
         layers = [self.local.attention_of(group.layers[0]) for group in self.local.kv_groups]
         return [(layer_pool_shape(own, num_blocks=1, **form), own.num_attention_heads) for own in layers]

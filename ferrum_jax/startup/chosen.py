@@ -134,7 +134,7 @@ def _choose_products(order: Opening, spec: ModelSpec, mesh: Mesh) -> ProductChoi
 
 
 def _tiles(choice: AttentionChoice, config: EngineConfig) -> str | None:
-    """Those of the choice; named ones are not for "xla" where a check chose that."""
+    """The tiles of the choice; named ones do not count where a check chose "xla"."""
     if choice.implementation == "xla" != config.implementation:
         return None
     return choice.tiles or config.attention_tiles

@@ -77,7 +77,7 @@ def test_cache_groups_that_cannot_be_are_refused(groups, message):
         dataclasses.replace(spec_of(TINY), cache_groups=made)
 
 
-def test_layers_of_a_group_keep_alike_and_only_blocks_of_an_earlier_layer_are_borrowed():
+def test_layers_of_a_group_keep_alike_and_borrow_only_earlier_blocks():
     spec = spec_of(TINY)
     full = CacheGroup(kind="full", layers=(0,))
     lent = dataclasses.replace(spec, cache_groups=(full,), borrowed=((1, 0),))
@@ -119,7 +119,7 @@ def test_gemma_alternates_windows_and_full_attention():
     assert spec_of(named | {"layer_types": kinds[:26]}) == three
 
 
-def test_gemma_3_turns_windowed_layers_at_their_own_frequencies_whatever_the_spelling():
+def test_gemma_3_turns_windowed_layers_at_their_own_frequencies():
     spec = spec_of(GEMMA3_4B)
     far, near = RopeSpec(rope_type="linear", rope_theta=1e6, factor=8.0), RopeSpec(rope_theta=1e4)
     assert [spec.attention_of(layer).rope for layer in range(7)] == [*[near] * 5, far, near]
@@ -280,7 +280,7 @@ def test_gpt_oss_names_one_thing_twice_and_both_must_agree():
             spec_of(GPT_OSS_20B | change)
 
 
-def test_longrope_takes_the_long_factors_where_the_longest_context_is_beyond_the_original_one():
+def test_longrope_takes_the_long_factors_beyond_the_original_context():
     scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     config = PHI3_MINI_4K | {"max_position_embeddings": 131072, "sliding_window": 262144, "rope_scaling": scaling}
     spec = spec_of(config)
@@ -324,7 +324,7 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
             spec_of(config | change)
 
 
-def test_phi35_moe_is_read_under_its_published_name_with_one_mscale_and_a_head_that_has_a_bias():
+def test_phi35_moe_is_read_with_one_mscale_and_a_head_with_a_bias():
     config = PUBLISHED["Phi-3.5-MoE"][0]
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
     mscales = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}

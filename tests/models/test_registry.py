@@ -150,9 +150,7 @@ def test_a_missing_key_is_an_error_that_names_it():
         ("quantization_config", "odd", "a format that it does not name"),
     ],
 )
-def test_quantised_weights_are_refused_by_their_format_and_nobody_is_told_to_remove_what_describes_it(
-    key, value, named
-):
+def test_quantised_weights_are_refused_by_their_format(key, value, named):
     with pytest.raises(ValueError, match=f"{key} of config.json says {named}.*, which is not supported yet") as error:
         spec_of(TINY | {key: value})
     assert "remove" not in str(error.value) and "give the checkpoint in bfloat16" in str(error.value)

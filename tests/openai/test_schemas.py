@@ -34,7 +34,7 @@ def rows():
                 yield f"{name}: {body}", section.path, fields, said
 
 
-def test_the_schema_takes_each_row_that_is_answered_and_refuses_those_of_another_shape():
+def test_the_schema_takes_answered_rows_and_refuses_other_shapes():
     schema = plain(row_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator, wrong = jsonschema.Draft202012Validator(schema), []

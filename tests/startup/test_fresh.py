@@ -14,7 +14,7 @@ def shows(order) -> None:
     print(order, os.environ.get("FRESH"), "jax" in sys.modules, sys.stdin.buffer.read().decode(), sep="|")
 
 
-def test_the_order_and_the_environment_are_the_function_s_and_no_library_comes_with_it():
+def test_a_fresh_process_has_the_order_and_environment_and_no_library():
     with fresh.start("tests.startup.test_fresh:shows", ("a", 1), environment=["FRESH=yes"], stdout=-1) as process:
         assert process.stdout is not None and process.stdout.read() == b"('a', 1)|yes|False|\n"
     assert process.returncode == 0
