@@ -2,7 +2,7 @@
 
     python -m scripts.make_adapter_goldens [--out tests/goldens/adapters] [name ...]
 
-Needs torch, transformers and peft (made with 2.13, 5.23 and 0.21); the tests need none of them. Each folder is one that
+Needs torch, transformers and peft (made with 2.13, 5.24 and 0.21); the tests need none of them. Each folder is one that
 `PeftModel.save_pretrained` wrote, and `golden.npz` beside it holds, for three prompts of the base model's golden:
 
     prompt_I [T] int32   tokens_I [64] int32, greedy   best_I [64, 2] float32, the two best logits of each step
@@ -22,7 +22,9 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
-from scripts.goldens.reference import draw_prompts, greedy
+from scripts.goldens.recipe import first_seed, normal, replace_weights
+from scripts.goldens.reference import draw_prompts, steady
+from scripts.goldens.weights import ENDING, LAWS, made, recipe_of
 
 GOLDENS = Path("tests/goldens")
 _PROMPTS = (2, 3, 4)
@@ -32,11 +34,12 @@ _MLP = ["gate_proj", "up_proj", "down_proj"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """base: a folder of tests/goldens. lora: what LoraConfig is given."""
+    """base: a folder of tests/goldens. lora: what LoraConfig is given. gain: of its weights."""
 
     seed: int
     base: str
     lora: dict[str, Any]
+    gain: float = 1.0
 
 
 ADAPTERS = {
@@ -46,6 +49,7 @@ ADAPTERS = {
     "llama_patterns": Adapter(
         seed=2,
         base="llama",
+        gain=0.6,
         lora={
             "r": 6,
             "lora_alpha": 9,
@@ -77,30 +81,41 @@ ADAPTERS = {
 def make(name: str, folder: Path) -> None:
     """Writes one folder."""
     chosen = ADAPTERS[name]
-    torch.manual_seed(chosen.seed)
     config = json.loads((GOLDENS / chosen.base / "config.json").read_text())
-    experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in config else {}
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        GOLDENS / chosen.base, dtype=torch.float32, attn_implementation="eager", **experts
+    bare = peft.get_peft_model(
+        base_of(chosen, config), peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **chosen.lora)
     )
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **chosen.lora)).eval()
-    with torch.no_grad():
-        for parameter_name, weight in model.named_parameters():
-            if "lora_" in parameter_name:
-                weight.normal_(0.0, weight.shape[-1] ** -0.5)
-    model.peft_config["default"].base_model_name_or_path = chosen.base
-    model.save_pretrained(folder)
+    bare.peft_config["default"].base_model_name_or_path = chosen.base
+    bare.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
-    prompts = draw_prompts(config["vocab_size"], chosen.seed)
-    arrays: dict[str, np.ndarray] = {}
-    last = []
-    for i, place in enumerate(_PROMPTS):
-        tokens, best, logits = greedy(model, prompts[place])
-        arrays |= {f"prompt_{i}": prompts[place], f"tokens_{i}": tokens, f"best_{i}": best}
-        last.append(logits)
-        print(f"  {len(prompts[place])} tokens: smallest gap {np.min(best[:, 0] - best[:, 1]):.1e}")
-    arrays["last_logits"] = np.stack(last)
-    np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    replace_weights(folder, chosen.seed, lambda weight, shape: law(weight, shape, chosen))
+    drawn = draw_prompts(config["vocab_size"], chosen.seed)
+    prompts = [drawn[i] for i in _PROMPTS]
+
+    def answer() -> dict[str, np.ndarray] | None:
+        return steady(peft.PeftModel.from_pretrained(base_of(chosen, config), str(made(folder))).eval(), prompts)
+
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, chosen.seed, answer))
+
+
+def base_of(chosen: Adapter, config: dict[str, Any]) -> Any:
+    experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in config else {}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        made(GOLDENS / chosen.base), dtype=torch.float32, attn_implementation="eager", **experts
+    )
+
+
+def law(name: str, shape: tuple[int, ...], chosen: Adapter) -> dict[str, Any]:
+    """What a weight is drawn from; that of the base model, which is stored beside the adapter of a head, as there."""
+    if "lora_" in name:
+        return normal(0.0, chosen.gain * shape[-1] ** -0.5)
+    of_base = name.removeprefix("base_model.model.").replace(".base_layer", "")
+    for path in (GOLDENS / chosen.base).glob(f"*{ENDING}"):
+        if (said := recipe_of(path).get(of_base)) is not None:
+            (ruled,) = ({key: said[key]} for key in said if key in LAWS)
+            seed = json.loads(path.read_text())["seed"]
+            return {**ruled, "seed": seed, "name": said.get("name", of_base), "through": said["dtype"]}
+    raise KeyError(f"{name} is no weight of {chosen.base}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m scripts.make_encoder_goldens [--out tests/goldens/encoders] [name ...]
 
-Needs torch and transformers (made with torch 2.13, transformers 5.23); the tests that read the result need neither.
+Needs torch and transformers (made with torch 2.13, transformers 5.24); the tests that read the result need neither.
 Each folder is a real checkpoint, one of them in the layout of sentence-transformers, and `golden.npz` beside it holds,
 for texts of one token and more:
 
@@ -25,6 +25,9 @@ import transformers  # pyright: ignore[reportMissingImports]
 from safetensors.torch import save_file  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
+from scripts.goldens.recipe import normal, replace_weights
+from scripts.goldens.reference import load
+from scripts.goldens.weights import made
 
 LENGTHS = (1, 2, 13, 16, 17, 40, 64)
 WORDS = (
@@ -195,15 +198,16 @@ GOLDENS = {
 def make(name: str, folder: Path) -> None:
     """Writes one folder."""
     golden, seed = GOLDENS[name], list(GOLDENS).index(name)
-    model = build(golden, seed)
-    weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=weights)
+    like = skeleton(golden)
+    save(like, golden, folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": golden.dtype}, indent=2) + "\n")
     if golden.sentence:
         save_sentence_layout(folder, golden.config["vocab_size"])
     if golden.dense:
         save_dense(folder, golden.config["hidden_size"], golden.dense)
+    replace_weights(folder, seed, lambda weight, shape: law(weight, shape, golden), like.all_tied_weights_keys)
+    model = load(like, folder, lambda tensors: tensors)
     encoder = model if golden.model.endswith("Model") else model.base_model
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
@@ -219,21 +223,27 @@ def make(name: str, folder: Path) -> None:
     np.savez_compressed(folder / "golden.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def build(golden: Golden, seed: int) -> Any:
-    """The model in float32, its weights rounded to golden.dtype."""
-    torch.manual_seed(seed)
+def skeleton(golden: Golden) -> Any:
+    """The model in float32, with weights that nobody uses."""
     kind = getattr(transformers, golden.model)
-    model = kind(kind.config_class(**golden.config, attn_implementation="eager")).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm.weight" in name.lower():
-                weight.normal_(0.0 if "Gemma" in golden.model else 1.0, 0.2)  # Gemma's multiply by 1 + weight
-            elif name.endswith("bias"):
-                weight.normal_(0.0, 0.3)
-            else:
-                weight.normal_(0.0, 0.5 if "embeddings" in name else 1.5 / math.sqrt(weight.shape[-1]))
-            weight.copy_(weight.to(getattr(torch, golden.dtype)).float())
-    return model
+    return kind(kind.config_class(**golden.config, attn_implementation="eager")).eval()
+
+
+def save(like: Any, golden: Golden, folder: Path) -> None:
+    """Its folder, as it would be published."""
+    weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in like.state_dict().items()}
+    like.save_pretrained(folder, state_dict=weights)
+
+
+def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
+    """What a weight is drawn from."""
+    if "norm.weight" in name.lower():
+        return normal(0.0 if "Gemma" in golden.model else 1.0, 0.2)  # Gemma's multiply by 1 + weight
+    if name.endswith("bias"):
+        return normal(0.0, 0.3)
+    if name == "linear.weight":
+        return normal(0.0, 1 / math.sqrt(shape[-1]))
+    return normal(0.0, 0.5 if "embeddings" in name else 1.5 / math.sqrt(shape[-1]))
 
 
 def save_dense(folder: Path, width: int, widths: tuple[int, ...]) -> None:
@@ -247,8 +257,8 @@ def save_dense(folder: Path, width: int, widths: tuple[int, ...]) -> None:
         activation = "torch.nn.modules.activation.Tanh" if ends else "torch.nn.modules.linear.Identity"
         config = {"in_features": num_in, "out_features": num_out, "bias": ends, "activation_function": activation}
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        tensors = {"linear.weight": torch.randn(num_out, num_in) / math.sqrt(num_in)}
-        tensors |= {"linear.bias": torch.randn(num_out) * 0.3} if ends else {}
+        tensors = {"linear.weight": torch.zeros(num_out, num_in)}  # drawn later
+        tensors |= {"linear.bias": torch.zeros(num_out)} if ends else {}
         save_file(tensors, place / "model.safetensors")
         kind = "sentence_transformers.models.Dense"
         steps.append({"idx": number, "name": str(number), "path": place.name, "type": kind})
@@ -260,7 +270,9 @@ def sentence_vector(folder: Path, prompt: np.ndarray) -> np.ndarray:
     """What sentence-transformers makes of token ids."""
     import sentence_transformers  # pyright: ignore[reportMissingImports]
 
-    model = sentence_transformers.SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"}, device="cpu")
+    model = sentence_transformers.SentenceTransformer(
+        str(made(folder)), model_kwargs={"dtype": "float32"}, device="cpu"
+    )
     ids = torch.from_numpy(prompt).long()[None]
     with torch.no_grad():
         found = model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"][0]

@@ -2,7 +2,7 @@
 
     python -m scripts.make_routing_goldens [--out tests/goldens/routed_experts] [name ...]
 
-Needs torch and transformers (made with 2.13 and 5.23); the tests need neither. `golden.npz` of a folder holds, of
+Needs torch and transformers (made with 2.13 and 5.24); the tests need neither. `golden.npz` of a folder holds, of
 prompts 2, 3, 4 of the model's golden and the tokens that it continues them by, but the last:
 
     experts_I [T, layers with experts, X] uint8, ascending
@@ -18,6 +18,7 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
+from scripts.goldens.weights import made
 
 GOLDENS = Path("tests/goldens")
 NAMES = ("qwen3_moe", "deepseek_v3", "gpt_oss")
@@ -27,7 +28,7 @@ _PROMPTS = (2, 3, 4)
 def make(name: str, folder: Path) -> None:
     """Writes one folder."""
     own = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
-    model = transformers.AutoModelForCausalLM.from_pretrained(GOLDENS / name, **own)
+    model = transformers.AutoModelForCausalLM.from_pretrained(made(GOLDENS / name), **own)
     golden = np.load(GOLDENS / name / "golden.npz")
     arrays = {}
     for i in _PROMPTS:

@@ -2,7 +2,7 @@
 
     python -m scripts.make_scorer_goldens [--out tests/goldens/scorers] [name ...]
 
-Needs torch, transformers and sentence-transformers (made with 2.13, 5.23 and 5.7); the test that reads the result needs
+Needs torch, transformers and sentence-transformers (made with 2.13, 5.24 and 5.7); the test that reads the result needs
 none of them. Each folder is a real checkpoint, and `golden.json` beside it holds pairs, one of them too long, and what
 `CrossEncoder.predict` gives for them in float32. A model that generates is saved by sentence-transformers, with its
 LogitScore; `published` holds scores of the prompt that Qwen3-Reranker's authors publish.
@@ -20,7 +20,10 @@ import torch  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from scripts.goldens.command import run
-from scripts.make_encoder_goldens import SPECIAL, WORDS, Golden, build
+from scripts.goldens.recipe import replace_weights
+from scripts.goldens.reference import load
+from scripts.goldens.weights import made
+from scripts.make_encoder_goldens import SPECIAL, WORDS, Golden, law, skeleton
 
 PAIRS = (
     ("the quick fox", "a lazy dog jumps over the brown fox"),
@@ -113,25 +116,32 @@ def make(name: str, folder: Path) -> None:
     if golden.template:
         make_generating(golden, folder)
         return
-    build(golden, seed=list(GOLDENS).index(name)).save_pretrained(folder)
+    draw(golden, list(GOLDENS).index(name), folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | golden.own, indent=2) + "\n")
     save_tokenizer(folder, golden.config["vocab_size"], golden.pair)
-    model = sentence_transformers.CrossEncoder(str(folder), max_length=LONGEST)
+    model = sentence_transformers.CrossEncoder(str(made(folder)), max_length=LONGEST)
     scores = model.predict(list(PAIRS)).tolist()
     (folder / "golden.json").write_text(json.dumps({"pairs": PAIRS, "scores": scores}, indent=1) + "\n")
 
 
+def draw(golden: ScorerGolden, seed: int, folder: Path) -> Any:
+    """Saves the model, its weights as a recipe, and returns it."""
+    like = skeleton(golden)
+    like.save_pretrained(folder)
+    replace_weights(folder, seed, lambda weight, shape: law(weight, shape, golden), like.all_tied_weights_keys)
+    return load(like, folder, lambda tensors: tensors)
+
+
 def make_generating(golden: ScorerGolden, folder: Path) -> None:
     """A folder of a model that generates, as sentence-transformers saves it, and the scores of its logits."""
-    causal = build(golden, seed=17)
-    causal.save_pretrained(folder)
+    causal = draw(golden, 17, folder)
     save_tokenizer(folder, golden.config["vocab_size"], "", _CHAT)
     (folder / "chat_template.jinja").write_text(golden.template)
-    model = sentence_transformers.CrossEncoder(str(folder), max_length=LONGEST)
+    model = sentence_transformers.CrossEncoder(str(made(folder)), max_length=LONGEST)
     model[0].processing_kwargs = {"chat_template": {"add_generation_prompt": True}}
-    (folder / "model.safetensors").unlink()
     model.save_pretrained(str(folder), create_model_card=False)
+    (folder / "model.safetensors").unlink()  # they stand in the recipe
     scores = model.predict(list(PAIRS)).tolist()
     told = model.predict(list(PAIRS[:3]), prompt="the quick answer").tolist()
     true_id, false_id = (model.tokenizer.convert_tokens_to_ids(text) for text in ("yes", "no"))

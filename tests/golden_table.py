@@ -7,7 +7,9 @@ import tomllib
 
 import pytest
 
-GOLDENS = pathlib.Path(__file__).parent / "goldens"
+from scripts.goldens.weights import Goldens
+
+GOLDENS = Goldens(pathlib.Path(__file__).parent / "goldens")
 TABLE: dict[str, dict[str, str | bool]] = tomllib.loads((GOLDENS / "families.toml").read_text())
 _MARKS = {"fast": (), "slow": (pytest.mark.slow,), "long": (pytest.mark.slow, pytest.mark.long)}
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.golden import Golden
+from scripts.goldens.recipe import replace_weights, write_recipe
+from scripts.goldens.reference import law, packed_experts
+from scripts.goldens.weights import ENDING, recipe_of
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -23,19 +25,19 @@ TOKENIZER_TEXT = [
 ]
 
 
-def save(model: Any, packed: dict[str, torch.Tensor], golden: Golden, folder: Path) -> None:
-    """Weights in golden.dtype, config.json, generation_config.json and, where asked for, a tokenizer."""
+def save(model: Any, golden: Golden, folder: Path) -> None:
+    """Recipes of weights in golden.dtype, config.json, generation_config.json and, where asked for, a tokenizer."""
     shard = {"max_shard_size": golden.shard} if golden.shard else {}
     weights = {name: x.to(getattr(torch, golden.dtype)) for name, x in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=dict(weights), **shard)  # which empties it
+    model.save_pretrained(folder, state_dict=weights, **shard)  # which empties it
+    tied = model.all_tied_weights_keys
+    replace_weights(folder, golden.seed, lambda name, shape: law(name, shape, golden), tied)
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"dtype": golden.dtype}
     if golden.says:
         config["rope_parameters"] |= golden.says
-    if packed:
-        plain = {name.removesuffix("_blocks") for name in packed}
-        stored = packed | {name: x.contiguous() for name, x in weights.items() if name not in plain}
-        safetensors.torch.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    if golden.mxfp4:
+        pack_experts(folder, golden)
         config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     if golden.old_rope:
         rope = config.pop("rope_parameters")
@@ -49,6 +51,15 @@ def save(model: Any, packed: dict[str, torch.Tensor], golden: Golden, folder: Pa
     path.write_text(json.dumps(config, indent=2) + "\n")
     if golden.tokenizer:
         save_tokenizer(folder, golden.config["vocab_size"])
+
+
+def pack_experts(folder: Path, golden: Golden) -> None:
+    """Puts MXFP4 experts in place of dense ones."""
+    path, stored = folder / f"model{ENDING}", {}
+    for name, said in recipe_of(path).items():
+        is_expert = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        stored |= packed_experts(name, tuple(said["shape"])) if is_expert else {name: said}
+    write_recipe(path, golden.seed, stored)
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:

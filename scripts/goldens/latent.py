@@ -19,7 +19,7 @@ LATENT: dict[str, Golden] = {
         | {
             "vocab_size": 182,
             "hidden_size": 44,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 3,
             "num_attention_heads": 6,
             "num_key_value_heads": 6,
             "q_lora_rank": 26,

@@ -1,6 +1,6 @@
-"""Tiny models with quantised weights: their formats, written by the reference packers, and what they stand for.
+"""Tiny models with quantised weights: what their formats store, drawn as codes and scales, and what that stands for.
 
-compressed-tensors packs its own formats. AWQ, GPTQ and fp8 are written here, from their definitions.
+compressed-tensors decodes its own formats. AWQ, GPTQ and fp8 are decoded here, from their definitions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from compressed_tensors.quantization import (  # pyright: ignore[reportMissingIm
     QuantizationConfig,
     QuantizationScheme,
 )
-from compressed_tensors.quantization.utils import calculate_qparams  # pyright: ignore[reportMissingImports]
+
+from scripts.goldens.recipe import Said, normal, uniform
 
 Tensors = dict[str, torch.Tensor]
+Shape = tuple[int, int]
 GROUP, BLOCK = 32, 32
+_ZEROS = {4: (6, 9), 8: (96, 159)}
+_DEVIATIONS = {4: 4.6, 8: 73.9, "float8": 112.0}  # of codes
 _COMPRESSORS = {
     "int-quantized": IntQuantizationCompressor,
     "float-quantized": FloatQuantizationCompressor,
@@ -36,13 +40,16 @@ _COMPRESSORS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand.
+    """stored: what is drawn for a module of [out, in] and a deviation of its weights. decode: that as float32 weights.
+
+    rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand.
 
     model: "dense", "experts" or "latent". not_rounded: ends of the names of modules whose inputs are not rounded.
     """
 
     config: Mapping[str, Any]
-    pack: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor] | None]
+    stored: Callable[[str, Shape, float], dict[str, Said]]
+    decode: Callable[[str, Tensors, Shape], torch.Tensor]
     rounding: str | None = None
     group: int | None = None
     input_scale: float | None = None
@@ -69,38 +76,50 @@ def _published(**groups: tuple[str, QuantizationScheme]) -> dict[str, Any]:
     return made.model_dump(mode="json", exclude={"run_compressed"}) | {"quant_method": "compressed-tensors"}
 
 
-def _compress(kind: str, scheme: QuantizationScheme, weight: torch.Tensor, scale: float | None):
-    """(stored tensors, decoded weight in float32) of a module."""
+def _scales(shape: list[int], deviation: float, of_codes: float, dtype: str = "float32", **more: Any) -> Said:
+    """What brings codes to the deviation that weights shall have."""
+    middle = deviation / of_codes
+    return {"dtype": dtype, "shape": shape, **uniform(0.6 * middle, 1.4 * middle), **more}
+
+
+def _compressed(kind: str, scheme: QuantizationScheme, shape: Shape, deviation: float, scale: float | None):
+    """What compressed-tensors stores of a module."""
     args: Any = scheme.weights
-    folded = weight
-    if args.strategy == "group":
-        folded = weight.unflatten(1, (-1, args.group_size))
-    if args.strategy == "block":
-        rows, columns = args.block_structure
-        padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % rows))
-        folded = padded.unflatten(0, (-1, rows)).unflatten(2, (-1, columns)).transpose(1, 2).flatten(2)
-    axes = {"tensor": (0, 1), "channel": (1,), "group": (2,), "block": (2,)}[args.strategy]
-    low, high = folded.amin(axes, keepdim=True), folded.amax(axes, keepdim=True)
-    scales, zeros = calculate_qparams(low.flatten(), high.flatten(), args)
-    shape = low.shape[:2] if args.strategy in ("group", "block") else low.shape
-    scales = scales.reshape(shape).to(torch.bfloat16)
-    state = {
-        "weight": weight.float(),
-        "weight_scale": scales.float(),
-        "weight_zero_point": zeros.reshape(shape).to(torch.int8),
-    }
-    stored = _COMPRESSORS[kind].compress(dict(state), scheme)
-    if args.strategy == "block":  # what its own decoder wants padded
-        spread = scales.float().repeat_interleave(rows, 0)[: len(weight)].repeat_interleave(columns, 1)
-        decoded = stored["weight"].float() * spread
+    (out, num_in), bits, stored = shape, args.num_bits, {}
+    parts = {
+        "tensor": lambda: [1, 1],
+        "channel": lambda: [out, 1],
+        "group": lambda: [out, num_in // args.group_size],
+        "block": lambda: [-(-out // BLOCK), num_in // BLOCK],
+    }[args.strategy]()
+    if kind == "pack-quantized":
+        stored["weight_packed"] = _words([out, num_in * bits // 32], bits)
+        stored["weight_shape"] = {"dtype": "int64", "shape": [2], "values": [out, num_in]}
+        stored["weight_scale"] = _scales(parts, deviation, _DEVIATIONS[bits], "bfloat16")
+        if not args.symmetric:
+            stored["weight_zero_point"] = _words([out * bits // 32, parts[1]], bits, *_ZEROS[bits])
+    elif kind == "int-quantized":
+        stored["weight"] = {
+            "dtype": "int8",
+            "shape": [out, num_in],
+            "integers": [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1],
+        }
+        stored["weight_scale"] = _scales(parts, deviation, _DEVIATIONS[bits], through="bfloat16")
     else:
-        decoded = _COMPRESSORS[kind].decompress({k: v.clone() for k, v in stored.items()}, scheme)["weight"]
-    stored["weight_scale"] = scales if kind == "pack-quantized" else scales.float()
-    if args.symmetric:
-        stored.pop("weight_zero_point", None)
+        stored["weight"] = _float8(shape)
+        stored["weight_scale"] = _scales(parts, deviation, _DEVIATIONS["float8"], through="bfloat16")
     if scale is not None:
-        stored["input_scale"] = torch.tensor([scale], dtype=torch.float32)
-    return stored, decoded
+        stored["input_scale"] = {"dtype": "float32", "shape": [1], "values": [scale]}
+    return stored
+
+
+def _decompressed(kind: str, scheme: QuantizationScheme, tensors: Tensors, shape: Shape) -> torch.Tensor:
+    args: Any = scheme.weights
+    tensors = {name: x.clone() for name, x in tensors.items() if name != "input_scale"}
+    tensors["weight_scale"] = tensors["weight_scale"].float()
+    if args.strategy == "block":  # what its own decoder wants padded
+        return tensors["weight"].float() * _spread(tensors["weight_scale"], shape, BLOCK, BLOCK)
+    return _COMPRESSORS[kind].decompress(tensors, scheme)["weight"].float()
 
 
 def _ct(
@@ -114,7 +133,8 @@ def _ct(
     rounding = None if activations is None else "int8" if activations.get("type", "int") == "int" else "fp8"
     return Quantised(
         config=_published(group_0=(kind, scheme)),
-        pack=lambda module, weight: None if ignored(module) else _compress(kind, scheme, weight, scale),
+        stored=lambda module, shape, deviation: _compressed(kind, scheme, shape, deviation, scale),
+        decode=lambda module, tensors, shape: _decompressed(kind, scheme, tensors, shape),
         rounding=rounding,
         group=(activations or {}).get("group_size"),
         input_scale=scale,
@@ -130,92 +150,96 @@ def _mixed() -> Quantised:
         targets=["Linear"], weights=QuantizationArgs(num_bits=4, strategy="group", group_size=GROUP, symmetric=False)
     )
 
-    def pack(module: str, weight: torch.Tensor):
-        if ignored(module):
-            return None
-        is_eight = ".self_attn." in module
-        return _compress("int-quantized" if is_eight else "pack-quantized", eight if is_eight else four, weight, None)
+    def form(module: str) -> tuple[str, QuantizationScheme]:
+        return ("int-quantized", eight) if ".self_attn." in module else ("pack-quantized", four)
 
-    return Quantised(config=_published(group_0=("pack-quantized", four), group_1=("int-quantized", eight)), pack=pack)
-
-
-# -- written here ------------------------------------------------------------------------------------------
+    return Quantised(
+        config=_published(group_0=("pack-quantized", four), group_1=("int-quantized", eight)),
+        stored=lambda module, shape, deviation: _compressed(*form(module), shape, deviation, None),
+        decode=lambda module, tensors, shape: _decompressed(*form(module), tensors, shape),
+    )
 
 
-def _rounded(weight: torch.Tensor, bits: int, *, symmetric: bool, groups: Any = None):
-    """(codes [out, in], scales and zero points [out, groups], decoded): absmax or min-max by group of inputs."""
-    groups = torch.arange(weight.shape[1]) // GROUP if groups is None else groups
-    most, scales, zeros = 2**bits - 1, [], []
-    for group in range(int(groups.max()) + 1):
-        own = weight[:, groups == group]
-        if symmetric:
-            scales.append(own.abs().amax(1) * 2 / most)
-            zeros.append(torch.full((len(weight),), 2 ** (bits - 1)))
-        else:
-            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
-            scales.append((high - low) / most)
-            zeros.append(torch.round(-low / scales[-1].half().float()).clamp(0, most))
-    scale, zero = torch.stack(scales, 1).half(), torch.stack(zeros, 1).int()
-    spread = scale.float()[:, groups]
-    codes = (torch.round(weight / spread) + zero[:, groups]).clamp(0, most).int()
-    return codes, scale, zero, (codes - zero[:, groups]).float() * spread
+# -- decoded here ------------------------------------------------------------------------------------------
 
 
-def _words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """[n, m] codes as [n, m * bits / 32] int32; nibble k of a word is code order[k] of its run, or code k."""
+def _words(shape: list[int], bits: int, low: int = 0, high: int | None = None) -> Said:
+    return {"dtype": "int32", "shape": shape, "words": [bits, low, 2**bits - 1 if high is None else high]}
+
+
+def _float8(shape: Shape) -> Said:
+    return {"dtype": "float8_e4m3fn", "shape": list(shape), **normal(0.0, _DEVIATIONS["float8"])}
+
+
+def _codes(words: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """[n, m] int32 as [n, m * 32 / bits] codes; part k of a word is code order[k] of its run, or code k."""
     per = 32 // bits
-    runs = codes.numpy().astype(np.uint32).reshape(len(codes), -1, per)
-    runs = runs if order is None else runs[:, :, list(order)]
-    shifts = np.arange(per, dtype=np.uint32) * bits
-    return torch.from_numpy(np.bitwise_or.reduce(runs << shifts, axis=2).view(np.int32).copy())
+    parts = words.numpy().view(np.uint32)[:, :, None] >> (np.arange(per, dtype=np.uint32) * np.uint32(bits))
+    parts = (parts & np.uint32(2**bits - 1)).astype(np.int64)
+    parts = parts if order is None else parts[:, :, np.argsort(order)]
+    return torch.from_numpy(parts.reshape(len(parts), -1))
+
+
+def _spread(scales: torch.Tensor, shape: Shape, rows: int, columns: int) -> torch.Tensor:
+    """Scales of blocks, for each weight."""
+    return scales.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)
 
 
 def _gptq(bits: int, *, is_v1: bool, symmetric: bool, ordered: bool) -> Quantised:
-    def pack(module: str, weight: torch.Tensor):
-        if ignored(module):
-            return None
-        groups = torch.arange(weight.shape[1]) // GROUP
-        if ordered:
-            groups = groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(len(module)))]
-        codes, scale, zero, decoded = _rounded(weight, bits, symmetric=symmetric, groups=groups)
-        stored_zero = (zero - 1) % 2**bits if is_v1 else zero
+    def stored(module: str, shape: Shape, deviation: float) -> dict[str, Said]:
+        out, num_in = shape
+        low, high = (2 ** (bits - 1),) * 2 if symmetric else _ZEROS[bits]
+        order: Said = {"groups": [GROUP], "name": f"order {len(module)}"}
         return {
-            "qweight": _words(codes, bits).T.contiguous(),
-            "qzeros": _words(stored_zero.T, bits),
-            "scales": scale.T.contiguous(),
-            "g_idx": groups.int(),
-        }, decoded
+            "qweight": _words([num_in * bits // 32, out], bits),
+            "qzeros": _words([num_in // GROUP, out * bits // 32], bits, low - is_v1, high - is_v1),
+            "scales": _scales([num_in // GROUP, out], deviation, _DEVIATIONS[bits], "float16"),
+            "g_idx": {"dtype": "int32", "shape": [num_in]}
+            | (order if ordered else {"values": [i // GROUP for i in range(num_in)]}),
+        }
+
+    def decode(module: str, tensors: Tensors, shape: Shape) -> torch.Tensor:
+        codes = _codes(tensors["qweight"].T.contiguous(), bits)
+        zeros = _codes(tensors["qzeros"], bits).T + is_v1
+        groups = tensors["g_idx"].long()
+        return (codes - zeros[:, groups]).float() * tensors["scales"].T.float()[:, groups]
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": ordered, "sym": symmetric}
     config |= {"lm_head": False, "damp_percent": 0.01, "checkpoint_format": "gptq" if is_v1 else "gptq_v2"}
-    return Quantised(config=config, pack=pack)
+    return Quantised(config=config, stored=stored, decode=decode)
 
 
 def _awq(model: str) -> Quantised:
-    def pack(module: str, weight: torch.Tensor):
-        if ignored(module):
-            return None
-        codes, scale, zero, decoded = _rounded(weight, 4, symmetric=False)
-        order = (0, 2, 4, 6, 1, 3, 5, 7)
-        words = {"qweight": _words(codes.T, 4, order), "qzeros": _words(zero.T, 4, order)}
-        return words | {"scales": scale.T.contiguous()}, decoded
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+
+    def stored(module: str, shape: Shape, deviation: float) -> dict[str, Said]:
+        out, num_in = shape
+        return {
+            "qweight": _words([num_in, out // 8], 4),
+            "qzeros": _words([num_in // GROUP, out // 8], 4, *_ZEROS[4]),
+            "scales": _scales([num_in // GROUP, out], deviation, _DEVIATIONS[4], "float16"),
+        }
+
+    def decode(module: str, tensors: Tensors, shape: Shape) -> torch.Tensor:
+        codes, zeros = (_codes(tensors[name], 4, order).T for name in ("qweight", "qzeros"))
+        zeros, scales = (x.repeat_interleave(GROUP, 1) for x in (zeros, tensors["scales"].T.float()))
+        return (codes - zeros).float() * scales
 
     config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-    return Quantised(config=config | {"modules_to_not_convert": ["mlp.gate"]}, pack=pack, model=model)
+    config |= {"modules_to_not_convert": ["mlp.gate"]}
+    return Quantised(config=config, stored=stored, decode=decode, model=model)
 
 
 def _fp8(*, blocks: bool, model: str = "dense") -> Quantised:
-    def pack(module: str, weight: torch.Tensor):
-        if ignored(module):
-            return None
-        rows, columns = (BLOCK, BLOCK) if blocks else weight.shape
-        padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % rows))
-        largest = padded.unflatten(0, (-1, rows)).unflatten(2, (-1, columns)).abs().amax((1, 3))
-        scale = largest / 448
-        spread = scale.repeat_interleave(rows, 0)[: len(weight)].repeat_interleave(columns, 1)
-        codes = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
-        scales = {"weight_scale_inv": scale} if blocks else {"weight_scale": scale.reshape(())}
-        return {"weight": codes, **scales}, codes.float() * spread
+    name = "weight_scale_inv" if blocks else "weight_scale"
+
+    def stored(module: str, shape: Shape, deviation: float) -> dict[str, Said]:
+        parts = [-(-shape[0] // BLOCK), shape[1] // BLOCK] if blocks else []
+        return {"weight": _float8(shape), name: _scales(parts, deviation, _DEVIATIONS["float8"])}
+
+    def decode(module: str, tensors: Tensors, shape: Shape) -> torch.Tensor:
+        scales = tensors[name]
+        return tensors["weight"].float() * (_spread(scales, shape, BLOCK, BLOCK) if blocks else scales)
 
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     config |= {"weight_block_size": [BLOCK, BLOCK]} if blocks else {}
@@ -223,7 +247,8 @@ def _fp8(*, blocks: bool, model: str = "dense") -> Quantised:
         config |= {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]}
     return Quantised(
         config=config,
-        pack=pack,
+        stored=stored,
+        decode=decode,
         rounding="fp8",
         group=BLOCK if blocks else None,
         model=model,

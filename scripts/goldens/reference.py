@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.golden import Golden
+from scripts.goldens.recipe import normal
+from scripts.goldens.weights import make
 
 PROMPT_LENGTHS = (1, 2, 11, 29, 64, 97, 150)
 OBSERVED = (2, 3)
 NUM_GREEDY = 64
+MARGIN = 1e-4  # of the best logit, a hundred times the error of float32
+LEAST_DIFFERENT = 10  # of the tokens that follow a prompt
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 _SEE_IMAGES = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
-_STORED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
+_DECIDING = (
+    *("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "block_sparse_moe.gate.weight"),
+    *("router.weight", "router.layer.weight"),
+)
 _PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}  # a config with experts has one of these
 
 
-def build(golden: Golden) -> Any:
-    """The model in float32, its weights rounded to golden.dtype."""
-    torch.manual_seed(golden.seed)
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How often noise is drawn, its share of a weight, and the share of the largest logit that it may move."""
+
+    draws: int
+    noise: float
+    moved: float
+
+
+FLOAT32 = Limits(4, 1e-7, 3e-5)
+
+
+def skeleton(golden: Golden) -> Any:
+    """The model in float32, with weights that nobody uses."""
     text = "Text" if golden.architecture in _SEE_IMAGES else ""
     config_class = getattr(transformers, f"{golden.architecture}{text}Config")
     config = config_class(
@@ -34,66 +56,71 @@ def build(golden: Golden) -> Any:
         attn_implementation="eager",
         **({"experts_implementation": "eager"} if _PER_TOKEN & set(golden.config) else {}),
     )
-    model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
-    stored = getattr(torch, golden.dtype)
-    with torch.no_grad():
-        stored_too = ((n, x) for n, x in model.named_buffers() if n.endswith(_STORED_BUFFERS))
-        for name, weight in itertools.chain(model.named_parameters(), stored_too):
-            draw(name, weight, golden)
-            weight.copy_(weight.to(stored).float())
-    return model
+    return getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
 
 
-def draw(name: str, weight: torch.Tensor, golden: Golden) -> None:
-    """Draws a weight: norms near their mean, small biases, linear layers with a gain that mixes tokens and keeps
-    logits apart."""
-    if name.endswith("e_score_correction_bias"):
-        weight.normal_(0.0, 0.1)
-    elif name.endswith("norm.bias"):
-        weight.normal_(0.0, 0.3)
-    elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
-        weight.normal_(1.0, 0.2)
-    elif name.endswith("router.proj.weight"):
-        weight.normal_(0.0, 3.0)  # what it is given has a norm of one
-    elif name == "model.norm.weight" and (golden.norm_mean == 0 or golden.architecture == "Gemma4"):
-        weight.normal_(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
-    elif "norm" in name:
-        weight.normal_(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
-    elif name.endswith("A_log"):
-        weight.uniform_(-4.0, 1.0)  # some heads forget at once, others hardly ever
-    elif name.endswith("bias"):
-        weight.normal_(0.0, 0.3)
-    elif name.endswith("sinks"):
-        weight.normal_(0.0, 1.0)
-    elif "embed" in name:
-        weight.normal_(0.0, golden.embed_std)
-    else:
-        gain = (
-            3.0
-            if name.endswith(("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "router.weight"))
-            else golden.gain
-        )
-        weight.normal_(0.0, gain / math.sqrt(weight.shape[-1]))
+def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
+    """What a weight is drawn from: norms near their mean, small biases, linear layers with a gain that mixes tokens and
+    keeps logits apart."""
+    laws = (
+        (("e_score_correction_bias", "expert_bias", "moe_statics"), normal(0.0, 0.1)),
+        (("layer_scalar", "router.scale", "per_expert_scale"), normal(1.0, 0.2)),
+        (("router.proj.weight",), normal(0.0, 3.0)),  # what it is given has a norm of one
+        (("A_log",), {"uniform": [-4.0, 1.0]}),  # some heads forget at once, others hardly ever
+        (("bias",), normal(0.0, 0.3)),
+        (("sinks",), normal(0.0, 1.0)),
+    )
+    for ends, said in laws:
+        if name.endswith(ends):
+            return said
+    if name == "model.norm.weight" and (golden.norm_mean == 0 or golden.architecture == "Gemma4"):
+        return normal(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
+    if "norm" in name:
+        return normal(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
+    if "embed" in name:
+        return normal(0.0, golden.embed_std)
+    gain = 3.0 if name.endswith(_DECIDING) else golden.gain
+    return normal(0.0, gain / math.sqrt(shape[-1]))
 
 
-def pack_experts(model: Any, seed: int) -> dict[str, torch.Tensor]:
-    """Draws MXFP4 experts, decodes them into the model with the reference's function, returns the packed tensors."""
+def packed_experts(name: str, shape: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    """What MXFP4 experts of [E, in, out] are stored as, and drawn from."""
+    num_experts, num_inputs, num_outputs = shape
+    blocks = [num_experts, num_outputs, num_inputs // 32]
+    return {
+        f"{name}_blocks": {"dtype": "uint8", "shape": [*blocks, 16], "integers": [0, 255]},
+        f"{name}_scales": {"dtype": "uint8", "shape": blocks, "integers": [122, 124]},
+    }
+
+
+def unpack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """MXFP4 experts as the reference's function decodes them."""
     from transformers.integrations.mxfp4 import (  # pyright: ignore[reportMissingImports]
         _convert_moe_packed_tensors,
     )
 
-    rng = np.random.default_rng(seed)
-    packed = {}
-    for name, weight in model.named_parameters():
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            num_experts, num_inputs, num_outputs = weight.shape
-            shape = (num_experts, num_outputs, num_inputs // 32)
-            blocks = torch.from_numpy(rng.integers(0, 256, (*shape, 16), np.uint8))
-            scales = torch.from_numpy(rng.integers(122, 125, shape, np.uint8))
-            with torch.no_grad():
-                weight.copy_(_convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    return packed
+    found = {name: x for name, x in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name in (name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")):
+        blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
+        found[name] = _convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return found
+
+
+def load(like: Any, folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Any:
+    """The model with a golden's weights in float32. change: made to the tensors, for a form that it cannot read."""
+    tensors: dict[str, torch.Tensor] = {}
+    with tempfile.TemporaryDirectory() as plain:
+        make(folder, Path(plain))
+        for path in Path(plain).glob("*.safetensors*"):  # and the index of several
+            tensors |= safetensors.torch.load_file(path) if path.suffix == ".safetensors" else {}
+            path.unlink()
+        dense = {name: x.contiguous() for name, x in change(tensors).items()}
+        safetensors.torch.save_file(dense, Path(plain) / "model.safetensors", metadata={"format": "pt"})
+        model, told = type(like).from_pretrained(
+            plain, config=like.config, dtype=torch.float32, output_loading_info=True
+        )
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return model.eval()
 
 
 def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
@@ -105,16 +132,64 @@ def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def greedy(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens [64], two best logits of each step [64, 2], logits after the prompt [V]); goes on after end tokens."""
-    ids, best, after = torch.from_numpy(prompt).long()[None], [], []
-    for _ in range(NUM_GREEDY):
-        logits = model(ids, use_cache=False).logits[0, -1]
-        after.append(logits)
+def greedy(model: Any, prompts: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
+    """For each prompt (tokens [64], two best logits of each step [64, 2], logits after the prompt [V]), also after end
+    tokens; None where logits nearly tie, so that another processor might choose otherwise, or where few tokens differ.
+    """
+    ends = torch.tensor([len(prompt) for prompt in prompts])
+    rows = torch.arange(len(prompts))
+    ids = torch.zeros((len(prompts), int(ends.max()) + NUM_GREEDY), dtype=torch.long)  # what follows changes nothing
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = torch.from_numpy(prompt)
+    best, first = [], None
+    for step in range(NUM_GREEDY):
+        logits = model(ids[:, : int(ends.max()) + step], use_cache=False).logits[rows, ends + step - 1]
+        first = logits if first is None else first
         top = torch.topk(logits, 2)
-        best.append(top.values.numpy())
-        ids = torch.cat((ids, top.indices[None, :1]), dim=1)
-    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best), after[0].numpy()
+        if bool((top.values[:, 0] - top.values[:, 1] < MARGIN * top.values.abs().amax(1)).any()):
+            return None
+        best.append(top.values)
+        ids[rows, ends + step] = top.indices[:, 0]
+    tokens = [row[end : end + NUM_GREEDY].numpy().astype(np.int32) for row, end in zip(ids, ends, strict=True)]
+    if min(len(set(each.tolist())) for each in tokens) < LEAST_DIFFERENT:
+        return None
+    assert first is not None
+    return list(zip(tokens, torch.stack(best, 1).numpy(), first.numpy(), strict=True))
+
+
+@torch.no_grad()
+def is_steady(answer: Callable[[], torch.Tensor], model: Any, limits: Limits = FLOAT32) -> bool:
+    """Whether noise on the weights, as of other orders of sums, hardly moves the answer.
+
+    It does where two experts or two codes of an activation nearly tie.
+    """
+    kept = {name: weight.clone() for name, weight in model.named_parameters()}
+    exact, draws = answer(), torch.Generator().manual_seed(0)
+    moved = 0.0
+    for _ in range(limits.draws):
+        for name, weight in model.named_parameters():
+            shares = torch.rand(weight.shape, generator=draws, dtype=weight.dtype) * 2 - 1
+            weight.copy_(kept[name] * (1 + limits.noise * shares))
+        moved = max(moved, float((answer() - exact).abs().max() / exact.abs().max()))
+        if moved > limits.moved:
+            break
+    for name, weight in model.named_parameters():
+        weight.copy_(kept[name])
+    print(f"  noise moves the answer by {moved:.1e}")
+    return moved <= limits.moved
+
+
+def steady(model: Any, prompts: list[np.ndarray], limits: Limits = FLOAT32) -> dict[str, np.ndarray] | None:
+    """What `greedy` says of prompts, as golden.npz holds it; None for weights that leave too much to chance."""
+    if (said := greedy(model, prompts)) is None:
+        return None
+    sequences = [np.concatenate((prompt, tokens)) for prompt, (tokens, _, _) in zip(prompts, said, strict=True)]
+    if not is_steady(lambda: all_logits(model, sequences), model, limits):
+        return None
+    arrays = {"last_logits": np.stack([logits for _, _, logits in said])}
+    for i, (tokens, best, _) in enumerate(said):
+        arrays |= {f"prompt_{i}": prompts[i], f"tokens_{i}": tokens, f"best_{i}": best}
+    return arrays
 
 
 @torch.no_grad()
@@ -143,15 +218,17 @@ def observe(model: Any, prompt: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
+def all_logits(model: Any, sequences: list[np.ndarray]) -> torch.Tensor:
+    """float64 [positions of all sequences, V]"""
+    return torch.cat(
+        [model(torch.from_numpy(ids).long()[None], use_cache=False).logits[0] for ids in sequences]
+    ).double()
+
+
+@torch.no_grad()
 def bf16_error(model: Any, sequences: list[np.ndarray]) -> np.ndarray:
-    """The error of the model in bfloat16, as in this file's docstring; the model stays in bfloat16."""
-
-    def logits() -> np.ndarray:
-        outputs = [model(torch.from_numpy(ids).long()[None], use_cache=False).logits[0] for ids in sequences]
-        return torch.cat(outputs).double().numpy()
-
-    exact = logits()
-    model.to(torch.bfloat16)
-    error = logits() - exact
-    spread = exact - exact.mean(axis=1, keepdims=True)
-    return np.asarray(np.sqrt(np.mean(error**2) / np.mean(spread**2)), np.float32)
+    """The error of the model in bfloat16, as make_goldens.py says; the model stays in bfloat16."""
+    exact = all_logits(model, sequences)
+    error = all_logits(model.to(torch.bfloat16), sequences) - exact
+    spread = exact - exact.mean(dim=1, keepdim=True)
+    return np.asarray((error**2).mean().sqrt() / (spread**2).mean().sqrt(), np.float32)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
 
 import jsonschema
@@ -103,9 +104,11 @@ def test_a_text_that_must_end_ends_before_min_tokens():
 
 
 def test_log_probabilities_are_of_the_tokens_that_the_grammar_allows():
-    (output,) = run(llm(), [PROMPTS[0]], under(asked(choice=["a"]), logprobs=1))
-    values = [entry[t].logprob for t, entry in zip(output.token_ids, output.outputs[0].logprobs, strict=True)]
-    assert values == pytest.approx([0.0, 0.0], abs=1e-5)
+    (output,) = run(llm(), [PROMPTS[0]], under(asked(choice=["a"]), logprobs=2))
+    first, last = output.outputs[0].logprobs
+    assert first[output.token_ids[0]].logprob == pytest.approx(0.0, abs=1e-5)
+    ends = [math.exp(each.logprob) for token, each in last.items() if token in (0, 2)]
+    assert sum(ends) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_row_that_can_go_no_further_ends_with_an_error_and_the_others_go_on():

@@ -1,10 +1,104 @@
-"""What makes goldens: it refuses what it does not know, and makes again what is committed."""
+"""What makes goldens: it refuses what it does not know, and draws the same weights everywhere."""
 
 from __future__ import annotations
 
-import pytest
+import hashlib
+import json
+import threading
 
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from scripts.goldens import weights
 from scripts.goldens.command import run
+from scripts.goldens.recipe import folded, write_recipe
+from tests.support import GOLDENS
+
+TENSORS = {
+    **{
+        f"layers.{i}.experts.{j}.w": {"dtype": "bfloat16", "shape": [5, 3], "normal": [1.0, 0.2]}
+        for i in "02"
+        for j in "13"
+    },
+    "layers.0.b": {"dtype": "float16", "shape": [], "uniform": [-4.0, 1.0]},
+    "codes": {"dtype": "int32", "shape": [4, 2], "words": [4, 6, 9]},
+    "order": {"dtype": "int32", "shape": [64], "groups": [32]},
+    "eight": {"dtype": "float8_e4m3fn", "shape": [7], "normal": [0.0, 112.0]},
+    "shape": {"dtype": "int64", "shape": [2], "values": [64, 32]},
+    "tied": {
+        "dtype": "float32",
+        "shape": [5, 3],
+        "normal": [1.0, 0.2],
+        "name": "layers.0.experts.1.w",
+        "through": "bfloat16",
+    },
+}
+
+
+@pytest.fixture
+def golden(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "CACHE", tmp_path / "cache")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    write_recipe(folder / "model.safetensors.json", 7, TENSORS)
+    return folder
+
+
+def test_a_recipe_draws_the_same_bits_everywhere(golden):
+    recipe = golden / "model.safetensors.json"
+    assert len(recipe.read_text().splitlines()) == len(TENSORS) - 3 + 2, "tensors that differ in numbers share a line"
+    assert weights.recipe_of(recipe) == TENSORS
+    found = weights.tensors_of(recipe)
+    digest = hashlib.sha256(b"".join(found[name].tobytes() for name in sorted(found)))
+    assert digest.hexdigest()[:16] == "3cfc314ffaf1cc8d"
+    np.testing.assert_array_equal(found["tied"], found["layers.0.experts.1.w"].astype(np.float32))
+    assert sorted(found["order"].tolist()) == [0] * 32 + [1] * 32 != found["order"].tolist()
+    nibbles = found["codes"].view(np.uint32)[:, :, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15
+    assert nibbles.min() == 6 and nibbles.max() == 9
+
+
+def test_the_laws_have_the_moments_they_name():
+    drawn = weights.Draw(0, "w", 40_000)
+    normal, uniform = drawn.normal(1.0, 0.2), drawn.uniform(-4.0, 1.0)
+    assert abs(normal.mean() - 1) < 0.005 and abs(normal.std() - 0.2) < 0.002
+    assert -4 <= uniform.min() < -3.99 and 0.99 < uniform.max() < 1
+    assert set(drawn.integers(122, 124).tolist()) == {122, 123, 124}
+
+
+def test_names_fold_only_where_all_numbers_stand_with_all():
+    same = {"dtype": "float32", "shape": [1], "values": [0]}
+    assert folded({"a.0.b.1.c": same, "a.1.b.0.c": same}) == [("a.0.b.1.c", same), ("a.1.b.0.c", same)]
+
+
+def test_processes_that_make_a_golden_at_once_share_one_whole_folder(golden):
+    found, start = [], threading.Barrier(4)
+
+    def use() -> None:
+        start.wait()
+        found.append(weights.made(golden))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (folder,) = set(found)
+    assert folder.name == "small" and len(found) == 4
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert [path.name for path in weights.CACHE.iterdir()] == [folder.parent.name], "nothing half made is left"
+    with safe_open(folder / "model.safetensors", "np") as file:
+        assert set(file.keys()) == set(TENSORS) and file.get_tensor("shape").tolist() == [64, 32]
+    (golden / "config.json").write_text('{"a": 1}')
+    assert json.loads((weights.made(golden) / "config.json").read_text()) == {"a": 1} and folder.exists()
+
+
+def test_the_path_to_a_golden_leads_to_its_weights(golden):
+    folders = weights.Goldens(golden.parent)
+    assert folders / "small" == weights.made(golden)
+    assert folders / "small/config.json" == golden / "config.json" and isinstance(folders / "missing", type(golden))
+    assert (GOLDENS / "quantised" / "w8a8" / "model.safetensors").exists()
 
 
 def test_an_unknown_name_is_refused_before_a_folder_is_touched(tmp_path, monkeypatch, capsys):
