@@ -57,7 +57,11 @@ def command() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    args = _parser().parse_args(argv)
+    try:
+        args = _parser().parse_args(argv)
+    except BrokenPipeError:  # of what a flag prints, such as `--help-all` or `batch --schema`
+        _output_is_closed()
+        return EXIT_CLOSED
     if getattr(args, "coordinator", None) is None:
         return _run(args)
     from ferrum_jax import distributed

@@ -537,6 +537,15 @@ def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(llms, cap
     assert capsys.readouterr().err == "m ready in 0.5 s: 16 rows at once, KV pool of 144 tokens (0.0 MiB a device)\n"
 
 
+def test_a_schema_that_nobody_reads_any_more_ends_the_command_in_silence(capsys, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["batch", "--schema"]) == 141
+    assert not capsys.readouterr().err
+
+
 def test_traceback_shows_where_an_error_comes_from(llms):
     with pytest.raises(ValueError, match=r"has no config\.json"):
         cli.main(["generate", "--model", "missing", "p", "--traceback"])
