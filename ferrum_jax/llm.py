@@ -7,64 +7,40 @@ thread may overlap, such as two streams that are read in turn.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
-import weakref
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import numpy as np
 from flax import nnx
 
-from ferrum_jax.answers.choice_text import TokenTexts
-from ferrum_jax.answers.collect import Collector, failure_of
+from ferrum_jax.answers.collect import in_order
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.comparing import compare_all
-from ferrum_jax.embeddings.embedder import Embedder, Run, Text, Vectors, embed_all, in_order, run_all
-from ferrum_jax.embeddings.encoder import Encoder
-from ferrum_jax.embeddings.scorer import Pair, Scorer, score_of, text_of_pair
-from ferrum_jax.engine.adapters import LoadedAdapters
-from ferrum_jax.engine.cached_prefixes import CachedPrefixes
-from ferrum_jax.engine.calls.arguments import (
-    checked,
-    demanded_tools,
-    params_for,
-    priorities_for,
-    shown,
-    with_adapters,
-    with_tools,
-)
-from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
+from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
+from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
+from ferrum_jax.embeddings.scorer import Pair
+from ferrum_jax.engine.calls.arguments import checked, params_for, priorities_for, shown, with_adapters, with_tools
+from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
-from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
-from ferrum_jax.processes.processes import current, refuse_several_processes
+from ferrum_jax.processes.processes import refuse_several_processes
 from ferrum_jax.progress import progress_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, listed, single
 from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.startup.load import Loaded, adapter_reader
+from ferrum_jax.startup.load import Loaded
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.startup.new_weights import NewWeights, copies_for
-from ferrum_jax.startup.open import Measure, Opening, Show, config_of, forms_of, tell_processes
-from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
-from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.startup.new_weights import NewWeights
+from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
+from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-from ferrum_jax.vision.decoding import Look, do_not_look
 
 Key = TypeVar("Key", bound=Hashable)
-
-WHAT_BECOMES = ("abort", "wait", "keep")  # of requests that run while weights are updated
-
-# as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
-MOST_WAITING = 2
 
 
 class LLM:
@@ -180,31 +156,7 @@ class LLM:
         gone. Each parameter replaces the old one before the next is copied. Raises ValueError, with nothing changed,
         for all arrays that do not fit.
         """
-        refuse_several_processes("update_weights")
-        if requests not in (None, *WHAT_BECOMES):
-            raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
-        busy = self._calls is not None and self._calls.busy
-        if busy and requests is None:
-            raise ValueError(
-                f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
-            )
-        if partial and self.is_sleeping:
-            raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
-        copies = copies_for(self._opened.model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
-        if self._calls is not None:
-            self._calls.quiet(requests or "keep")
-        try:
-            model = self._opened.model.with_weights(copies)
-        except BaseException:
-            if self._calls is not None:
-                self._calls.drop()
-            raise
-        self._opened = self._opened.with_new_weights(model)
-        if self._calls is not None:
-            loaded = self.loaded
-            self._calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
-            self._calls.wake_up({"weights"})
-        return model.weights_version
+        return self.model.update_weights(state, requests=requests, partial=partial, names=names, cast=cast)
 
     def sleep(self, level: int = 1) -> dict[str, int]:
         """Makes room for others on the devices; returns the bytes that each device has more, of weights and KV.
@@ -212,20 +164,7 @@ class LLM:
         level: 1 moves the weights to host memory and drops KV and what is cached; 2 drops both, and `update_weights`
         brings weights. Raises ValueError while requests run, and where it sleeps already.
         """
-        refuse_several_processes("sleep")
-        if level not in LEVELS:
-            raise ValueError(f"level is {level!r}; it must be 1 (weights go to host memory) or 2 (they are dropped)")
-        calls, model = self.calls, self.loaded
-        if calls.asleep:
-            raise ValueError(f"{' and '.join(calls.asleep)} sleep already; call wake_up() first")
-        if calls.busy:
-            raise ValueError("requests are running; let them end before it sleeps")
-        calls.fall_asleep(TAGS)
-        ledger = model.ledger
-        kv_bytes = ledger.used_bytes - ledger.weights_bytes - ledger.temporaries_bytes
-        model, weights_bytes = put_to_sleep(model, level)
-        self._opened = dataclasses.replace(self._opened, model=model)
-        return {"weights": weights_bytes, "kv_cache": kv_bytes}
+        return self.model.sleep(level)
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Undoes `sleep`, without a compile. tags: "weights", "kv_cache"; None is all that sleeps.
@@ -233,117 +172,46 @@ class LLM:
         Requests run once both are awake, and after level 2 once `update_weights` has brought weights: it does so while
         the rest sleeps, too. Raises ValueError for what does not sleep.
         """
-        woken_tags = tags_to_wake(tags, self.calls.asleep)
-        if "weights" in woken_tags:
-            self._opened = dataclasses.replace(self._opened, model=woken(self.loaded))
-        self.calls.wake_up(woken_tags)
+        self.model.wake_up(tags)
 
     @property
     def is_sleeping(self) -> bool:
         """Whether weights or KV sleep."""
-        return bool(self._calls is not None and self._calls.asleep)
+        return bool(self.model.asleep)
 
     @property
     def weights_version(self) -> int:
         """How often the weights were updated."""
-        return self._opened.model.weights_version
+        return self.model.opened.model.weights_version
 
     def _take(self, opening: Opening) -> None:
-        self._opened, engine = opening.run()
-        opened = self._opened
-        self.texts = opening.tokenizer or opening.source.folder  # where tokenizer and chat template were read
-        self._source = opening.source if self.texts else None  # of a remote one it keeps the local copies
-        self.spec, self.config, self.tokenizer = opening.source.spec, opened.config, opened.prompts.tokenizer
-        self.ledger, self.max_model_len = opened.model.layout.ledger, opened.model.layout.max_model_len
-        self.bundled, self.startup_s = opened.chosen.bundled, opened.startup_s
-        self.attention, self.products = opened.chosen.attention, opened.chosen.products
-        self.choices = opened.choices
-        layout = None if engine is None else self.loaded.layout
-        self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
-        self._calls: SharedEngine | None = None
-        if engine is not None and self.config.max_adapters:
-            engine.close()
-            engine = self._make_engine()  # one that knows the adapters of this LLM
-        if engine is not None:
-            recompile = self.config.on_recompile
-            texts = TokenTexts(self.tokenizer, forms_of(opened.prompts, self.config))
-            self._calls = SharedEngine(
-                engine,
-                self._engine_maker(),
-                collector=Collector(texts, self.max_model_len),
-                counter=opened.counter,
-                on_recompile=recompile,
-            )
-
-    def _engine_maker(self) -> Callable[[], Engine]:
-        """Makes fresh engines, and holds no LLM: `del llm` frees weights and pools at once."""
-        me = weakref.ref(self)
-
-        def make() -> Engine:
-            llm = me()
-            assert llm is not None, "calls do not outlive their LLM"
-            return llm._make_engine()
-
-        return make
-
-    def _make_engine(self) -> Engine:
-        processes = current()
-        if processes is not None:
-            processes.renew()
-        forms = forms_of(self._opened.prompts, self.config)
-        return build_engine(self.loaded, self.config, self.tokenizer, forms=forms, adapters=self.adapters)
-
-    @property
-    def form_names(self) -> tuple[str | None, str | None]:
-        """Names of the forms in which the model writes tool calls and reasoning; None where it has none."""
-        return forms_of(self._opened.prompts, self.config).names
+        self.model = model = OpenModel(opening)
+        opened, chosen = model.opened, model.opened.chosen
+        self.spec, self.config, self.tokenizer = model.spec, model.config, model.prompts.tokenizer
+        self.ledger, self.max_model_len = model.ledger, model.max_model_len
+        self.bundled, self.attention, self.products = chosen.bundled, chosen.attention, chosen.products
+        self.startup_s, self.choices = opened.startup_s, opened.choices
+        self.refused_products, self.host_memory_kind = model.refused_products, model.host_memory_kind
 
     @property
     def loaded(self) -> Loaded:
         """Weights and executables of a model that generates. Raises ValueError for an encoder."""
-        model = self._opened.model
-        if not isinstance(model, Loaded):
-            raise ValueError(self._generates_nothing("is an encoder"))
-        return model
+        return self.model.loaded
 
     @property
     def identity(self) -> ModelIdentity:
         """Everything that can change an answer, and the environment."""
-        weights, adapter = self._opened.model.fingerprint.hex(), self.adapters.identity
-        return dataclasses.replace(self._opened.identity, weights=weights, adapter=adapter)
-
-    @property
-    def embedder(self) -> Embedder:
-        """How texts become vectors of this model."""
-        return self._opened.embedder
-
-    @property
-    def prompts(self) -> PromptEncoder:
-        """How prompts become token ids."""
-        return self._opened.prompts
-
-    @property
-    def generates(self) -> bool:
-        """False of an encoder, and of a decoder without a head: it makes vectors and nothing else."""
-        return self._calls is not None and not self._opened.headless
-
-    @property
-    def is_encoder(self) -> bool:
-        return self._calls is None
+        return self.model.identity
 
     @property
     def calls(self) -> SharedEngine:
         """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
-        if self._calls is None:
-            raise ValueError(self._generates_nothing("is an encoder"))
-        return self._calls
+        return self.model.calls
 
     @property
     def engine(self) -> Engine:
         """The engine; a fresh one with empty caches if the last one was interrupted in the middle of a step."""
         return self.calls.engine
-
-    # -- adapters ------------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads the LoRA in a folder that PEFT saved, or behind its URL, for requests that name it.
@@ -352,11 +220,11 @@ class LLM:
         come. Raises ValueError, with nothing changed, for an adapter that does not fit the model or has no room.
         """
         refuse_several_processes("load_adapter")
-        self.adapters.load(name, path)
+        self.model.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
         """Forgets an adapter; requests that have named it run to their end. Raises ValueError for an unknown name."""
-        self.adapters.unload(name)
+        self.model.adapters.unload(name)
 
     # -- generation ----------------------------------------------------------------------------------
 
@@ -379,28 +247,15 @@ class LLM:
         progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        many, progress = listed(prompts), shown(progress, use_tqdm)
-        params = params_for(many, sampling_params)
-        priorities = priorities_for(many, priority)
-        many = with_adapters(many, adapter)
-        now = datetime.datetime.now()
+        many, progress, now = listed(prompts), shown(progress, use_tqdm), datetime.datetime.now()
+        params, priorities = params_for(many, sampling_params), priorities_for(many, priority)
+        each = zip(with_adapters(many, adapter), params, priorities, strict=True)
         asks = [
-            self._ask(index, prompt, sampling, RequestOptions(key=str(index), priority=first), now)
-            for index, (prompt, sampling, first) in enumerate(zip(many, params, priorities, strict=True))
+            self.model.ask(index, prompt, sampling, RequestOptions(key=str(index), priority=first), now)
+            for index, (prompt, sampling, first) in enumerate(each)
         ]
-        outputs = self._outputs(asks, len(many), progress)
-        return [outputs[index] for index in range(len(many))]
-
-    def _outputs(self, asks: Iterable[Ask[int]], count: int, progress: bool | None) -> dict[int, RequestOutput]:
-        """The outputs by their keys, which are the numbers of prompts. Raises ValueError for one that is refused."""
-        outputs: dict[int, RequestOutput] = {}
-        with closing(self.calls.run(asks)) as found, progress_bar(count, shown=progress) as advance:
-            for number, output in found:
-                if isinstance(output, ValueError):
-                    raise ValueError(f"prompt {number}: {output}") from output
-                outputs[number] = output
-                advance(output)
-        return outputs
+        with progress_bar(len(asks), shown=progress) as advance:
+            return in_order(self.calls.run(asks), advance)
 
     @checked
     def chat(
@@ -429,32 +284,22 @@ class LLM:
         add_special_tokens: the tokenizer adds special tokens to those that the template writes. adapter: as in
         `generate`.
         """
-        demanded = demanded_tools(tools, tool_choice, parallel_tool_calls)
-        tools = None if tool_choice == "none" else tools
-        sampling_params = with_tools(sampling_params, demanded)
+        sampling_params = with_tools(sampling_params, tools, tool_choice, parallel_tool_calls)
+        how: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": None if tool_choice == "none" else tools,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_special_tokens": add_special_tokens,
+        }
         conversations: Sequence[Any] = [messages] if single(messages) else messages
-        prompts = [
-            {
-                "messages": conversation,
-                "add_generation_prompt": add_generation_prompt,
-                "continue_final_message": continue_final_message,
-                "tools": tools,
-                "chat_template_kwargs": chat_template_kwargs,
-                "add_special_tokens": add_special_tokens,
-            }
-            for conversation in conversations
-        ]
+        prompts = [{"messages": conversation, **how} for conversation in conversations]
         return self.generate(prompts, sampling_params, adapter=adapter, progress=progress, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
         params = params_for([prompt], sampling_params)[0]
-        ask = self._ask(0, prompt, params, RequestOptions(streams=True))
-        with closing(self.calls.run([ask], room=1)) as found:
-            for _, output in found:
-                if isinstance(output, ValueError):
-                    raise output
-                yield output
+        yield from self.model.stream(prompt, params)
 
     def as_completed(
         self,
@@ -475,19 +320,10 @@ class LLM:
         """
         now = now or datetime.datetime.now()
         asks = (
-            self._ask(key, prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
+            self.model.ask(key, prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
             for key, prompt, params in requests
         )
-        if self._calls is None:
-            yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
-            return
-        with closing(self.calls.run(asks, room=self._max_waiting, wants_partials=wants_partials)) as found:
-            for key, output in found:
-                yield key, output if isinstance(output, ValueError) else failure_of(output) or output
-
-    @property
-    def _max_waiting(self) -> int:
-        return MOST_WAITING * self.config.num_rows * self.ledger.num_shards
+        return self.model.run(asks, wants_partials)
 
     @checked
     def compute_logprobs(
@@ -509,16 +345,12 @@ class LLM:
         sampling_params: after bias, penalties, temperature, min_p, top_k and top_p.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        params, now = score_params(top, mode, sampling_params), datetime.datetime.now()
-        prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
-        requests = score_requests(prepared, completions, self.tokenizer, mode, self.max_model_len)
-        asks = [
-            Ask(number, params, lambda request=request: request)
-            for number, request in enumerate(requests)
-            if request is not None
-        ]
-        outputs = self._outputs(asks, len(requests), progress)
-        return [scores_of(outputs.get(number), top, self.spec.vocab_size) for number in range(len(requests))]
+        params = score_params(top, mode, sampling_params)
+        requests = self.model.score_requests(prompts, completions, mode)
+        asks = [Ask(number, params, lambda found=found: found) for number, found in enumerate(requests) if found]
+        with progress_bar(len(requests), shown=progress) as advance:
+            outputs = iter(in_order(self.calls.run(asks), advance))
+        return [scores_of(found and next(outputs), top, self.spec.vocab_size) for found in requests]
 
     # -- embeddings ------------------------------------------------------------------------------------
 
@@ -547,7 +379,7 @@ class LLM:
             enumerate(many), prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
         )
         with texts_bar(len(many), shown=progress) as advance:
-            return in_order(outputs, len(many), advance)
+            return in_order(outputs, advance)
 
     def embed_as_completed(
         self,
@@ -563,7 +395,7 @@ class LLM:
         `requests` is read as there is room, so it may be endless. The rest is as in `embed`.
         """
         how = {"prompt_name": prompt_name, "pooling": pooling, "normalize": normalize, "truncate": truncate}
-        return embed_all(self._opened.embedder, requests, how, self._run_texts)
+        return embed_all(self.model.embedder, requests, how, self.model.run_texts)
 
     @checked
     def score(
@@ -583,43 +415,14 @@ class LLM:
         """
         outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
         with texts_bar(len(pairs), shown=progress) as advance:
-            return in_order(outputs, len(pairs), advance)
+            return in_order(outputs, advance)
 
     def score_as_completed(
-        self, requests: Iterable[tuple[Key, Pair]], *, truncate: bool = False, instruction: str | None = None
-    ) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
+        self, requests: Pairs[Key], *, truncate: bool = False, instruction: str | None = None
+    ) -> Scores[Key]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
-        scorer, embedder = self.scorer, self._opened.embedder
-        if scorer is None and embedder.compares:
-            return compare_all(embedder, requests, self._run_texts, truncate=truncate, instruction=instruction)
-
-        def text(key: Key, pair: Pair) -> Text[Key]:
-            if scorer is None:
-                raise ValueError(
-                    f"{self.spec.architecture} does not read two texts together; compare vectors of LLM.embed, or name "
-                    "a cross-encoder, or score_tokens='yes,no' for a reranker that generates"
-                )
-            return text_of_pair(scorer, key, pair, truncate=truncate, instruction=instruction)
-
-        def output(text: Text[Key], state: np.ndarray, num_cached: int) -> ScoreOutput:
-            assert scorer is not None, "without one all pairs are refused"
-            return score_of(scorer, text, state, num_cached)
-
-        return run_all(requests, text, output, self._run_texts)
-
-    @property
-    def scorer(self) -> Scorer | None:
-        """How pairs become scores; None of a model that does not read two texts together."""
-        return self._opened.scorer
-
-    @property
-    def _run_texts(self) -> Run:
-        return self._opened.model.runs(self.as_completed)
-
-    def encode(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray]]:
-        """(text, its pooled state) of each, in the order in which steps end; of an encoder alone."""
-        assert isinstance(self._opened.model, Encoder), "a model that generates embeds through its engine"
-        return ((text, vector) for text, vector, _ in self._opened.model.run(texts))
+        scorer, how = self.model.opened.scorer, {"truncate": truncate, "instruction": instruction}
+        return score_all(scorer, self.model.embedder, requests, how, self.model.run_texts, self.spec.architecture)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""
@@ -627,7 +430,7 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
         """The text that the checkpoint's chat template makes of messages; arguments as in `chat`."""
-        return self._opened.prompts.render_chat(messages, **arguments)
+        return self.model.prompts.render_chat(messages, **arguments)
 
     # -- cached prefixes -------------------------------------------------------------------------------
 
@@ -638,8 +441,8 @@ class LLM:
         after them, one of `max_state_snapshots`. Raises ValueError if pinning would leave too little room, and if
         nothing can be kept (`enable_prefix_caching` is False, or with recurrent layers `max_state_snapshots` is 0).
         """
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        return self._prefixes.compute(prompt, lambda ids: self.generate(ids, params, progress=False), pin=pin)
+        generate = partial(self.generate, sampling_params=ONE_TOKEN, progress=False)
+        return self.model.prefixes.compute(prompt, generate, pin=pin)
 
     def unpin_prefixes(self) -> None:
         """Removes all pins: those prefixes may be evicted again like any other."""
@@ -660,7 +463,7 @@ class LLM:
         same model, KV dtype and block size may load the folder; an engine in invariant mode loads only what one in
         invariant mode wrote. Raises ValueError when nothing is cached, or when the folder exists and is not empty.
         """
-        return self._prefixes.save(Path(path), None if prompts is None else listed(prompts))
+        return self.model.prefixes.save(Path(path), None if prompts is None else listed(prompts))
 
     def load_prefix_cache(self, path: str | os.PathLike[str], *, pin: bool = False) -> int:
         """Caches the blocks that `save_prefix_cache` wrote, or the most recently used if not all fit. Returns how many.
@@ -669,97 +472,11 @@ class LLM:
         changed, naming the folder when it is of another model, KV dtype or block size, is damaged, or was written
         without invariant mode and this engine is in it; and if nothing can be kept, as in `cache_prefix`.
         """
-        return self._prefixes.load(Path(path), pin=pin)
-
-    @property
-    def _prefixes(self) -> CachedPrefixes:
-        loaded = self.loaded
-        return CachedPrefixes(
-            calls=self.calls,
-            prompts=self._opened.prompts,
-            copies=loaded.copies,
-            spec=loaded.layout.options.spec,
-            fingerprint=loaded.cache_fingerprint,
-            invariant=loaded.layout.options.invariant,
-        )
-
-    @property
-    def refused_products(self) -> dict[str, str]:
-        """Weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does."""
-        return {} if self._calls is None else self.loaded.layout.refused_products
-
-    @property
-    def host_memory_kind(self) -> str | None:
-        """The kind of the host tier's memory, "pinned_host" if the backend has it; None without a tier."""
-        host = None if self._calls is None else self.engine.runner.host
-        return None if host is None else host.kind
+        return self.model.prefixes.load(Path(path), pin=pin)
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.
 
         Counts are sums over all data shards; bytes of weights and pools are those of one device.
         """
-        return {
-            **self._counts(),
-            "host_memory_kind": self.host_memory_kind,
-            "bundle_hits": 0 if self.bundled is None else self.bundled.hits,
-            "bundle_misses": 0 if self.bundled is None else self.bundled.misses,
-            "compiles_before_ready": self._opened.num_compiles,
-            "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
-            "startup_s": self.startup_s,
-        }
-
-    def _counts(self) -> dict[str, Any]:
-        if self._calls is None:
-            assert isinstance(self._opened.model, Encoder), "it has an engine else"
-            return snapshot(self._opened.model.runner, self.ledger, None)
-        engine = self.engine
-        return {
-            **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
-            **dataclasses.asdict(engine.constraint_counts()),
-            **dataclasses.asdict(engine.adapter_counts()),
-            **engine.image_counts(),
-        }
-
-    # -- inside --------------------------------------------------------------------------------------
-
-    def _ask(
-        self,
-        key: Key,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        options: RequestOptions,
-        now: datetime.datetime | None = None,
-    ) -> Ask[Key]:
-        """A prompt that is to run. options: but for what the prompt says."""
-        return Ask(key, sampling, lambda: self.prepare(prompt, options, now, sampling=sampling))
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        options: RequestOptions,
-        now: datetime.datetime | None = None,
-        *,
-        sampling: SamplingParams | None = None,
-        look: Look = do_not_look,
-    ) -> tuple[Sequence[int], RequestOptions]:
-        """The prompt's token ids, and the options with what it says of itself; any thread may ask.
-
-        sampling: under which it will run; where that keeps an end of it, what stands before may be left out. look:
-        called between images; what it raises ends the work.
-
-        Raises ValueError for what is no prompt, and of a model that generates nothing.
-        """
-        if self._opened.headless and not options.embeds:
-            why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
-            raise ValueError(self._generates_nothing(why))
-        kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
-        told = options.told_by(prompt)
-        encoded = self._opened.prompts.encoded(prompt, now, kept=kept, look=look)
-        return encoded.token_ids, dataclasses.replace(told, media=encoded.media, images=encoded.images)
-
-    def _generates_nothing(self, why: str) -> str:
-        return (
-            f"{self.spec.architecture} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-            "or rows of a batch with `input`"
-        )
+        return self.model.stats()

@@ -15,8 +15,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 
+Read = EmbeddingOutput | ScoreOutput | ValueError
 PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
 
 
@@ -85,14 +86,14 @@ def progress_bar(total: int, *, shown: bool | None) -> Iterator[Callable[[Reques
 
 
 @contextlib.contextmanager
-def texts_bar(total: int | None, *, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of tokens of each embedded text."""
+def texts_bar(total: int | None, *, shown: bool | None) -> Iterator[Callable[[Read], None]]:
+    """A function to call with what came of each text or pair."""
     tokens = 0
     with _bar("texts", total, shown) as advance:
 
-        def count(num_tokens: int) -> None:
+        def count(output: Read) -> None:
             nonlocal tokens
-            tokens += num_tokens
+            tokens += 0 if isinstance(output, ValueError) else len(output.prompt_token_ids)
             advance(tokens, "")
 
         yield count

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, TypeVar
 
 from ferrum_jax.answers.choice_text import ChoiceText, NewText, TokenTexts
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta, Entry
-from ferrum_jax.outputs import Logprob, RequestOutput
+from ferrum_jax.outputs import EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+
+Output = TypeVar("Output", RequestOutput, EmbeddingOutput, ScoreOutput)
 
 
 class Collector(NamedTuple):
@@ -119,3 +122,20 @@ def failure_of(output: RequestOutput) -> ValueError | None:
     """Why one of its choices could not go on; None where all could."""
     failed = next((choice for choice in output.outputs if choice.finish_reason == "error"), None)
     return None if failed is None else ValueError(failed.stop_reason)
+
+
+def in_order(
+    outputs: Generator[tuple[int, Output | ValueError], None, None], advance: Callable[[Output], None]
+) -> list[Output]:
+    """The outputs of prompts in the order of their numbers. advance: is given each as it comes.
+
+    Raises ValueError naming the prompt that is refused; the rest is not computed then.
+    """
+    found: dict[int, Output] = {}
+    with contextlib.closing(outputs):
+        for number, output in outputs:
+            if isinstance(output, ValueError):
+                raise ValueError(f"prompt {number}: {output}") from output
+            found[number] = output
+            advance(output)
+    return [found[number] for number in sorted(found)]

@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
 def _entries(
     embed: Callable[[Iterable[tuple[int, Any]]], Generator[tuple[int, EmbeddingOutput | ValueError], None, None]],
     lines: Iterable[bytes],
-    advance: Callable[[int], None],
+    advance: Callable[[EmbeddingOutput | ValueError], None],
 ) -> Iterator[Entry]:
     """The entries of all lines that are not blank, in order; those that are ready early wait in memory."""
     ids: dict[int, str | None] = {}
@@ -117,11 +117,11 @@ def _entries(
             ready[index] = output
             while following in ready:
                 entry = ready.pop(following)
-                advance(0 if isinstance(entry, ValueError) else len(entry.prompt_token_ids))
+                advance(entry)
                 yield ids.pop(following), entry
                 following += 1
     for index in sorted(ready):  # bad lines at the end
-        advance(0)
+        advance(ready[index])
         yield ids.pop(index), ready.pop(index)
 
 

@@ -1,6 +1,6 @@
-"""Pairs whose texts are read each by itself, by a model of vectors: a pair's score is the cosine of both.
+"""Pairs, scored by a model that reads both texts together, or by one of vectors, as the cosine of both.
 
-A query that pairs have one after the other is read once.
+In the latter each text is read by itself. A query that pairs have one after the other is read once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import dataclasses
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ferrum_jax.embeddings.embedder import Embedder, Run, embed_all
-from ferrum_jax.embeddings.scorer import both_of, pair_parts
+import numpy as np
+
+from ferrum_jax.embeddings.embedder import Embedder, Run, Text, embed_all, run_all
+from ferrum_jax.embeddings.scorer import Pair, Scorer, both_of, pair_parts
 from ferrum_jax.outputs import EmbeddingOutput, ScoreOutput, cosine
 from ferrum_jax.prompt import side_prompts
 
 Key = TypeVar("Key")
 Found = EmbeddingOutput | ValueError
+Pairs = Iterable[tuple[Key, Pair]]
+Scores = Generator[tuple[Key, ScoreOutput | ValueError], None, None]
 TOLD = "instruction is for models that score pairs; this one compares vectors of single texts"
 
 
@@ -28,17 +32,42 @@ class _Query:
     waiting: list[tuple[Any, bool, Found]] = dataclasses.field(default_factory=list)  # documents that were ready before
 
 
-def compare_all(
-    embedder: Embedder, requests: Iterable[tuple[Key, Any]], run: Run, *, truncate: bool, instruction: str | None
-) -> Generator[tuple[Key, ScoreOutput | ValueError], None, None]:
-    """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
+def score_all(
+    scorer: Scorer | None, embedder: Embedder, pairs: Pairs[Key], how: dict[str, Any], run: Run, name: str
+) -> Scores[Key]:
+    """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError.
+
+    how: truncate and instruction of pairs that do not say it themselves. name: of the model's architecture.
+    """
+    if scorer is None:
+        if embedder.compares:
+            return _compare_all(embedder, pairs, how, run)
+        why = (
+            f"{name} does not read two texts together; compare vectors of LLM.embed, or name a cross-encoder, or "
+            "score_tokens='yes,no' for a reranker that generates"
+        )
+        return ((key, ValueError(why)) for key, _ in pairs)
+
+    def text(key: Key, pair: Pair) -> Text[Key]:
+        parts = pair_parts(pair, **how)
+        text = scorer.text(key, parts.both, truncate=parts.truncate, instruction=parts.instruction)
+        return dataclasses.replace(text, cache_salt=parts.cache_salt)
+
+    def output(text: Text[Key], state: np.ndarray, num_cached: int) -> ScoreOutput:
+        score = scorer.score(state)
+        return ScoreOutput(prompt_token_ids=tuple(text.token_ids), score=score, num_cached_tokens=num_cached)
+
+    return run_all(pairs, text, output, run)
+
+
+def _compare_all(embedder: Embedder, pairs: Pairs[Key], how: dict[str, Any], run: Run) -> Scores[Key]:
     names = side_prompts(embedder.layout.prompts)
 
     def texts() -> Iterator[tuple[tuple[_Query, Any, bool] | _Query, Mapping[str, Any]]]:
         query = _Query(wish=())
-        for key, pair in requests:
+        for key, pair in pairs:
             try:
-                parts = pair_parts(pair, truncate, instruction)
+                parts = pair_parts(pair, **how)
                 both = both_of(parts.both)
                 if parts.instruction is not None:
                     raise ValueError(TOLD)

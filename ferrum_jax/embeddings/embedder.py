@@ -19,7 +19,7 @@ import numpy as np
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.outputs import EmbeddingOutput, ScoreOutput, unit_length
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, unit_length
 from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, PromptParts, take_apart
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -28,6 +28,7 @@ UNTRAINED = (
     "texts that mean the same; take a model for embeddings where vectors are compared"
 )
 _log = logging.getLogger("ferrum_jax.embeddings")
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # what computes a prompt: its last state is a text's vector
 NO_WISHES: Mapping[str, Any] = MappingProxyType({})
 Key = TypeVar("Key")
 Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
@@ -214,8 +215,10 @@ def prompt_ids(encode: Callable[..., Sequence[int]], embedder: Embedder) -> Prom
     return token_ids
 
 
-AsCompleted = Callable[..., Generator[Any, None, None]]  # see LLM
-Run = Callable[[Iterable[Text[Any]]], Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]]
+States = Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]
+Run = Callable[[Iterable[Text[Any]]], States]
+Outputs = Generator[tuple[int, RequestOutput | ValueError], None, None]
+RunPrompts = Callable[[Iterable[tuple[int, Prompt]]], Outputs]  # through an engine; outputs have `embedding`
 Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
 
 
@@ -255,42 +258,20 @@ def run_all(
     yield from refused
 
 
-def in_order(
-    outputs: Generator[tuple[int, Output | ValueError], None, None], count: int, advance: Callable[[int], None]
-) -> list[Output]:
-    """The outputs of texts 0 to count - 1. advance: told how many tokens each has, as it comes.
+def by_steps(texts: Iterable[Text[Any]], run: RunPrompts) -> States:
+    """Through the steps of a model that generates: the final hidden state of each text's last token."""
+    running: dict[int, Text[Any]] = {}
 
-    Raises ValueError naming the text that is refused; the rest is not computed then.
-    """
-    found: dict[int, Output] = {}
-    with contextlib.closing(outputs):
-        for index, output in outputs:
-            if isinstance(output, ValueError):
-                raise ValueError(f"prompt {index}: {output}") from output
-            found[index] = output
-            advance(len(output.prompt_token_ids))
-    return [found[index] for index in range(count)]
-
-
-def by_steps(as_completed: AsCompleted) -> Run:
-    """Through the steps of a model that generates: the final hidden state of each text's last token.
-
-    as_completed: of the LLM.
-    """
-
-    def requests(texts: Iterable[Text[Any]], running: dict[int, Text[Any]]) -> Iterator[Any]:
+    def prompts() -> Iterator[tuple[int, Prompt]]:
         for index, text in enumerate(texts):
             running[index] = text
             prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
-            yield index, prompt, SamplingParams(max_tokens=1, temperature=0.0)
+            yield index, prompt
 
-    def run(texts: Iterable[Text[Any]]) -> Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]:
-        running: dict[int, Text[Any]] = {}
-        with contextlib.closing(as_completed(requests(texts, running), embeds=True)) as outputs:
-            for index, output in outputs:
-                if isinstance(output, ValueError):
-                    yield running.pop(index), output, 0
-                else:
-                    yield running.pop(index), output.embedding, output.num_cached_tokens
-
-    return run
+    with contextlib.closing(run(prompts())) as outputs:
+        for index, output in outputs:
+            if isinstance(output, ValueError):
+                yield running.pop(index), output, 0
+                continue
+            assert output.embedding is not None, "a text's output has its vector"
+            yield running.pop(index), output.embedding, output.num_cached_tokens

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.embedder import AsCompleted, Run, Text
+from ferrum_jax.embeddings.embedder import RunPrompts, Text
 from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
     EncoderBucket,
@@ -63,10 +63,9 @@ class Encoder:
             return None
         return CrossEncoderScorer(texts.prompts.tokenizer, activation=activation, max_tokens=self.max_text_tokens)
 
-    def runs(self, as_completed: AsCompleted) -> Run:
-        return self.run
-
-    def run(self, texts: Iterable[Text[Key]]) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
+    def run(
+        self, texts: Iterable[Text[Key]], prompts: RunPrompts | None = None
+    ) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
         """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
         source = iter(texts)
         while window := list(itertools.islice(source, WINDOW)):

@@ -7,14 +7,12 @@ model that generates (`logit_scorer.py`) reads them in a prompt, and its logits 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from ferrum_jax.embeddings.embedder import Text
-from ferrum_jax.outputs import ScoreOutput
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 Key = TypeVar("Key")
@@ -61,16 +59,6 @@ def sigmoid(logit: float) -> float:
     return float(0.5 * (1 + np.tanh(0.5 * logit)))
 
 
-def text_of_pair(scorer: Scorer, key: Key, pair: Any, *, truncate: bool, instruction: str | None) -> Text[Key]:
-    """A pair as the model will see it. An object's own instruction and truncate go before those of the call.
-
-    Raises ValueError for one that it cannot see.
-    """
-    parts = pair_parts(pair, truncate, instruction)
-    text = scorer.text(key, parts.both, truncate=parts.truncate, instruction=parts.instruction)
-    return dataclasses.replace(text, cache_salt=parts.cache_salt)
-
-
 class PairParts(NamedTuple):
     """A pair taken apart. ranks: one of a ranking, whose texts may have prompts of the checkpoint before them.
 
@@ -111,10 +99,3 @@ def require_length(num_tokens: int, max_tokens: int) -> None:
             f"the pair has {num_tokens} tokens; it must have 1 to {max_tokens}: shorten it, or have it cut with "
             "truncate=True"
         )
-
-
-def score_of(scorer: Scorer, text: Text[Any], state: np.ndarray, num_cached_tokens: int) -> ScoreOutput:
-    """What a user is given of a pair."""
-    return ScoreOutput(
-        prompt_token_ids=tuple(text.token_ids), score=scorer.score(state), num_cached_tokens=num_cached_tokens
-    )

@@ -61,7 +61,7 @@ class FerrumJaxLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """lm-eval's key for requests that it caches."""
-        return str(self.llm.texts).replace("/", "__")
+        return str(self.llm.model.folder).replace("/", "__")
 
     @property
     def max_length(self) -> int:

@@ -13,21 +13,21 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.engine.calls.score_requests import Completion, score_params, score_requests, scores_of
+from ferrum_jax.embeddings.embedder import ONE_TOKEN
+from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
-from ferrum_jax.prompt import Prompt, listed, take_apart
+from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.vision.decoding import Stopped
 
-EMBEDS = SamplingParams(max_tokens=1, temperature=0.0)  # the state of its last token is a text's vector
 _IMAGE_THREADS = 2
 
 
@@ -63,7 +63,7 @@ class AsyncLLM:
     async def _prepared(
         self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams
     ) -> tuple[Sequence[int], RequestOptions]:
-        """As `LLM.prepare`, in a thread; texts wait for no images, and a task that is cancelled decodes no further."""
+        """As `OpenModel.prepare`, in a thread; texts wait for no images, and a cancelled task decodes no further."""
         has_left = threading.Event()
 
         def look() -> None:
@@ -72,7 +72,7 @@ class AsyncLLM:
 
         def prepared() -> tuple[Sequence[int], RequestOptions]:
             look()
-            return self.llm.prepare(prompt, options, sampling=sampling, look=look)
+            return self.llm.model.prepare(prompt, options, sampling=sampling, look=look)
 
         pool = self._images if take_apart(prompt).images else None  # asyncio's own
         try:
@@ -98,30 +98,24 @@ class AsyncLLM:
         options = RequestOptions(key=key, priority=priority, streams=True)
         params = sampling_params or SamplingParams()
         token_ids, options = await self._prepared(prompt, options, params)
-        mailbox = self._mailbox(request_id, token_ids, params, options)
-        try:
+        with self._mailbox(request_id, token_ids, params, options) as mailbox:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
-        finally:
-            self._end(mailbox)
 
     async def embed(
         self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False
     ) -> EmbeddingOutput:
         """The vector of a text; the rest is as in `LLM.embed`."""
         llm = self.llm
-        params = llm.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
-        if llm.is_encoder:
+        params = llm.model.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
+        if llm.model.is_encoder:
             self._refuse_at_end()
             call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
             return (await asyncio.wrap_future(call))[0]
-        text = await asyncio.to_thread(llm.embedder.text, None, prompt, params)
+        text = await asyncio.to_thread(llm.model.embedder.text, None, prompt, params)
         options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
-        mailbox = self._mailbox(None, text.token_ids, EMBEDS, options)
-        try:
+        with self._mailbox(None, text.token_ids, ONE_TOKEN, options) as mailbox:
             output = await mailbox.next()
-        finally:
-            self._end(mailbox)
         assert output is not None and output.embedding is not None, "a text's output has its vector"
         return text.output(output.embedding, output.num_cached_tokens)
 
@@ -136,17 +130,13 @@ class AsyncLLM:
     ) -> list[SequenceLogprobs]:
         """As `LLM.compute_logprobs`, beside the requests that run."""
         params, llm = score_params(top, mode, sampling_params), self.llm
-        prepared = [await asyncio.to_thread(llm.prepare, prompt, RequestOptions()) for prompt in listed(prompts)]
-        requests = score_requests(prepared, completions, llm.tokenizer, mode, llm.max_model_len)
+        requests = await asyncio.to_thread(llm.model.score_requests, prompts, completions, mode)
         self._refuse_at_end()
-        mailboxes = [each and self._mailbox(None, each.token_ids, params, each.options) for each in requests]
-        try:
-            outputs = [None if mailbox is None else await mailbox.next() for mailbox in mailboxes]
-        finally:
-            for mailbox in mailboxes:
-                if mailbox is not None:
-                    self._end(mailbox)
-        return [scores_of(output, top, llm.spec.vocab_size) for output in outputs]
+        with contextlib.ExitStack() as stack:
+            opened = [self._mailbox(None, each.token_ids, params, each.options) for each in requests if each]
+            mailboxes = [stack.enter_context(each) for each in opened]
+            outputs = iter([await mailbox.next() for mailbox in mailboxes])
+        return [scores_of(each and next(outputs), top, llm.spec.vocab_size) for each in requests]
 
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
         """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
@@ -205,25 +195,26 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
+    @contextlib.contextmanager
     def _mailbox(
         self, request_id: str | None, token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions
-    ) -> _Mailbox:
-        """That of a request which runs from now on."""
+    ) -> Iterator[_Mailbox]:
+        """That of a request which runs from now on, and no longer than it is held."""
         self._refuse_at_end()
         collected = self.llm.calls.collector.collected(token_ids, sampling, options)
         mailbox = _Mailbox(asyncio.get_running_loop(), request_id, collected)
         self._open.add(mailbox)
         self.thread.add(mailbox.ticket, token_ids, sampling, options)
-        return mailbox
+        try:
+            yield mailbox
+        finally:
+            self._open.discard(mailbox)
+            if not mailbox.ended:
+                self.thread.abort(mailbox.ticket)
 
     def _refuse_at_end(self) -> None:
         if self._drains:
             raise Refused("the engine drains and takes no new requests; ask another one")
-
-    def _end(self, mailbox: _Mailbox) -> None:
-        self._open.discard(mailbox)
-        if not mailbox.ended:
-            self.thread.abort(mailbox.ticket)
 
 
 class _Mailbox:
@@ -274,7 +265,7 @@ class _Mailbox:
 
 def live_stats(llm: LLM) -> dict[str, Any]:
     """What `LLM.stats` gives, with `num_running` rows and `num_waiting` requests."""
-    scheduler = None if llm.is_encoder else llm.engine.scheduler
+    scheduler = None if llm.model.is_encoder else llm.engine.scheduler
     return {
         **llm.stats(),
         "num_running": 0 if scheduler is None else scheduler.num_running,

@@ -22,12 +22,12 @@ from ferrum_jax.asked.codec import params_of_json
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.delta import Delta
 from ferrum_jax.embeddings.comparing import TOLD
-from ferrum_jax.embeddings.embedder import UNTRAINED, Text
+from ferrum_jax.embeddings.embedder import ONE_TOKEN, UNTRAINED, Text
 from ferrum_jax.llm import LLM
 from ferrum_jax.outputs import unit_length
 from ferrum_jax.prompt import VECTOR_ARGUMENTS
 from ferrum_jax.serve.adapter_folders import folder_below
-from ferrum_jax.serve.async_llm import EMBEDS, live_stats
+from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
@@ -172,14 +172,14 @@ class EngineSide:
             kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
             self._send([["refused", request_id, kind, str(error)]])
             return
-        self._send([["adapters", self._llm.adapters.names], ["done", request_id]])
+        self._send([["adapters", self._llm.model.adapters.names], ["done", request_id]])
 
     def _load_adapter(self, name: str, path: str, replaces: bool) -> None:
         """Raises ValueError for a path outside the root, and for a name that is there and is not to be replaced."""
         if self._adapter_root is None:
             raise ValueError("adapters are not loaded over HTTP here; give the server --adapter-root DIR")
         folder = folder_below(self._adapter_root, path)
-        if name in self._llm.adapters.names and not replaces:
+        if name in self._llm.model.adapters.names and not replaces:
             raise ValueError(f"lora_name is {name!r}, which is loaded already; set load_inplace to replace it")
         self._llm.load_adapter(name, folder)
 
@@ -199,24 +199,24 @@ class EngineSide:
         if ticket not in self._ids:
             del self._texts[ticket]
             return
-        if self._llm.is_encoder:
+        if self._llm.model.is_encoder:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
             return
         options = RequestOptions(cache_salt=text.cache_salt, embeds=True)  # type: ignore[assignment]
-        self.thread.add(ticket, text.token_ids, EMBEDS, options)  # type: ignore[arg-type]
+        self.thread.add(ticket, text.token_ids, ONE_TOKEN, options)  # type: ignore[arg-type]
 
     def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
         how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
-        params = self._llm.embedder.params(**how)
+        params = self._llm.model.embedder.params(**how)
         if options.get("instruction") is not None:
             raise ValueError(TOLD)
         content = {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": options.get("cache_salt") or None}
-        text = self._llm.embedder.text(request_id, content, params)
+        text = self._llm.model.embedder.text(request_id, content, params)
         return _AskedVector(text, functools.partial(_cut_vector, text=text, dimensions=options.get("dimensions")))
 
     def _to_score(self, request_id: int, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
-        scorer = self._llm.scorer
+        scorer = self._llm.model.opened.scorer
         assert scorer is not None, "only models that score are asked for scores"
         truncate, instruction = bool(options.get("truncate")), options.get("instruction")
         text = scorer.text(request_id, pair, truncate=truncate, instruction=instruction)
@@ -228,10 +228,10 @@ class EngineSide:
         waiting, self._waiting = self._waiting, []
         found = {each: (ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))}
         try:
-            for text, vector in self._llm.encode([asked.text for _, asked in found.values()]):
+            for text, vector, _ in self._llm.model.run_texts([asked.text for _, asked in found.values()]):
                 ticket, asked = found.pop(text.key)
                 if (request_id := self._forget(ticket)) is not None:
-                    self._send([_vector(request_id, vector, asked, 0)])
+                    self._send([_vector(request_id, vector, asked, 0)])  # type: ignore[arg-type]  # an encoder refuses nothing
         except Exception as error:
             for ticket, _ in found.values():
                 self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
@@ -284,20 +284,21 @@ def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
 
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
+    model = llm.model
     return {
         "architecture": llm.spec.architecture,
-        "images": None if llm.is_encoder else _image_facts(llm.prompts.images),
+        "images": None if model.is_encoder else _image_facts(model.prompts.images),
         "max_model_len": llm.max_model_len,
-        "num_rows": 0 if llm.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
-        "generates": llm.generates,
+        "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
+        "generates": model.generates,
         "vocab_size": llm.spec.vocab_size,
-        "fingerprint": (llm.identity.weights or "")[:16],
+        "fingerprint": (model.identity.weights or "")[:16],
         "startup_s": llm.startup_s,
-        "adapters": llm.adapters.names,
-        "scores": llm.scorer is not None,
-        "compares": llm.scorer is None and llm.embedder.compares,
-        "of_vectors": [] if llm.embedder.compares else [UNTRAINED],  # what an answer with vectors warns of
-        "prompts": sorted(llm.embedder.layout.prompts),
-        "texts": None if llm.texts is None else str(llm.texts),
-        "forms": llm.form_names,
+        "adapters": model.adapters.names,
+        "scores": model.opened.scorer is not None,
+        "compares": model.opened.scorer is None and model.embedder.compares,
+        "of_vectors": [] if model.embedder.compares else [UNTRAINED],  # what an answer with vectors warns of
+        "prompts": sorted(model.embedder.layout.prompts),
+        "texts": None if model.folder is None else str(model.folder),
+        "forms": model.opened.forms.names,
     }

@@ -133,7 +133,7 @@ class EngineThread:
             self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
             self._failed.__cause__ = error
             with contextlib.suppress(BaseException):  # those who wait hear of it whatever the engine has come to
-                if not self._llm.is_encoder:
+                if not self._llm.model.is_encoder:
                     self._llm.calls.drop()
             self._end(self._failed)
         return True

@@ -32,13 +32,13 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
         opened = llm if isinstance(llm, AsyncLLM) else await asyncio.to_thread(llm)
         link = LocalLink(asyncio.get_running_loop())
         how = settings or ServerSettings()
-        how.require_apart(opened.llm.adapters.names)
+        how.require_apart(opened.llm.model.adapters.names)
         side = EngineSide(opened.llm, opened.thread, link.outbox, how.adapter_root)
         service = app.state.service = Service(EngineClient(link), how)
         link.take = side.take
         side.begin()
         await service.client.ready.wait()
-        service.open(opened.llm.prompts)
+        service.open(opened.llm.model.prompts)
         try:
             yield
         finally:

@@ -11,15 +11,15 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import jax
 
 from checkpoints import Adapter, read_adapter
 from checkpoints.memory import Copies
 from checkpoints.placement import stored_targets, weight_shapes
-from ferrum_jax.embeddings.embedder import AsCompleted, Run, by_steps
+from ferrum_jax.embeddings.embedder import RunPrompts, States, Text, by_steps
 from ferrum_jax.embeddings.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.embeddings.scorer import Scorer
 from ferrum_jax.embeddings.texts import Texts
@@ -50,8 +50,8 @@ class Ready(Protocol):
 
     def scorer(self, texts: Texts) -> Scorer | None: ...
 
-    def runs(self, as_completed: AsCompleted) -> Run:
-        """What makes vectors of texts. as_completed: of the LLM."""
+    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
+        """(text, its state, tokens of it that were cached) of each. prompts: runs some where there is an engine."""
         ...
 
     def with_weights(self, copies: Copies) -> Ready: ...
@@ -112,8 +112,8 @@ class Loaded:
         logits = TokenLogits.of(self.layout.spec, weights, ids_of(asked))
         return LogitScorer.of(asked, texts.sentence, tokenizer, texts.prompts.chat, logits, self.max_text_tokens)
 
-    def runs(self, as_completed: AsCompleted) -> Run:
-        return by_steps(as_completed)
+    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
+        return by_steps(texts, prompts)
 
     def with_weights(self, copies: Copies) -> Loaded:
         """The same executables with copies of other weights in the place of those that have one, which are freed."""

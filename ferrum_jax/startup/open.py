@@ -76,13 +76,9 @@ class Opened:
     choices: tuple[str, ...]
 
     @property
-    def prompts(self) -> PromptEncoder:
-        return self.texts.prompts
-
-    @property
-    def headless(self) -> bool:
-        """It has no head, so that it embeds and nothing else."""
-        return self.texts.headless
+    def forms(self) -> MessageForms:
+        """In which the model writes calls and reasoning."""
+        return forms_of(self.texts.prompts, self.config)
 
     def with_new_weights(self, model: Ready) -> Opened:
         """The same over other weights of the model."""

@@ -214,7 +214,7 @@ def test_an_encoders_weights_can_be_swapped():
 
 def encoder_in_memory(scale: float = 1.0):
     checkpoint = open_checkpoint(GOLDENS / "encoders" / "bert")
-    weights, graph = registry.weights_of(checkpoint.config), encoder()._opened.model.layout.graph
+    weights, graph = registry.weights_of(checkpoint.config), encoder().model.opened.model.layout.graph
     arrays = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=weights.targets)
     return registry.bind(graph, arrays | {"norm.bias": arrays["norm.bias"] * scale})
 

@@ -125,7 +125,7 @@ def test_reuse_preemption_and_chunks_change_no_token(llm, settings):
 
     def tokens(**changes):
         config = dataclasses.replace(llm.config, **changes)
-        engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.adapters, fill=float("nan"))
+        engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.model.adapters, fill=float("nan"))
         asked = [RequestOptions(adapter=name) for name in names]
         for options in asked:  # all adapters lie in their slots before, so that rows run at once
             engine.add([5, 6], SHORT, options)
@@ -157,7 +157,7 @@ def test_an_aborted_request_gives_its_slot_back(llm):
 
 def test_an_adapter_that_does_not_come_to_the_devices_fails_its_requests_alone(llm, tmp_path, monkeypatch):
     llm.load_adapter("heavy", random_adapter(tmp_path / "heavy", seed=77))
-    heavy, stage, engine = llm.adapters.get("heavy").content, AdapterSlots.stage, llm.engine
+    heavy, stage, engine = llm.model.adapters.get("heavy").content, AdapterSlots.stage, llm.engine
 
     def failing(self, adapter):
         if adapter is heavy:
@@ -190,7 +190,7 @@ def test_several_processes_load_no_adapter(llm, monkeypatch):
     with pytest.raises(ValueError, match="load_adapter is for one process, and this engine has several"):
         llm.load_adapter("third", ADAPTERS / "llama_attention")
     monkeypatch.undo()
-    assert llm.adapters.names == ["attention", "patterns"]
+    assert llm.model.adapters.names == ["attention", "patterns"]
 
 
 @pytest.mark.parametrize("name", ["llama_patterns", "llama_attention"])

@@ -108,7 +108,7 @@ class Clocked:
 
 def test_all_chats_of_a_call_see_one_time_of_day_and_those_of_a_job_its_own(llm, monkeypatch):
     prompts, chat = Clocked(), [{"role": "user", "content": "what day?"}]
-    monkeypatch.setattr(llm, "_opened", dataclasses.replace(llm._opened, prompts=prompts))
+    monkeypatch.setattr(llm.model, "prompts", prompts)
     llm.generate([chat] * 3, GREEDY)
     assert len(prompts.told) == 3 and len(set(prompts.told)) == 1 and prompts.told[0] is not None
     day = datetime.datetime(2024, 7, 26)

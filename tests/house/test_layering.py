@@ -272,6 +272,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.startup": (
         "checkpoints",
+        "ferrum_jax.answers",
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
         "ferrum_jax.engine.calls",
@@ -301,7 +302,6 @@ MAY_IMPORT = {
         "ferrum_jax.progress",
         "ferrum_jax.startup",
         "ferrum_jax.text",
-        "ferrum_jax.vision",
         "nouns",
     ),
     "ferrum_jax.device_check": (

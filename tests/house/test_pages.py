@@ -57,7 +57,7 @@ HELD = {
             "../checkpoints/prefixes.py",
             "holds prefixes of another engine",
         ),
-        ("`update_weights` and `sleep` are refused", "llm.py", 'refuse_several_processes("sleep")'),
+        ("`update_weights` and `sleep` are refused", "startup/open_model.py", 'refuse_several_processes("sleep")'),
     ],
     "guides/batch-jobs.md": [
         ("other sampling flags are refused", "batch/journal/job_identity.py", "was begun with other settings")

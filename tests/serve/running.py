@@ -127,7 +127,7 @@ class Running:
         while self.llm.thread.num_open or service.num_open or service.client.num_open or service.gate.num_waiting:
             assert time.monotonic() < until, "something of a request is left"
             time.sleep(0.01)
-        if not self.llm.llm.is_encoder:
+        if not self.llm.llm.model.is_encoder:
             self.llm.thread.call(self._check).result()
 
     def _check(self) -> None:

@@ -86,7 +86,7 @@ def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
 
 
 def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
-    begun, stopped, prepare = [], [], llm.llm.prepare
+    begun, stopped, prepare = [], [], llm.llm.model.prepare
     all_cancelled = threading.Event()  # a thread that is free before could begin one whose turn to be cancelled comes
 
     def held(prompt, options, *, sampling, look):
@@ -102,7 +102,7 @@ def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(ll
             stopped.append(prompt)
             raise
 
-    monkeypatch.setattr(llm.llm, "prepare", held)
+    monkeypatch.setattr(llm.llm.model, "prepare", held)
 
     async def run():
         images = [asyncio.create_task(last(llm, {"prompt": "x", "images": [b"a"]})) for _ in range(50)]

@@ -25,7 +25,7 @@ def llm(tmp_path_factory):
 
 def test_an_image_crosses_to_the_engine_as_bytes_with_the_same_values(llm):
     prompt = {"prompt": f"t7 {PLACE} t9", "images": [picture(1, 64, 96)]}
-    encoded = llm.prompts.encoded(prompt)
+    encoded = llm.model.prompts.encoded(prompt)
     sent = json.dumps(wire_images(encoded.images, encoded.media))
     assert len(sent) < 2 * 64 * 96 * 3, "base64 of a byte for each channel of a pixel, and little beside"
     found = with_images(json.loads(sent))

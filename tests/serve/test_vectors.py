@@ -68,7 +68,7 @@ def test_a_score_is_the_cosine_of_two_vectors(server, vectors):
 
 
 def test_documents_are_ranked_with_the_prompts_of_the_checkpoint(server, llm, vectors):
-    prompts = llm.embedder.layout.prompts
+    prompts = llm.model.embedder.layout.prompts
     query = vectors("query" if "query" in prompts else None)[1]
     scores = vectors("document" if "document" in prompts else None) @ query
     asked = {"query": TEXTS[1], "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]}

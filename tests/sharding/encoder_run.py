@@ -30,7 +30,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
     }
     return {
         "vectors": vectors,
-        "fingerprint": llm._opened.model.fingerprint.hex(),
+        "fingerprint": llm.model.opened.model.fingerprint.hex(),
         "weights_bytes": llm.ledger.weights_bytes,
     }
 

@@ -60,24 +60,24 @@ def params_for(
 
 
 def with_tools(
-    params: SamplingParams | Sequence[SamplingParams] | None, tools: ToolsAsked | None
+    params: SamplingParams | Sequence[SamplingParams] | None, tools: object, tool_choice: object, parallel: object
 ) -> SamplingParams | Sequence[SamplingParams] | None:
-    """The parameters under which these calls must come. Raises ValueError where they ask for another structure."""
-    if tools is None:
-        return params
+    """The parameters under which the calls that `LLM.chat` demands must come.
+
+    Tools that need not be called may look as the template likes. Raises ValueError where they ask for other structure.
+    """
+    is_free = tool_choice in (None, "auto", "none") and parallel is None
+    demanded = None if is_free else tools_asked(tools, tool_choice, parallel)
+    return params if demanded is None else _demanding(params, demanded)
+
+
+def _demanding(params: Any, tools: ToolsAsked) -> Any:
     if params is not None and not isinstance(params, SamplingParams):
-        return [with_tools(one, tools) for one in params]  # type: ignore[misc]
+        return [_demanding(one, tools) for one in params]
     params = params or SamplingParams()
     if params.structured_outputs is not None:
         raise ValueError("tool_choice demands a call, and structured_outputs asks for something else; give one of them")
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(tools=tools))
-
-
-def demanded_tools(tools: object, tool_choice: object, parallel: object) -> ToolsAsked | None:
-    """The calls that `LLM.chat` demands; tools that need not be called may look as the template likes."""
-    if tool_choice in (None, "auto", "none") and parallel is None:
-        return None
-    return tools_asked(tools, tool_choice, parallel)
 
 
 def priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) -> Sequence[int]:
