@@ -1,4 +1,4 @@
-"""From our own checkpoint folder to a Hugging Face one: the tensors of the source, and weights in forms as published.
+"""From our own checkpoint folder to a Hugging Face one: tensors as in the source, quantised ones as published.
 
 A dense parameter goes back into its tensor, or its part of one. Weights in forms are written as their format says
 (`formats/written.py`): parameters that share tensors are read together and put together, a tensor at a time.
@@ -44,11 +44,11 @@ class _Fused:
 
 
 def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rule]) -> int:
-    """Writes our checkpoint `path` as a Hugging Face folder, atomically; how many tensors that were.
+    """Writes our checkpoint `path` as a Hugging Face folder, atomically. Returns the number of tensors.
 
     Dense tensors have the names and bits of the source, and its dtypes where the conversion did not cast. Weights in
-    forms are compressed-tensors, MXFP4 as it was, and config.json says so. Parameters of one tensor, or of a layer's
-    experts, are in memory at a time. Raises ValueError when `out_dir` is there and not empty, for parameters that
+    forms are compressed-tensors, MXFP4 as it was, and config.json says so. At most one tensor's parameters,
+    or one layer's experts, are in memory. Raises ValueError when `out_dir` is there and not empty, for parameters that
     cannot go back, and where the disk has too little room: a mapped file that does not fit ends the process.
     """
     source, out = Path(path), Path(out_dir)

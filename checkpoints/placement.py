@@ -88,7 +88,7 @@ def leaves_of(sources: Sequence[Any], name: str) -> list[Any]:
 
 
 def made_forms(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, WeightForm]:
-    """{weight: the form that its leaves have}, as far as making codes from a dense weight needs it."""
+    """{weight: the form that its leaves have}, only the fields needed to quantise a dense weight."""
     found = {}
     for name, whole in whole_targets(targets).items():
         codes, scales = targets.get(f"{name}.codes"), targets.get(f"{name}.scales")

@@ -1,8 +1,8 @@
 """StateRows: whose tokens a step computes and where each row's recurrent state is.
 
 Flat tokens of row r are [offsets[r], offsets[r] + counts[r]), at absolute positions starts[r] and on. Its state is at
-slots[r] of every state pool [slots, ...]; slot 0 is null: rows that are not there write to it. What is in the slot of a
-row that begins at position 0 is another's and is never read: such a row begins with zeros.
+slots[r] of every state pool [slots, ...]; slot 0 is null, and padding rows write to it. A row at position 0 starts from
+zeros; what an earlier row left in its slot is never read.
 """
 
 from __future__ import annotations

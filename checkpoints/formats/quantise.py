@@ -36,7 +36,7 @@ def quantised(name: str, source: Any, form: WeightForm) -> PackedWeight:
     def rows(ranges: Ranges) -> np.ndarray:
         found = np.asarray(source[slices(ranges[:-1])]).astype(np.float32)
         if not np.isfinite(found).all():
-            raise ValueError(f"{name} has weights that are not finite, which no scale stands for")
+            raise ValueError(f"{name} has weights that are not finite; no scale can represent them")
         return found
 
     def read(leaf: str, ranges: Ranges) -> np.ndarray:

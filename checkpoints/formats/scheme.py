@@ -31,7 +31,7 @@ class Scheme:
 
     marks: ends of names that only quantised modules have. others: those that they have besides. stands_for: the end of
     the name that their weight would have if it were dense. names_all: what the config does not call dense is quantised,
-    routers and gates too; has_head: so is the head. transposed: its modules are [.., in, out] to the rules. targets:
+    routers and gates too; has_head: so is the head. transposed: the rules see its modules as [.., in, out]. targets:
     modules, classes and patterns that it names.
     """
 

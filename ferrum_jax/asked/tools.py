@@ -111,7 +111,7 @@ def tools_asked(tools: object, tool_choice: object, parallel: object) -> ToolsAs
 
 
 def _chosen(choice: object) -> str | None:
-    """The name that a tool_choice demands; None of one that demands none."""
+    """The name that a tool_choice demands; None if the tool_choice demands no tool."""
     if choice in (None, "none", "auto", "required"):
         return None
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None

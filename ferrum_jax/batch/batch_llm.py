@@ -17,7 +17,9 @@ class RowCrash(ValueError):
 
 
 class BatchLLM(Protocol):
-    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests. Closing the generator aborts the rest.
+    """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests.
+
+    Closing the generator aborts the unfinished requests.
 
     now: the time of day that chat templates see.
     """

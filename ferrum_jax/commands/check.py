@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         default=Path(),
         metavar="DIR",
         help="folder for check.json and check.html, without paths, prompts or names of machines; created if missing "
-        "(default: this one)",
+        "(default: the current folder)",
     )
     check.add_argument(
         "--compilation-cache-dir",

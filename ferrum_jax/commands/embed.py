@@ -56,7 +56,11 @@ def add(commands: Any) -> None:
         "--output", type=Path, required=True, metavar="FILE", help="file of the same kinds, or .npy for a NumPy array"
     )
     embed.add_argument("--prompt-name", metavar="NAME", help="name of the checkpoint's prompt to put before each text")
-    embed.add_argument("--pooling", choices=("mean", "cls", "last"), help="default: the checkpoint's")
+    embed.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "last"),
+        help="how token states become a vector (default: as the checkpoint says)",
+    )
     embed.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,

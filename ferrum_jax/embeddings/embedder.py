@@ -122,15 +122,16 @@ class Embedder:
         pooling = pooling or layout.pooling or self._poolings[0]
         if pooling not in self._poolings:
             raise ValueError(
-                f"pooling is {pooling!r}; this model's is one of {self._poolings}"
-                + (": of a model that generates the last token's state alone is kept" * (len(self._poolings) == 1))
+                f"pooling is {pooling!r}; this model has {' and '.join(map(repr, self._poolings))}"
+                + (" alone, for a model that generates keeps only the last token's state" * (len(self._poolings) == 1))
             )
         if not (self.compares or self._has_warned):
             self._has_warned = True
             _log.warning(UNTRAINED)
         name = prompt_name or layout.default_prompt
         if name is not None and name not in layout.prompts:
-            raise ValueError(f"prompt_name is {name!r}; the checkpoint's prompts are {sorted(layout.prompts)}")
+            known = f"its prompts are {sorted(layout.prompts)}" if layout.prompts else "it has no prompts: leave it out"
+            raise ValueError(f"prompt_name is {name!r}, which the checkpoint does not have; {known}")
         prefix = "" if name is None else layout.prompts[name]
         if prefix and not layout.pools_prompt:
             raise ValueError(f"the checkpoint leaves the prompt {name!r} out of its pooling, which is not supported")

@@ -1,9 +1,9 @@
 """The store: compiled executables on disk, so that a second start neither traces nor compiles.
 
-One file per executable, named by a digest of its description and of the Environment. Files are written beside
-and renamed, so that processes may share a folder; the least recently used go when the folder is over its size. A
-file begins with a digest of the rest and is not even unpickled if that is another: a damaged executable would
-crash the process. A file is code: a folder that others may write to is refused.
+One file per executable, named by a digest of its description and of the Environment. A file is written
+under a temporary name, then renamed, so that processes may share a folder; the least recently used go when the folder
+is over its size. A file begins with a digest of the rest and is not unpickled if the digest differs: a damaged
+executable would crash the process. A file is code: a folder that others may write to is refused.
 A URL names a folder that machines share: what it has is fetched into the folder once, what is compiled is put
 there too.
 """
@@ -58,7 +58,7 @@ class Unloadable(Exception):
 class ExecutableStore:
     """Executables by description. `hits` and `misses` count what was asked for.
 
-    folder: or a URL. devices: of the mesh that they run on, in its order; None for the default device. max_bytes: of
+    folder: local, or a URL. devices: those of the mesh, in its order; None for the default device. max_bytes: of
     the local folder; nothing is deleted behind a URL.
     Raises ValueError if the folder cannot be made, belongs to somebody else, or others may write to it.
     """

@@ -171,7 +171,7 @@ def sides_of(
 def _texts(name: str, given: object, most: int | None) -> tuple[str, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts:
-        raise FieldError(f"{name} is {quoted(given)}; it must be a text or a list of texts", name)
+        raise FieldError(f"{name} is {quoted(given)}; it must be a text or a list of texts, none of them empty", name)
     if most is not None and len(texts) > most:
         raise FieldError(f"{name} has {len(texts)} texts; at most {most} are taken at once", name)
     found: list[Any] = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in texts]

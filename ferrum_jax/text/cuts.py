@@ -125,7 +125,7 @@ def steps_of(rule: Mapping[str, Any] | None, parts: str) -> list[Mapping[str, An
 
 
 def _is_plain(normaliser: Mapping[str, Any]) -> bool:
-    """Whether it makes of a text what it makes of two parts that meet at a cut."""
+    """Whether normalising two parts that meet at a cut gives the same as normalising the whole."""
     if normaliser["type"] == "Replace":
         pattern = normaliser["pattern"]
         return pattern == {"Regex": " {2,}"} or ("String" in pattern and not _HELD.search(pattern["String"]))
@@ -146,7 +146,7 @@ def _leaves_cuts(added: Any, *, prepends: bool) -> bool:
 
 
 def _splits(step: Mapping[str, Any], marks: bool) -> bool | None:
-    """Whether a pre-tokeniser's step ends words at cuts; None of one that is not known. marks: no space is left."""
+    """Whether a pre-tokeniser's step ends words at cuts; None for an unknown step. marks: no space is left."""
     kind = step["type"]
     if kind == "ByteLevel":
         return bool(step.get("use_regex", True))

@@ -18,7 +18,7 @@ import tokenizers
 from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.cuts import fuses_unknown, steps_of
 
-_COMPOSED = 3  # bytes that NFC makes one of at most. Source: Unicode's FAQ on normalisation
+_COMPOSED = 3  # NFC turns at most this many bytes into one. Source: Unicode's FAQ on normalisation
 _ROUNDING = 1e-9
 _PART = 1 << 20
 

@@ -57,7 +57,7 @@ TPU_CASES: tuple[tuple[Case, product_cases.Case], ...] = (
     ),
     (
         Case(name="fp8_blocks", width=256, hidden=256, **_TOKENS),
-        # activations as they are: of those that are rounded a code may tip over between gate and down
+        # activations as they are: rounding could flip a code between gate and down
         product_cases.Case(name="fp8_blocks", kind="fp8_e4m3", group=128),
     ),
     (Case(name="mxfp4", width=256, hidden=256, **_TOKENS), _MXFP4),

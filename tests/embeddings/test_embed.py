@@ -196,9 +196,11 @@ def test_an_encoder_refuses_to_generate_and_what_it_does_not_know():
     llm = encoder()
     with pytest.raises(ValueError, match="BertModel is an encoder and generates nothing"):
         llm.generate(WORDS)
-    with pytest.raises(ValueError, match="pooling is 'max'; this model's is one of"):
+    with pytest.raises(ValueError, match="pooling is 'max'; this model has"):
         llm.embed(WORDS, pooling="max")
-    with pytest.raises(ValueError, match=r"is 'title'; the checkpoint's prompts are \['document', 'query'\]"):
+    with pytest.raises(
+        ValueError, match=r"is 'title', which the checkpoint does not have; its prompts are \['document', 'query'\]"
+    ):
         llm.embed(WORDS, prompt_name="title")
 
 

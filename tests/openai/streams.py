@@ -1,4 +1,7 @@
-"""The events of a stream added up into one: texts and lists are put together, and the last of all else stays."""
+"""The events of a stream added up into one: texts and lists are put together, and the last of all else stays.
+
+Fields of a choice are sorted, for their order would tell how many tokens an event happened to hold.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for choice in event["choices"]:
             index = choice["index"]
             choices[index] = _added(choices[index], choice) if index in choices else choice
-    return {**found, "choices": [choices[index] for index in sorted(choices)]}
+    return {**found, "choices": [dict(sorted(choices[index].items())) for index in sorted(choices)]}
 
 
 def _added(old: Any, new: Any, name: str = "") -> Any:

@@ -1,6 +1,6 @@
 """Lines of input as JSON objects, and as bytes that are equal for equal content.
 
-A reader of columns writes a row that it cannot give as an object as a line that says why.
+A row of columns that cannot become an object is written as a line that says why.
 """
 
 from __future__ import annotations

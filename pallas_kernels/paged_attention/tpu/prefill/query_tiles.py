@@ -44,8 +44,8 @@ def copy_q(w: Walk, t) -> Any:
 def finish(w: Walk, t, tile: Tile) -> None:
     """Writes the results of the tile's row, in whole groups of ALIGNMENT tokens.
 
-    They take the place of the tile's queries. A group that an earlier tile wrote keeps that tile's tokens, which are
-    those before the row's first.
+    They overwrite the tile's queries in the buffer. A group that an earlier tile wrote keeps that tile's
+    tokens, which are those before the row's first.
     """
     out, G = w.buffers["q"].at[t & 1], w.shape.group
 
