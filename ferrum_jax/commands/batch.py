@@ -46,22 +46,9 @@ def add(commands: Any) -> None:
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --plan",
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --report report.html",
         ),
-        common="adapter max_errors new_run plan report max_tokens",
+        common="adapter max_errors new_run plan report schema max_tokens",
     )
-    batch.add_argument(
-        "--input",
-        required=True,
-        metavar="FILE",
-        help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
-        ".jsonl, .csv, .parquet, also .gz and .zst",
-    )
-    batch.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
-        "FILE.journal holds what is done until then",
-    )
+    _add_files(batch)
     batch.add_argument(
         "--served-model-name",
         action="append",
@@ -107,6 +94,23 @@ def add(commands: Any) -> None:
     add_model(batch)
     add_load(batch)
     add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
+
+
+def _add_files(batch: argparse.ArgumentParser) -> None:
+    batch.add_argument(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
+        ".jsonl, .csv, .parquet, also .gz and .zst",
+    )
+    batch.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
+        "FILE.journal holds what is done until then",
+    )
 
 
 class _Schema(argparse.Action):

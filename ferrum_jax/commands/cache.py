@@ -46,6 +46,11 @@ def add(commands: Any) -> None:
     load.add_argument("dir", type=Path, metavar="DIR", help="folder that `cache save` wrote")
     load.set_defaults(reads=("dir",))
     add_model(load)
+    _add_simulate(commands)
+    _add_clear(commands)
+
+
+def _add_simulate(commands: Any) -> None:
     simulate = new_command(
         commands,
         "cache simulate",
@@ -74,6 +79,9 @@ def add(commands: Any) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw hit rate over pool size (needs matplotlib)"
     )
     simulate.set_defaults(reads=("request_log",))
+
+
+def _add_clear(commands: Any) -> None:
     clear = new_command(
         commands,
         "cache clear",
