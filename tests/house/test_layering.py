@@ -342,6 +342,7 @@ MAY_IMPORT = {
     "ferrum_jax.serve.app": (
         "ferrum_jax.answers",
         "ferrum_jax.openai",
+        "ferrum_jax.pages",
         "ferrum_jax.quoting",
         "ferrum_jax.serve.bodies",
         "ferrum_jax.serve.http",

@@ -96,4 +96,4 @@ def test_a_server_has_its_description_and_a_page_of_it_without_a_script(describe
     for path, methods in described["paths"].items():
         assert all(f"{method.upper()} {path}" in page for method in methods)
     for name in ("max_completion_tokens", "return_documents", "load_inplace"):
-        assert f"<code>{name}</code>" in page
+        assert f"<td>{name}</td>" in page

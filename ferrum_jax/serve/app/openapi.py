@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.body_fields import BODIES
 from ferrum_jax.openai.schemas import DIALECT, body_schema, in_words
-from ferrum_jax.serve.app.page_routes import page_html
+from ferrum_jax.pages.html_page import document, escaped, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 _STREAMED = ("completion", "chat", "response")
@@ -101,31 +100,24 @@ def _operation(each: ServedPath) -> dict[str, Any]:
 
 
 def _page(described: Mapping[str, Any]) -> bytes:
-    style = re.search(rb"(?s)<style>.*?</style>", page_html())
-    assert style is not None, "the page has a style"
-    head = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content='
-    head += '"width=device-width,initial-scale=1">\n<title>ferrum_jax</title>\n<link rel="icon" href="data:,">\n'
-    version = html.escape(described["info"]["version"])
-    rows = [
-        f"<tr><td><code>{method.upper()} {html.escape(path)}</code></td><td>{html.escape(said['summary'])}</td></tr>"
+    paths = [
+        (f"{method.upper()} {path}", said["summary"])
         for path, methods in described["paths"].items()
         for method, said in methods.items()
     ]
-    cards = [_card("paths", rows)]
-    for kind in (*BODIES, *(each for each in described["components"]["schemas"] if each not in BODIES)):
-        if kind != "error":
-            cards.append(_card(f"body: {kind}", _fields(described["components"]["schemas"][kind])))
-    main = f"<body>\n<main>\n<h1>ferrum_jax {version}</h1>\n{''.join(cards)}</main>\n</body>\n</html>\n"
-    return head.encode() + style[0] + b"\n</head>\n" + main.encode()
+    schemas = described["components"]["schemas"]
+    kinds = [*BODIES, *(kind for kind in schemas if kind not in BODIES and kind != "error")]
+    cards = [_card("paths", paths), *(_card(f"body: {kind}", _fields(schemas[kind])) for kind in kinds)]
+    name = f"ferrum_jax {described['info']['version']}"
+    return document(name, f"<h1>{escaped(name)}</h1>", *cards).encode()
 
 
-def _card(title: str, rows: Iterable[str]) -> str:
-    return f'<section class="card"><h2>{html.escape(title)}</h2><table>{"".join(rows)}</table></section><br>\n'
+def _card(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return f"<h2>{escaped(title)}</h2>{table((), rows, 'pairs')}"
 
 
-def _fields(schema: Mapping[str, Any]) -> Iterable[str]:
+def _fields(schema: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for name, said in schema["properties"].items():
         if not said["description"].startswith("not here:"):
-            needed = "<b>needed</b>: " if name in schema["required"] else ""
-            words = html.escape(f"{said['description']} ({in_words(said)})")
-            yield f"<tr><td><code>{html.escape(name)}</code></td><td>{needed}{words}</td></tr>"
+            needed = "needed: " if name in schema["required"] else ""
+            yield name, f"{needed}{said['description']} ({in_words(said)})"
