@@ -7,18 +7,18 @@ import sys
 import time
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.startup import open as opening
+from ferrum_jax.startup import chosen
 
 
 def refuse_late(seconds: float) -> None:
     """What is wrong with the mesh comes out so much later."""
-    whole = opening.require_all_processes
+    whole = chosen.require_all_processes
 
     def wait_and_refuse(mesh) -> None:
         time.sleep(seconds)
         whole(mesh)
 
-    opening.require_all_processes = wait_and_refuse
+    chosen.require_all_processes = wait_and_refuse
 
 
 if __name__ == "__main__":
