@@ -102,7 +102,7 @@ def make(name: str, folder: Path) -> None:
         with _rounding(model, chosen, set(shapes)):
             return steady(model, prompts, EXACT if chosen.rounding is None else ROUNDED)
 
-    found = first_seed(folder, golden.seed, answer)
+    found = first_seed(folder, golden.seed if chosen.seed is None else chosen.seed, answer)
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **found)
 
