@@ -45,8 +45,8 @@ class Quantised:
     rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand.
 
     model: "dense", "experts" or "latent". not_rounded: ends of the names of modules whose inputs are not rounded.
-    seed: the first that is tried, None for the model's. The rows of tests/sharding/mesh_run.py have inputs of their own,
-    so a seed that puts one of them near a tie is passed over by hand.
+    seed: the first that is tried, None for the model's. A seed that puts an input of tests/sharding/mesh_run.py near a
+    tie is passed over by hand.
     """
 
     config: Mapping[str, Any]
