@@ -32,6 +32,7 @@ from ferrum_jax.executables.executable_store import (
     others_may_write,
     write_beside,
 )
+from ferrum_jax.executables.lowered import Lowered
 from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.files.store import UrlStore
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -158,25 +159,25 @@ class BundledExecutables:
     def hits(self) -> int:
         return len(self.found)
 
-    def get(self, description: str, compile: Callable[[], Any]) -> DeferredExecutable:
+    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
         """The executable, from the bundle or from elsewhere. ValueError instead of the latter if it is required."""
         payload = self._read(description) if self._fits else None
         if payload is None:
-            return self._elsewhere(description, compile)
+            return self._elsewhere(description, lower)
         with self._lock:
             self.found.append(_what(description))
-        return DeferredExecutable(lambda: self._load(description, payload, compile))
+        return DeferredExecutable(lambda: self._load(description, payload, lower))
 
-    def _load(self, description: str, payload: bytes, compile: Callable[[], Any]) -> Any:
+    def _load(self, description: str, payload: bytes, lower: Callable[[], Lowered]) -> Any:
         try:
             return load_executable(payload, self._devices)
         except Unloadable as error:
             self._report(f"{_what(description)}: {error}")
             with self._lock:
                 self.found.remove(_what(description))
-            return self._elsewhere(description, compile).result()
+            return self._elsewhere(description, lower).result()
 
-    def _elsewhere(self, description: str, compile: Callable[[], Any]) -> DeferredExecutable:
+    def _elsewhere(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
         with self._lock:
             self.misses += 1
         if self._required:
@@ -185,7 +186,9 @@ class BundledExecutables:
                 "out so that what is missing is compiled here"
             )
         return (
-            DeferredExecutable.made(compile()) if self._fallback is None else self._fallback.get(description, compile)
+            DeferredExecutable.made(lower().compile())
+            if self._fallback is None
+            else self._fallback.get(description, lower)
         )
 
     def _read(self, description: str) -> bytes | None:

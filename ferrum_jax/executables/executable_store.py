@@ -1,11 +1,12 @@
 """The store: compiled executables on disk, so that a second start neither traces nor compiles.
 
-One file per executable, named by a digest of its description and of the Environment. A file is written
-under a temporary name, then renamed, so that processes may share a folder; the least recently used go when the folder
-is over its size. A file begins with a digest of the rest and is not unpickled if the digest differs: a damaged
-executable would crash the process. A file is code: a folder that others may write to is refused.
-A URL names a folder that machines share: what it has is fetched into the folder once, what is compiled is put
-there too.
+One file per executable, named by a digest of its lowered program and of the Environment, and for each description a
+file that says which executable it is. So a change of a traced source lowers its programs once more, and compiles those
+that became others. A file is written under a temporary name, then renamed, so that processes may share a folder; the
+least recently used go when the folder is over its size. A file begins with a digest of the rest and is not unpickled
+if the digest differs: a damaged executable would crash the process. A file is code: a folder that others may write to
+is refused. A URL names a folder that machines share: what it has is fetched into the folder once, what is compiled is
+put there too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from jax.experimental import serialize_executable
 
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.executables.environment import Environment
+from ferrum_jax.executables.lowered import Lowered
 from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.files.store import UrlStore
 from ferrum_jax.files.whole_files import write_whole
@@ -43,8 +45,8 @@ STRAY_S = 3600  # nobody writes a file for so long
 class ExecutableCache(Protocol):
     """Where executables come from: the store, or a bundle."""
 
-    def get(self, description: str, compile: Callable[[], Any]) -> DeferredExecutable:
-        """The executable that `description` names: kept from an earlier time, to be loaded, or made by `compile` now.
+    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
+        """The executable that `description` names: kept from an earlier time, to be loaded, or compiled now.
 
         description: all that decides it beside the environment; equal text must mean equal programs.
         """
@@ -56,7 +58,7 @@ class Unloadable(Exception):
 
 
 class ExecutableStore:
-    """Executables by description. `hits` and `misses` count what was asked for.
+    """Executables by description. `hits` and `misses` count what was asked for: what was found, what was compiled.
 
     folder: local, or a URL. devices: those of the mesh, in its order; None for the default device. max_bytes: of
     the local folder; nothing is deleted behind a URL.
@@ -65,7 +67,9 @@ class ExecutableStore:
 
     def __init__(self, folder: str, devices: Sequence[Any] | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._devices = list(devices or jax.devices()[:1])
-        self._environment = repr(dataclasses.astuple(Environment.of_device(self._devices[0])))
+        environment = Environment.of_device(self._devices[0])
+        self._tracing = repr(dataclasses.astuple(environment))
+        self._compiling = repr(dataclasses.astuple(dataclasses.replace(environment, sources="")))
         self._max_bytes = max_bytes
         self._remote = remote_of(folder)
         self._folder = local_folder(folder)
@@ -84,41 +88,66 @@ class ExecutableStore:
         self.hits = 0
         self.misses = 0
 
-    def get(self, description: str, compile: Callable[[], Any]) -> DeferredExecutable:
+    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
         """The executable that `description` names, from disk, or compiled and kept.
 
         A damaged file is compiled again and replaced, and so is one that cannot be loaded, with a warning. So is one
         that cannot be written.
         """
-        path = self._path(description)
-        payload = _read(path) or self._fetch(path)
-        if payload is None:
-            return DeferredExecutable.made(self._make(path, compile))
-        self.hits += 1
-        return DeferredExecutable(lambda: self._load(path, payload, compile))
+        path = self._named_by(description)
+        payload = None if path is None else self._find(path)
+        if path is not None and payload is not None:
+            return self._found(path, payload, lower)
+        lowered, described = lower(), self._path(self._tracing, description)
+        path = self._path_of(lowered, described)
+        self._write(described, _checked(path.name.encode()))
+        payload = self._find(path)
+        if payload is not None:
+            return self._found(path, payload, lambda: lowered)
+        return DeferredExecutable.made(self._make(path, lowered))
 
     def has(self, description: str) -> bool:
         """Whether there is a file for `description`, which is fetched from behind a URL; it may be damaged."""
-        path = self._path(description)
-        return path.is_file() or self._fetch(path) is not None
+        path = self._named_by(description)
+        return path is not None and (path.is_file() or self._fetch(path) is not None)
 
-    def _load(self, path: pathlib.Path, payload: bytes, compile: Callable[[], Any]) -> Any:
+    def _named_by(self, description: str) -> pathlib.Path | None:
+        """The file of the executable that a description was found to be."""
+        name = self._find(self._path(self._tracing, description))
+        return None if name is None else self._folder / pathlib.PurePath(name.decode()).name
+
+    def _path_of(self, lowered: Lowered, described: pathlib.Path) -> pathlib.Path:
+        """The file of a lowered program; where its text does not hold all of it, one for its description alone."""
+        text = lowered.text()
+        return self._path(self._compiling, text) if text is not None else self._path("", described.name)
+
+    def _found(self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered]) -> DeferredExecutable:
+        self.hits += 1
+        return DeferredExecutable(lambda: self._load(path, payload, lower))
+
+    def _load(self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered]) -> Any:
         try:
             return load_executable(payload, self._devices)
         except Unloadable as error:
             self.hits -= 1
             warnings.warn(f"{path} is compiled anew: {error}", RuntimeWarning, stacklevel=2)
-            return self._make(path, compile)
+            return self._make(path, lower())
 
-    def _make(self, path: pathlib.Path, compile: Callable[[], Any]) -> Any:
+    def _make(self, path: pathlib.Path, lowered: Lowered) -> Any:
         self.misses += 1
-        executable = compile()
-        data = _checked(serialize(executable))
+        executable = lowered.compile()
+        self._write(path, _checked(serialize(executable)))
+        return executable
+
+    def _find(self, path: pathlib.Path) -> bytes | None:
+        """What was written to a file, here or behind the URL; None if there is none or it is damaged."""
+        return _read(path) or self._fetch(path)
+
+    def _write(self, path: pathlib.Path, data: bytes) -> None:
         self._keep(path, data)
         with self._asking() as remote:
             if remote is not None:
                 remote.replace(path.name, data)
-        return executable
 
     def _fetch(self, path: pathlib.Path) -> bytes | None:
         """What the remote folder has of a file, kept here from now on; None if it has none, or one that is damaged."""
@@ -156,12 +185,9 @@ class ExecutableStore:
                     stacklevel=2,
                 )
 
-    def _path(self, description: str) -> pathlib.Path:
-        return self._folder / f"{self._name(description)}{_SUFFIX}"
-
-    def _name(self, description: str) -> str:
+    def _path(self, environment: str, text: str) -> pathlib.Path:
         ids = [device.id for device in self._devices]
-        return digest(self._environment, f"{ids} {description}")
+        return self._folder / f"{digest(environment, f'{ids} {text}')}{_SUFFIX}"
 
     def _drop_oldest(self) -> None:
         """Deletes what was used longest ago until the folder is within its size. A reader may be faster or slower.

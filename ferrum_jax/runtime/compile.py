@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, load_behind
 from ferrum_jax.executables.executable_store import ExecutableCache
+from ferrum_jax.executables.lowered import Lowered
 from ferrum_jax.executables.refused_kernel import is_of_kernel, refused_kernel
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -74,23 +75,29 @@ class Program:
 
         Raises RefusedKernel where the compiler refuses one of its kernels, and else what the compiler raises.
         """
+        return self.lower().compile()
+
+    def lower(self) -> Lowered:
+        """Traced and lowered; raises as `compile` does."""
+        platform = lowering_platform(self.mesh.devices.flat[0])
+        with self._watching():
+            return Lowered(self.trace().lower(lowering_platforms=(platform,)), self._watching)
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
         try:
-            return self._compile()
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels ask it what they are traced for
+                yield
         except Exception as error:  # compilers of kernels raise whatever they like
             if not self.kernels or not is_of_kernel(error):
                 raise
             raise refused_kernel(error, self.what, self.kernels, self.mesh.devices.flat[0]) from None
 
-    def _compile(self) -> Executable:
-        platform = lowering_platform(self.mesh.devices.flat[0])
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels ask it what they are traced for
-            return self.trace().lower(lowering_platforms=(platform,)).compile()
-
     def get(self, executable_cache: ExecutableCache | None) -> DeferredExecutable:
         return (
             DeferredExecutable.made(self.compile())
             if executable_cache is None or not self.is_kept
-            else executable_cache.get(self.description, self.compile)
+            else executable_cache.get(self.description, self.lower)
         )
 
 

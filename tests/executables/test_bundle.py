@@ -12,13 +12,14 @@ from ferrum_jax import EngineConfig
 from ferrum_jax.executables.bundle import Bundle, BundledExecutables, BundleWriter, Purpose, config_for
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore, serialize
+from ferrum_jax.executables.lowered import Lowered
 
 X = np.arange(3, dtype=np.float32)
 DOUBLE, TRIPLE = "double\nshapes", "triple\nshapes"
 
 
-def compiled(factor):
-    return jax.jit(lambda x: factor * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+def lowered(factor) -> Lowered:
+    return Lowered(jax.jit(lambda x: factor * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)))
 
 
 def refuse():
@@ -38,7 +39,7 @@ def purpose(**changes):
 
 @pytest.fixture(scope="module")
 def payload():
-    return serialize(compiled(2))
+    return serialize(lowered(2).compile())
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def change_manifest(folder, change):
     path.write_text(json.dumps(manifest))
 
 
-def test_what_is_in_the_bundle_is_loaded_and_not_compiled(folder):
+def test_what_is_in_the_bundle_is_loaded_and_not_lowered(folder):
     source = executables(folder, required=True)
     np.testing.assert_array_equal(source.get(DOUBLE, refuse).result()(X), 2 * X)
     assert (source.hits, source.found, source.misses, source.problems) == (1, ["double"], 0, [])
@@ -72,7 +73,7 @@ def test_what_is_in_the_bundle_is_loaded_and_not_compiled(folder):
 
 def test_what_it_lacks_is_compiled_and_said_by_name(folder):
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(TRIPLE, lambda: compiled(3)).result()(X), 3 * X)
+    np.testing.assert_array_equal(source.get(TRIPLE, lambda: lowered(3)).result()(X), 3 * X)
     assert (source.hits, source.misses) == (0, 1)
     assert source.problems == [f"bundle {folder}: it has no triple for this config"]
 
@@ -80,7 +81,7 @@ def test_what_it_lacks_is_compiled_and_said_by_name(folder):
 def test_what_it_lacks_comes_from_the_store_where_there_is_one(folder, tmp_path):
     store = ExecutableStore(str(tmp_path / "store"))
     source = executables(folder, fallback=store)
-    source.get(TRIPLE, lambda: compiled(3))
+    source.get(TRIPLE, lambda: lowered(3))
     source.get(TRIPLE, refuse)
     assert (store.hits, store.misses) == (1, 1)
 
@@ -106,16 +107,16 @@ def test_a_damaged_part_is_said_and_compiled_instead(folder, damage, message):
     else:
         path.write_bytes(damage(path.read_bytes()))
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2)).result()(X), 2 * X)
+    np.testing.assert_array_equal(source.get(DOUBLE, lambda: lowered(2)).result()(X), 2 * X)
     (problem,) = source.problems
     with pytest.raises(ValueError, match=message):
         raise ValueError(problem)
 
 
-def test_a_whole_part_that_cannot_be_loaded_is_named_and_compiled(folder):
+def test_a_whole_part_that_cannot_be_loaded_is_named_and_lowered(folder):
     BundleWriter(folder, purpose()).put(DOUBLE, b"no executable")
     source = executables(folder)
-    later = source.get(DOUBLE, lambda: compiled(2))
+    later = source.get(DOUBLE, lambda: lowered(2))
     assert (source.hits, source.misses, source.problems) == (1, 0, [])
     np.testing.assert_array_equal(later.result()(X), 2 * X)
     assert (source.hits, source.misses) == (0, 1)
@@ -136,7 +137,7 @@ def test_a_whole_part_that_cannot_be_loaded_is_named_and_compiled(folder):
 def test_a_bundle_of_another_version_or_target_is_named_and_not_loaded(folder, field, value, message):
     change_manifest(folder, lambda manifest: manifest["purpose"]["environment"].update({field: value}))
     source = executables(folder)
-    np.testing.assert_array_equal(source.get(DOUBLE, lambda: compiled(2)).result()(X), 2 * X)
+    np.testing.assert_array_equal(source.get(DOUBLE, lambda: lowered(2)).result()(X), 2 * X)
     assert source.hits == 0 and message in source.problems[0]
     with pytest.raises(ValueError, match="none of its executables can run here"):
         executables(folder, required=True).get(DOUBLE, refuse)

@@ -12,23 +12,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ferrum_jax.executables import environment as environments
 from ferrum_jax.executables import executable_store as stores
 from ferrum_jax.executables.executable_store import ExecutableStore, _checked
+from ferrum_jax.executables.lowered import Lowered
 from tests.support import ROOT
 
 
-def compile_trivial():
-    return jax.jit(lambda x: 2 * x + 1).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+def lowered(function, *arguments, **options) -> Lowered:
+    return Lowered(jax.jit(function, **options).lower(*(arguments or [jax.ShapeDtypeStruct((3,), jnp.float32)])))
+
+
+def lower_trivial() -> Lowered:
+    return lowered(lambda x: 2 * x + 1)
 
 
 def refuse():
-    raise AssertionError("compiled what lies on disk")
+    raise AssertionError("lowered what lies on disk")
+
+
+def uncompiled(made: Lowered) -> Lowered:
+    made.compile = lambda: pytest.fail("compiled what lies on disk")
+    return made
+
+
+def the_executable(folder):
+    """Of the two files of one executable the one that is not the name alone."""
+    return max(folder.iterdir(), key=lambda path: path.stat().st_size)
 
 
 def test_a_second_get_is_a_hit_and_runs_the_same(tmp_path):
     x = np.arange(3, dtype=np.float32)
     first = ExecutableStore(str(tmp_path))
-    expected = first.get("double", compile_trivial).result()(x)
+    expected = first.get("double", lower_trivial).result()(x)
     second = ExecutableStore(str(tmp_path))
     np.testing.assert_array_equal(second.get("double", refuse).result()(x), expected)
     assert (first.hits, first.misses, second.hits, second.misses) == (0, 1, 1, 0)
@@ -38,7 +54,7 @@ def test_an_executable_that_calls_lapack_runs_in_a_process_that_has_traced_nothi
     def solve(a):
         return jax.lax.linalg.triangular_solve(a, a, left_side=True, lower=True)
 
-    ExecutableStore(str(tmp_path)).get("solve", lambda: jax.jit(solve).lower(jnp.eye(3)).compile())
+    ExecutableStore(str(tmp_path)).get("solve", lambda: lowered(solve, jnp.eye(3)))
     program = f"""
 import numpy as np
 from ferrum_jax.executables.executable_store import ExecutableStore
@@ -48,34 +64,74 @@ print(ExecutableStore({str(tmp_path)!r}).get("solve", None).result()(2 * np.eye(
     assert (found.returncode, found.stdout.strip()) == (0, str(np.eye(3).tolist())), found.stderr[-2000:]
 
 
-def test_another_description_is_another_executable(tmp_path):
+def test_an_equal_program_of_another_description_or_source_is_not_compiled_again(tmp_path, monkeypatch):
+    ExecutableStore(str(tmp_path)).get("double", lower_trivial)
+    store = ExecutableStore(str(tmp_path))
+    store.get("double again", lambda: uncompiled(lower_trivial()))
+    monkeypatch.setattr(environments, "_source_digest", lambda: "other comments")
+    changed = ExecutableStore(str(tmp_path))
+    found = changed.get("double", lambda: uncompiled(lower_trivial())).result()
+    np.testing.assert_array_equal(found(np.float32([1, 2, 3])), [3, 5, 7])
+    assert (store.hits, store.misses, changed.hits, changed.misses) == (1, 0, 1, 0)
+    changed.get("double", refuse)
+
+
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+PAIR = ({"a": SHAPE, "b": SHAPE},)
+UNLIKE = {  # programs of equal operations, of which no two may share an executable
+    "plain": lambda: lowered(lambda x: 2 * x + 1),
+    "another constant": lambda: lowered(lambda x: 2 * x + 1.5),
+    "first of two": lambda: lowered(lambda x: 2 * x["a"] + 1, *PAIR),
+    "second of two": lambda: lowered(lambda x: 2 * x["b"] + 1, *PAIR),
+    "other names": lambda: lowered(lambda x: 2 * x["c"] + 1, {"c": SHAPE, "d": SHAPE}),
+    "result in a tuple": lambda: lowered(lambda x: (2 * x + 1,)),
+    "donated": lambda: lowered(lambda x: 2 * x + 1, donate_argnums=0),
+    "compiled otherwise": lambda: lowered(lambda x: 2 * x + 1, compiler_options={"xla_cpu_enable_fast_min_max": True}),
+}
+
+
+def test_programs_that_differ_in_anything_share_no_executable(tmp_path):
+    store = ExecutableStore(str(tmp_path))
+    for name, lower in UNLIKE.items():
+        store.get(name, lower)
+    assert (store.hits, store.misses) == (0, len(UNLIKE))
+    assert all(lower().text() == lower().text() is not None for lower in UNLIKE.values())
+
+
+def test_a_program_whose_text_does_not_hold_all_of_it_is_known_by_its_description(tmp_path, monkeypatch):
+    monkeypatch.setattr(Lowered, "text", lambda self: None)
     store = ExecutableStore(str(tmp_path))
     for description in ("double", "double again"):
-        store.get(description, compile_trivial)
-    assert (store.hits, store.misses) == (0, 2)
+        store.get(description, lower_trivial)
+    store.get("double", refuse)
+    monkeypatch.setattr(environments, "_source_digest", lambda: "other comments")
+    changed = ExecutableStore(str(tmp_path))
+    changed.get("double", lower_trivial)
+    assert (store.hits, store.misses, changed.misses) == (1, 2, 1)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
-def test_a_damaged_file_is_compiled_again_and_replaced(tmp_path, damage):
-    ExecutableStore(str(tmp_path)).get("double", compile_trivial)
-    (path,) = tmp_path.iterdir()
+@pytest.mark.parametrize("which", [max, min], ids=["executable", "its name"])
+def test_a_damaged_file_is_written_again(tmp_path, damage, which):
+    ExecutableStore(str(tmp_path)).get("double", lower_trivial)
+    files = {*tmp_path.iterdir()}
+    path = which(files, key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes({"flipped": data, "truncated": data[: len(data) // 2], "empty": b""}[damage])
     store = ExecutableStore(str(tmp_path))
-    np.testing.assert_array_equal(store.get("double", compile_trivial).result()(np.float32([1, 2, 3])), [3, 5, 7])
-    assert (store.hits, store.misses) == (0, 1)
+    np.testing.assert_array_equal(store.get("double", lower_trivial).result()(np.float32([1, 2, 3])), [3, 5, 7])
+    assert (store.hits, store.misses) == ((0, 1) if which is max else (1, 0))
     store.get("double", refuse)
-    assert list(tmp_path.iterdir()) == [path], "nothing else is left in the folder"
+    assert {*tmp_path.iterdir()} == files, "nothing else is left in the folder"
 
 
 def test_a_whole_file_that_cannot_be_loaded_is_said_compiled_again_and_replaced(tmp_path):
-    ExecutableStore(str(tmp_path)).get("double", compile_trivial)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(_checked(b"no executable"))
+    ExecutableStore(str(tmp_path)).get("double", lower_trivial)
+    the_executable(tmp_path).write_bytes(_checked(b"no executable"))
     store = ExecutableStore(str(tmp_path))
     with pytest.warns(RuntimeWarning, match=r"is compiled anew: it cannot be loaded: UnpicklingError"):
-        store.get("double", compile_trivial).result()
+        store.get("double", lower_trivial).result()
     assert (store.hits, store.misses) == (0, 1)
     store.get("double", refuse).result()
 
@@ -95,34 +151,31 @@ def test_over_its_size_what_was_used_longest_ago_goes(tmp_path):
     first = ExecutableStore(str(tmp_path))
     for age, name in enumerate(("stray", "a", "b"), start=1):
         before = {*tmp_path.iterdir()}
-        first.get(name, compile_trivial)
-        (path,) = {*tmp_path.iterdir()} - before
-        os.utime(path, (age, age))
-    size = path.stat().st_size
+        first.get(name, lambda name=name: lowered(lambda x: x + ord(name[0])))
+        for path in {*tmp_path.iterdir()} - before:
+            os.utime(path, (age, age))
+    size = the_executable(tmp_path).stat().st_size
     (path.parent / "tmp_of_a_killed_process").write_bytes(bytes(size))
     os.utime(path.parent / "tmp_of_a_killed_process", (1, 1))
     (path.parent / "tmp_being_written").write_bytes(bytes(size))
     store = ExecutableStore(str(tmp_path), max_bytes=2 * size + size // 2)
     store.get("a", refuse)
-    store.get("c", compile_trivial)
+    store.get("c", lower_trivial)
     for name in ("a", "c"):
         store.get(name, refuse)
-    assert len([*tmp_path.iterdir()]) == 3 and (path.parent / "tmp_being_written").exists()
+    assert len([*tmp_path.iterdir()]) == 5 and (path.parent / "tmp_being_written").exists()
 
 
 def test_stores_that_share_a_folder_always_give_what_was_asked_for(tmp_path):
     """As processes do: each has a store of its own, and no lock is between them."""
-    executables = {
-        f"times {n}": jax.jit(lambda x, n=n: n * x).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
-        for n in range(4)
-    }
-    size = len(stores.serialize(executables["times 1"]))
+    programs = {f"times {n}": lowered(lambda x, n=n: n * x) for n in range(4)}
+    size = len(stores.serialize(programs["times 1"].compile()))
 
     def run(seed):
         order, store = random.Random(seed), ExecutableStore(str(tmp_path), max_bytes=2 * size)
         for _ in range(25):
             n = order.randrange(4)
-            found = store.get(f"times {n}", lambda n=n: executables[f"times {n}"]).result()
+            found = store.get(f"times {n}", lambda n=n: programs[f"times {n}"]).result()
             np.testing.assert_array_equal(found(np.float32([1, 2, 3])), n * np.float32([1, 2, 3]))
         return store.hits, store.misses
 
@@ -138,7 +191,7 @@ def test_what_cannot_be_kept_runs_all_the_same_and_is_said(tmp_path, monkeypatch
 
     monkeypatch.setattr(stores, "write_beside", full)
     with pytest.warns(RuntimeWarning, match=r"cannot be kept, so the next start compiles it again: .*No space left"):
-        found = ExecutableStore(str(tmp_path)).get("double", compile_trivial).result()
+        found = ExecutableStore(str(tmp_path)).get("double", lower_trivial).result()
     np.testing.assert_array_equal(found(np.float32([1, 2, 3])), [3, 5, 7])
 
 

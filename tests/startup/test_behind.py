@@ -106,7 +106,8 @@ def store_without(folder, *, missing) -> ExecutableStore:
     full, store = ExecutableStore(SMALL.compilation_cache_dir, devices), ExecutableStore(str(folder), devices)
     for part, program in programs_of(layout).items():
         if part not in missing and full.has(program.description):
-            shutil.copy(full._path(program.description), store._path(program.description))
+            for path in (full._path(full._tracing, program.description), full._named_by(program.description)):
+                shutil.copy(path, store._folder / path.name)
     return store
 
 
