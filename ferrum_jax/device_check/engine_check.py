@@ -31,7 +31,7 @@ _CONFIG = EngineConfig(
     max_num_batched_tokens=128,
     max_model_len=512,
 )
-_ON_CPU = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 256}  # which compiles few steps
+_ON_CPU = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 256}  # which compiles few steps
 _AGAIN = "{}, from the cache"
 
 

@@ -21,7 +21,7 @@ from ferrum_jax.batch.notice import Notice
 from ferrum_jax.outputs import CompletionOutput
 from ferrum_jax.runtime.runner import Runner
 from tests.engine.image_folder import picture, write_folder
-from tests.engine.test_images import INVARIANT
+from tests.engine.test_images import CONFIG
 
 
 def test_a_row_in_progress_has_the_digests_of_its_images_and_not_their_bytes():
@@ -71,7 +71,7 @@ class Job:
         write_rows(folder)
         self.folder = folder
         self.said = io.StringIO()
-        self.llm = LLM(str(model), dataclasses.replace(INVARIANT, image_root=str(folder), max_num_seqs=2))
+        self.llm = LLM(str(model), dataclasses.replace(CONFIG, image_root=str(folder), max_num_seqs=2))
 
     def run(self, notice: Notice | None = None, output: str = "out.jsonl") -> int:
         return run_batch(

@@ -14,10 +14,10 @@ from checkpoints.folder import copy_companions
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.embeddings.logit_scorer import TokenLogits
-from tests.support import COMPILED, GOLDENS, SMALL
+from tests.support import COMPILED, GOLDENS, INVARIANT
 
 FOLDER = GOLDENS / "scorers" / "qwen3"
-CONFIG = dataclasses.replace(SMALL, max_model_len=41)
+CONFIG = dataclasses.replace(INVARIANT, max_model_len=41)
 GOLDEN = json.loads((FOLDER / "golden.json").read_text())
 PAIRS = GOLDEN["pairs"]
 

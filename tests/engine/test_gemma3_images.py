@@ -18,10 +18,11 @@ from tests.support import GOLDENS, SMALL, finish, small_llm
 
 FOLDER = "vision/gemma3_vision"
 TOKENS, PATCHES = 16, 144
-CONFIG = dataclasses.replace(
-    SMALL, max_num_seqs=4, max_num_batched_tokens=32, max_image_tokens=64, max_image_patches=PATCHES
+LADDER = dataclasses.replace(SMALL, max_num_batched_tokens=32, max_image_tokens=64, max_image_patches=PATCHES)
+CONFIG = dataclasses.replace(LADDER, max_num_batched_tokens=64, invariant=True)  # one bucket
+EACH_CONFIG = pytest.mark.parametrize(
+    "config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"]
 )
-INVARIANT = dataclasses.replace(CONFIG, max_num_batched_tokens=64, invariant=True)
 
 
 def prompt_of(number: int, **options):
@@ -43,7 +44,7 @@ def chunks_of(engine):
     return seen
 
 
-@pytest.mark.parametrize("config", [CONFIG, pytest.param(INVARIANT, marks=pytest.mark.slow)], ids=["", "invariant"])
+@EACH_CONFIG
 def test_tokens_after_images_are_the_reference_s(config):
     engine = engine_of(config, folder=FOLDER)
     for number, output in enumerate(run(engine, *(prompt_of(number) for number in range(3)))):
@@ -141,7 +142,7 @@ def test_an_image_that_was_evicted_is_encoded_again():
 @pytest.mark.slow
 def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images():
     def said(numbers, **sizes):
-        engine = engine_of(INVARIANT, folder=FOLDER, **sizes)
+        engine = engine_of(CONFIG, folder=FOLDER, **sizes)
         params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)
         requests = [(ids, params, options) for ids, _, options in map(prompt_of, numbers)]
         outputs = [*run(engine, *requests), *run(engine, *requests)]
@@ -201,8 +202,9 @@ def test_text_alone_through_the_same_folder_is_what_it_is_without_a_tower():
 
 
 @pytest.mark.slow
-def test_no_step_compiles_whatever_stands_beside_images():
-    engine, rng = engine_of(CONFIG, folder=FOLDER, enable_prefix_caching=False), np.random.default_rng(3)
+@EACH_CONFIG
+def test_no_step_compiles_whatever_stands_beside_images(config):
+    engine, rng = engine_of(config, folder=FOLDER, enable_prefix_caching=False), np.random.default_rng(3)
     for number in range(40):
         pixels = rng.uniform(-1, 1, (PATCHES, 48)).astype(np.float32)
         image = Picture(patches=pixels, grid=(1, 12, 12), num_tokens=TOKENS, digest=b"%d" % number)
@@ -211,7 +213,7 @@ def test_no_step_compiles_whatever_stands_beside_images():
         prompt = [*before, 152, *[150] * TOKENS, 153, *after]
         options = RequestOptions(media=[span], images=[image], key=str(number))
         engine.add(prompt, SamplingParams(max_tokens=2, temperature=0.0), options)
-    counter, before = CompileCounter(), small_llm(FOLDER, CONFIG).stats()["compiles_after_ready"]
+    counter, before = CompileCounter(), small_llm(FOLDER, config).stats()["compiles_after_ready"]
     finish(engine)
-    assert counter.count == 0 and small_llm(FOLDER, CONFIG).stats()["compiles_after_ready"] == before
+    assert counter.count == 0 and small_llm(FOLDER, config).stats()["compiles_after_ready"] == before
     assert engine.image_counts()["images_encoded"] == 40

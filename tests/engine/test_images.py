@@ -20,8 +20,11 @@ from tests.support import GOLDENS, SMALL, finish, small_llm, step
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
 IMAGE, START = 150, 152
-CONFIG = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
-INVARIANT = dataclasses.replace(CONFIG, max_num_batched_tokens=64, invariant=True)
+LADDER = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
+CONFIG = dataclasses.replace(LADDER, max_num_batched_tokens=64, invariant=True)  # one bucket
+EACH_CONFIG = pytest.mark.parametrize(
+    "config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"]
+)
 GREEDY = SamplingParams(
     max_tokens=64, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(IMAGE, 154), float("-inf"))
 )
@@ -78,7 +81,7 @@ def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:
     assert list(output.token_ids) == golden(folder)[f"tokens_{prompt}"].tolist()
 
 
-@pytest.mark.parametrize("config", [CONFIG, INVARIANT], ids=["", "invariant"])
+@EACH_CONFIG
 @pytest.mark.parametrize("folder", [FOLDER, pytest.param(HYBRID, marks=pytest.mark.slow)])
 def test_tokens_after_images_are_the_reference_s(config, folder):
     engine = engine_of(config, folder=folder)
@@ -195,7 +198,7 @@ def test_images_before_recurrent_layers_are_cut_hit_and_preempted(budget, num_bl
 @pytest.mark.parametrize("folder", [FOLDER, HYBRID])
 def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images(folder):
     def said(prompts, **sizes):
-        engine = engine_of(INVARIANT, folder=folder, **sizes)
+        engine = engine_of(folder=folder, **sizes)
         params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)
         requests = [(ids, params, options) for ids, _, options in (asked(p, folder=folder) for p in prompts)]
         outputs = [*run(engine, *requests), *run(engine, *requests)]
@@ -248,9 +251,10 @@ def test_what_there_is_no_room_for_is_refused_with_both_numbers(limits, said):
         placed_images(options.images, options.media, room)
 
 
-def test_no_step_compiles_whatever_sizes_images_have():
-    llm = small_llm(FOLDER, CONFIG)
-    engine, rng = engine_of(enable_prefix_caching=False), np.random.default_rng(3)
+@EACH_CONFIG
+def test_no_step_compiles_whatever_sizes_images_have(config):
+    llm = small_llm(FOLDER, config)
+    engine, rng = engine_of(config, enable_prefix_caching=False), np.random.default_rng(3)
     before = llm.stats()["compiles_after_ready"]
     for number in range(200):
         rows, columns = (2 * int(n) for n in rng.integers(1, 7, 2))

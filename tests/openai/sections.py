@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ferrum_jax import LLM, EngineConfig
 from tests.openai import chat_bodies, reading_bodies, text_bodies
 from tests.serve.running import serving_llm
-from tests.support import COMPILED, GOLDENS, SMALL
+from tests.support import COMPILED, GOLDENS, INVARIANT
 
 Bodies = Mapping[str, Mapping[str, Any]]
 Answers = Mapping[str, Mapping[str, Any]]  # of each body, by door
@@ -41,7 +41,7 @@ def scorer() -> LLM:
 
 @functools.cache
 def reranker() -> LLM:
-    return LLM(str(GOLDENS / "scorers" / "qwen3"), dataclasses.replace(SMALL, max_model_len=41))
+    return LLM(str(GOLDENS / "scorers" / "qwen3"), dataclasses.replace(INVARIANT, max_model_len=41))
 
 
 class Section(NamedTuple):

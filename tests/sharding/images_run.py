@@ -13,14 +13,14 @@ import sys
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine import test_gemma3_images, test_gemma4_images
-from tests.engine.test_images import CONFIG, asked, run
+from tests.engine.test_images import LADDER, asked, run
 from tests.support import GOLDENS
 
 # Sizes of an engine, its prompts by number, and blocks that hold one of them whole and not two.
 _KINDS = {
-    "vision/qwen3_vl": (CONFIG, asked, 8),
-    test_gemma3_images.FOLDER: (test_gemma3_images.CONFIG, test_gemma3_images.prompt_of, 11),
-    test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
+    "vision/qwen3_vl": (LADDER, asked, 8),
+    test_gemma3_images.FOLDER: (test_gemma3_images.LADDER, test_gemma3_images.prompt_of, 11),
+    test_gemma4_images.FOLDER: (test_gemma4_images.LADDER, test_gemma4_images.prompt_of, 11),
 }
 
 

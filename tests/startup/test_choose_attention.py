@@ -113,7 +113,7 @@ def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fa
 
 def test_a_job_goes_on_with_the_attention_it_began_with_whatever_a_check_says_now(monkeypatch):
     monkeypatch.setattr("ferrum_jax.startup.chosen.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu"))
-    config = dataclasses.replace(CONFIG, compilation_cache_dir=str(COMPILED))
+    config = dataclasses.replace(CONFIG, invariant=True, compilation_cache_dir=str(COMPILED))
     opened, engine = Opening(source=random_source(QWEN3), config=config, begun_with={"cpu": "xla"}).run()
     assert opened.chosen.attention == AttentionChoice(implementation="xla")
     assert opened.identity.environment["implementation"] == "xla"

@@ -12,7 +12,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.startup import open as opening
 from ferrum_jax.startup.open import config_of, tell_processes
 from tests.checkpoints.hub_server import local_hub
-from tests.support import SMALL, small_llm
+from tests.support import INVARIANT, SMALL, small_llm
 
 FIELDS = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(EngineConfig)}
 
@@ -51,7 +51,7 @@ def test_a_field_that_there_is_not_is_refused_before_anything_is_opened():
 
 def test_a_model_without_a_tokenizer_says_so():
     with pytest.raises(ValueError, match=r"has no tokenizer.json"):
-        small_llm("qwen3_moe").get_tokenizer()
+        small_llm("qwen3_moe", INVARIANT).get_tokenizer()
 
 
 def test_the_other_processes_are_told_the_commit_that_process_0_found(hub, monkeypatch):
