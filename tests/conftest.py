@@ -1,5 +1,5 @@
 """All tests run on the CPU, with strict dtype promotion: an operation on two dtypes is an error unless one is a Python
-scalar's. Tests of one family run in one process and share its executables.
+scalar's. Processes share executables through the store of tests/support.py.
 """
 
 import gc
@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ferrum_jax.config import EngineConfig
-from tests.by_family import ByFamily
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
@@ -45,8 +44,3 @@ def few_executables() -> Iterator[None]:
         small_llm.cache_clear()
         jax.clear_caches()
         gc.collect()
-
-
-@pytest.hookimpl(optionalhook=True)  # pytest may run without xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFamily:
-    return ByFamily(config, log)

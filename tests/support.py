@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import functools
 import os
 import pathlib
@@ -12,6 +13,7 @@ from ferrum_jax.answers.choice_text import TokenTexts
 from ferrum_jax.answers.collect import Collector
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.executables.executable_store import digest
 from tests.golden_table import GOLDENS, goldens
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -41,10 +43,16 @@ def child_environment() -> dict[str, str]:
 
 @functools.cache
 def small_llm(family: str, config: EngineConfig = SMALL):
-    """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`."""
+    """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`.
+
+    Of processes that want the same one the first compiles, with all cores, and the others find its executables.
+    """
     from ferrum_jax.llm import LLM
 
-    return LLM(str(GOLDENS / family), config)
+    COMPILED.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(COMPILED / f"{digest(family, repr(config))}.lock", "w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        return LLM(str(GOLDENS / family), config)
 
 
 def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **overrides):
