@@ -45,7 +45,7 @@ def child_environment() -> dict[str, str]:
 def small_llm(family: str, config: EngineConfig = SMALL):
     """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`.
 
-    Of processes that want the same one the first compiles, with all cores, and the others find its executables.
+    Where several processes want the same one, the first compiles with all cores, and the others find its executables.
     """
     from ferrum_jax.llm import LLM
 

@@ -37,7 +37,7 @@ def uncompiled(made: Lowered) -> Lowered:
 
 
 def the_executable(folder):
-    """Of the two files of one executable the one that is not the name alone."""
+    """The larger of the two files that an executable has; the other one holds its name."""
     return max(folder.iterdir(), key=lambda path: path.stat().st_size)
 
 
@@ -78,7 +78,7 @@ def test_an_equal_program_of_another_description_or_source_is_not_compiled_again
 
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
 PAIR = ({"a": SHAPE, "b": SHAPE},)
-UNLIKE = {  # programs of equal operations, of which no two may share an executable
+UNLIKE = {  # their operations are nearly equal, and no two may share an executable
     "plain": lambda: lowered(lambda x: 2 * x + 1),
     "another constant": lambda: lowered(lambda x: 2 * x + 1.5),
     "first of two": lambda: lowered(lambda x: 2 * x["a"] + 1, *PAIR),
