@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import re
+import stat
 import sys
 
 import pytest
@@ -169,6 +171,28 @@ def test_a_name_is_made_once_and_replaced_whole(store):
         file.write(b"half")
         raise RuntimeError
     assert store.read("out") == b"a\nb\n"
+
+
+def test_bytes_are_on_the_disk_before_their_name_and_that_before_the_call_returns(tmp_path, monkeypatch):
+    store, calls = LocalStore(tmp_path), list[str]()
+
+    def noting(name, call):
+        def noted(*arguments):
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(arguments[0]).st_mode)
+            calls.append(f"{name} of the folder" if is_folder else name)
+            return call(*arguments)
+
+        return noted
+
+    for name in ("fsync", "link", "replace"):
+        monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
+    store.create("lasting", b"")
+    store.create("passing", b"", lasts=False)
+    store.replace("lasting", b"")
+    with store.writing("lasting") as file:
+        file.write(b"content")
+    replaced = ["fsync", "replace", "fsync of the folder"]
+    assert calls == ["fsync", "link", "fsync of the folder", "link", *replaced, *replaced]
 
 
 def test_a_path_is_split_into_folder_and_name():
