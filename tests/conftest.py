@@ -12,7 +12,6 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that
 
 import jax
 import pytest
-from hypothesis import HealthCheck, settings
 
 from ferrum_jax.config import EngineConfig
 from tests.golden_table import TABLE, marked
@@ -24,9 +23,7 @@ EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 MOST_MAPS = 25_000
 
-# No test depends on the clock: on a busy machine inputs are made slowly, and an example may take long.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_machine")
+pytest_plugins = ("tests.histories", "tests.turns.plugin")
 
 
 @pytest.fixture(scope="session", params=[marked(name, TABLE[name]["ladder"]) for name in FAMILIES])
@@ -35,7 +32,7 @@ def family(request) -> str:
     return request.param
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def few_executables() -> Iterator[None]:
     """Drops executables before a process has as many as Linux lets it map (65,530 pieces), where XLA crashes."""
     yield

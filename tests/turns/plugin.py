@@ -1,0 +1,85 @@
+"""`--sixth`: a sixth of the slow tests, and of those for absent chips, with those that the last changes touch.
+
+It prints what it selects and what it leaves out, and how each test that fails runs alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.support import ROOT
+from tests.turns.history import history
+from tests.turns.sixths import NUM_SIXTHS, unit_of
+from tests.turns.touched import Turn, imports_of, turn
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    sixths = [str(n) for n in range(NUM_SIXTHS)]
+    parser.addoption(
+        "--sixth",
+        choices=[*sixths, "auto"],
+        help="run one sixth of the slow tests, and those that changes touch; auto: the one in turn by git's history",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.sixth is None:
+        return
+    past = history(ROOT)
+    sixth = past.sixth if config.option.sixth == "auto" else int(config.option.sixth)
+    slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("aot")]
+    ids = [item.nodeid for item in slow]
+    its = turn(sixth, ids, past.changed, imports_of(ids))
+    out = [item for item in slow if unit_of(item.nodeid) not in its.kept]
+    if getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0":
+        _say(config, [past.said, f"runs sixth {sixth}: {len(ids) - len(out)} of {len(ids)} tests", *told(its, ids)])
+    config.hook.pytest_deselected(items=out)
+    dropped = set(out)
+    items[:] = [item for item in items if item not in dropped]
+
+
+def told(its: Turn, node_ids: list[str]) -> list[str]:
+    """What of these tests runs because of which changes, and what has to wait."""
+    tests = Counter(map(unit_of, node_ids))
+    lines = []
+    for file in sorted({unit[0] for unit in its.touched}):
+        units = [unit for unit in its.touched if unit[0] == file]
+        paths = sorted({its.touched[unit] for unit in units})
+        lines.append(f"and {sum(tests[unit] for unit in units)} of {file} because of {_first(paths)}")
+    if its.left_out:
+        files = Counter[str]()
+        for unit in its.left_out:
+            files[unit[0]] += tests[unit]
+        lines.append("touched, but left to later turns for their time; run these by hand:")
+        lines += [f"  {count} of {file}" for file, count in sorted(files.items())]
+    if its.everybodys:
+        lines.append(f"left to the turns, with no slow test or too many of their own: {_first(its.everybodys)}")
+    return lines
+
+
+def _first(paths: list[str]) -> str:
+    more = len(paths) - 4
+    return ", ".join(paths[:4]) + (f" and {more} more" if more > 0 else "")
+
+
+def _say(config: pytest.Config, lines: list[str]) -> None:
+    """On the terminal at once, from a process of xdist as well."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("", *lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How what failed runs alone."""
+    reports = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
+    if config.option.sixth is None or not reports:
+        return
+    terminalreporter.section("to run it alone")
+    seed = f" --seed {config.option.seed}" if config.option.seed is not None else ""
+    for node_id in dict.fromkeys(report.nodeid for report in reports):
+        terminalreporter.line(f'scripts/test -m ""{seed} {shlex.quote(node_id)}')
