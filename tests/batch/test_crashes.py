@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.batch.kill_demo import kill
+from tests.histories import seeded
 from tests.support import ROOT
 
 
@@ -21,7 +22,7 @@ def run(*arguments: str) -> dict:
     ("kills", "seed"), [pytest.param(20, 1, id="20"), pytest.param(1000, 2, id="1000", marks=pytest.mark.slow)]
 )
 def test_killed_at_random_moments(kills, seed):
-    found = run("random", "--kills", str(kills), "--seed", str(seed))
+    found = run("random", "--kills", str(kills), "--seed", str(seeded(seed)))
     assert found["kills"] == kills and found["partials"] > kills
 
 
@@ -45,7 +46,7 @@ def test_a_worker_that_sleeps_longer_than_its_leases_last_is_replaced_and_harmle
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_a_job_of_the_demo_model_that_is_killed(tmp_path, kills):
-    found = kill(tmp_path, kills, seed=1)
+    found = kill(tmp_path, kills, seed=seeded(1))
     assert found["killed"] + found["terminated"] == kills and found["killed"] > 2 and found["terminated"] > 2
     assert 0 < found["saved_prefixes"] <= found["terminated"]
 
@@ -53,12 +54,12 @@ def test_a_job_of_the_demo_model_that_is_killed(tmp_path, kills):
 @pytest.mark.slow
 def test_a_job_in_steps_of_hundreds_of_tokens_that_is_killed(tmp_path):
     """Prompts of 36 rows share a step of 512 tokens; alone, what goes on after a kill has one of 64."""
-    found = kill(tmp_path, 10, seed=1, is_wide=True)
+    found = kill(tmp_path, 10, seed=seeded(1), is_wide=True)
     assert found["killed"] + found["terminated"] == 10 and found["rows_that_differ"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_without_equal_bits_each_row_has_one_line_that_never_changes(tmp_path):
-    found = kill(tmp_path, 10, seed=1, is_invariant=False)
+    found = kill(tmp_path, 10, seed=seeded(1), is_invariant=False)
     assert found["killed"] + found["terminated"] == 10 and found["rows"] == 10 * found["jobs"] > 0

@@ -173,7 +173,7 @@ def test_the_names_of_both_files_say_their_form(answering, tmp_path, capsys):
     assert not (tmp_path / "out.arrow").exists()
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.binary(max_size=8)

@@ -12,6 +12,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.vocabulary import Vocabulary
+from tests.histories import seeded
 from tests.structured.random_schemas import random_regex, random_schema
 from tests.support import INVARIANT, run, small_llm
 
@@ -43,7 +44,7 @@ def is_a_beginning(output, structure: StructuredOutputsParams, vocabulary: Vocab
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: str(sizes[0]))
 def test_every_row_that_ends_is_valid_and_nine_in_ten_end_and_others_are_as_alone(sizes):
-    llm, rng = small_llm("qwen3", WIDE), random.Random(17)
+    llm, rng = small_llm("qwen3", WIDE), random.Random(seeded(17))
     num_rows, *counts = sizes
     known = structures(rng, *counts)
     asked = [None if i % FREE_EVERY == 0 else rng.choice(known) for i in range(num_rows)]

@@ -16,6 +16,7 @@ from ferrum_jax.executables import environment as environments
 from ferrum_jax.executables import executable_store as stores
 from ferrum_jax.executables.executable_store import ExecutableStore, _checked
 from ferrum_jax.executables.lowered import Lowered
+from tests.histories import seeded
 from tests.support import ROOT
 
 
@@ -172,7 +173,7 @@ def test_stores_that_share_a_folder_always_give_what_was_asked_for(tmp_path):
     size = len(stores.serialize(programs["times 1"].compile()))
 
     def run(seed):
-        order, store = random.Random(seed), ExecutableStore(str(tmp_path), max_bytes=2 * size)
+        order, store = random.Random(seeded(seed)), ExecutableStore(str(tmp_path), max_bytes=2 * size)
         for _ in range(25):
             n = order.randrange(4)
             found = store.get(f"times {n}", lambda n=n: programs[f"times {n}"]).result()

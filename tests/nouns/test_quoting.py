@@ -17,7 +17,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)
+@settings(max_examples=150)
 @given(value=VALUES)
 def test_a_short_value_is_quoted_as_python_or_json_writes_it(value):
     for write in (repr, json.JSONEncoder(ensure_ascii=False).encode):

@@ -447,4 +447,4 @@ class CacheManagerMachine(RuleBasedStateMachine):
 
 
 TestCacheManagerMachine = CacheManagerMachine.TestCase
-TestCacheManagerMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+TestCacheManagerMachine.settings = settings(max_examples=40, stateful_step_count=30)

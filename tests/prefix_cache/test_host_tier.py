@@ -135,13 +135,13 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+TestTierMachine.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 @pytest.mark.slow
 def test_the_tier_holds_in_long_histories() -> None:
     machine = type("LongTierMachine", (TierMachine,), {}).TestCase
-    machine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+    machine.settings = settings(max_examples=200, stateful_step_count=50)
     machine().runTest()
 
 

@@ -310,4 +310,4 @@ class IdPoolMachine(RuleBasedStateMachine):
 
 
 TestIdPoolMachine = IdPoolMachine.TestCase
-TestIdPoolMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True)
+TestIdPoolMachine.settings = settings(max_examples=50, stateful_step_count=40)

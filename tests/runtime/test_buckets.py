@@ -17,7 +17,7 @@ from ferrum_jax.runtime.buckets import FIRST_TOKENS, choose_table_width, make_la
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 
-fixed = settings(deadline=None, max_examples=60, derandomize=True)
+fixed = settings(max_examples=60)
 
 
 @st.composite

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+from tests.histories import seeded
 from tests.scheduling.test_long_histories import History
 from tests.support import ROOT
 
@@ -30,7 +31,8 @@ def plans_of(seed: int) -> str:
 
 
 def test_one_process_and_n_processes_have_equal_tables_and_plans() -> None:
-    program = "from tests.scheduling.test_determinism import plans_of; print(plans_of(5))"
+    seed = seeded(5)
+    program = f"from tests.scheduling.test_determinism import plans_of; print(plans_of({seed}))"
     found = set()
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
@@ -38,4 +40,4 @@ def test_one_process_and_n_processes_have_equal_tables_and_plans() -> None:
             [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
         )
         found.add(run.stdout.strip())
-    assert found == {plans_of(5)}
+    assert found == {plans_of(seed)}

@@ -15,6 +15,7 @@ import pytest
 from ferrum_jax.ints import most_held
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
+from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
 
 OPERATIONS = 50_000  # of each of four parts
@@ -144,7 +145,7 @@ class History:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_the_books_are_right_after_each_of_200_000_operations(part: int) -> None:
-    rng, num_operations, seen = random.Random(part), 0, Counter()
+    rng, num_operations, seen = random.Random(seeded(part)), 0, Counter()
     while num_operations < OPERATIONS:
         history = History(rng)
         history.run(250)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
-
-import hypothesis
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.scheduling.fake_device import VOCABULARY, Engine
 
@@ -147,15 +137,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 @pytest.mark.slow
-def test_histories_that_no_run_has_tried_hold_too(capsys) -> None:
-    """Each run draws others. Give the seed that is printed to `hypothesis.seed` below and they come again."""
-    seed = secrets.randbits(64)
-    with capsys.disabled():
-        print(f"\nhistories of the scheduler from seed {seed}")
-    machine = hypothesis.seed(seed)(type("FreshSchedulerMachine", (SchedulerMachine,), {}))
-    fresh = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=False, database=None)
-    run_state_machine_as_test(machine, settings=fresh)
+def test_long_histories_of_the_scheduler_hold_too() -> None:
+    machine = type("LongSchedulerMachine", (SchedulerMachine,), {}).TestCase
+    machine.settings = settings(max_examples=200, stateful_step_count=50)
+    machine().runTest()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
 
 
@@ -16,7 +17,7 @@ def _random_prompt(rng: random.Random, stems: list[list[int]], longest: int) -> 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(seeded(seed))
     block_size, max_num_seqs = rng.choice([1, 2, 4]), rng.choice([3, 5, 8])
     num_blocks = rng.choice([32, 40]) // block_size
     max_total = min(num_blocks * block_size + 1, 36)
@@ -55,7 +56,7 @@ def test_requests_under_pressure_end_as_they_do_alone(seed: int) -> None:
 @pytest.mark.parametrize("num_host_blocks", [0, 10])
 def test_requests_that_live_through_weight_updates_end(num_host_blocks: int) -> None:
     """Rows keep their blocks, which nobody shares; the host tier is emptied with the rest, and fills again."""
-    rng = random.Random(num_host_blocks)
+    rng = random.Random(seeded(num_host_blocks))
     engine = Engine(
         num_blocks=20,
         block_size=2,

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from ferrum_jax.serve.http.settings import ServerSettings
+from tests.histories import seeded
 from tests.serve.running import Running, request, running
 
 CLIENTS, SECONDS = 1000, 120
@@ -46,7 +47,7 @@ class Crowd:
 
     async def run(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        await asyncio.gather(*[self._client(random.Random(seed), end) for seed in range(CLIENTS)])
+        await asyncio.gather(*[self._client(random.Random(seeded(seed)), end) for seed in range(CLIENTS)])
 
     async def _client(self, draw: random.Random, end: float) -> None:
         await asyncio.sleep(draw.random() * 2)

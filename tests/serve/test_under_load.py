@@ -18,6 +18,7 @@ from ferrum_jax.serve.app import guarded_protocol
 from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import engine_client
+from tests.histories import seeded
 from tests.serve.running import request, running
 
 LONG = {"prompt": "x", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -320,7 +321,7 @@ def test_garbage_and_leavers_among_good_requests_change_no_answer(server):
             )
 
     def one(seed: int) -> None:
-        draw = random.Random(seed)
+        draw = random.Random(seeded(seed))
         for _ in range(12):
             draw.choices((good, leave, spoil), (5, 3, 2))[0](draw.randrange(7, 17))
 

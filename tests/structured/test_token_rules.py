@@ -23,7 +23,7 @@ def narrowed(sampling: SamplingParams, output=(), allowed: Iterable[int] = range
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()), fault
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_masks_are_the_sets_that_they_stand_for(seed):
     rng = random.Random(seed)

@@ -17,6 +17,7 @@ from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser, without_reasoning
 from ferrum_jax.structured.reading.tool_parser import ToolParser, parsed
+from tests.histories import seeded
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 
 PARAMETERS = {
@@ -57,7 +58,7 @@ FORMS = sorted(WRITTEN)
 @pytest.mark.parametrize("name", [form.name for form in TOOL_FORMS])
 def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
     asked = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", True))
-    form, rng, count = tool_form_named(name), random.Random(7), 0
+    form, rng, count = tool_form_named(name), random.Random(seeded(7)), 0
     grammar = Grammars(demo_vocabulary(), form).get(asked)
     for _ in range(6):
         tokens = drawn(grammar.matcher(), rng, most=120)
@@ -81,7 +82,7 @@ def test_calls_are_found_in_what_models_write(name):
     assert found.content.strip() in ("", "Sure.", "hi", "Well:")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(FORMS), st.integers(0, 400), st.booleans(), st.integers(0, 10**9))
 @example("mistral", 0, True, 215856229)
 def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, is_mixed, seed):
@@ -99,7 +100,7 @@ def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, is_mixed, s
     assert (content, [piece for piece in pieces if isinstance(piece, ToolCall)]) == parsed(form, text)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(FORMS), st.text(alphabet='<>{}[]()"|;a:,\n tool_c/`=', max_size=60))
 def test_what_is_no_call_stays_text(name, text):
     content, calls = parsed(tool_form_named(name), text)
@@ -117,7 +118,7 @@ def test_a_template_without_marks_has_no_form():
     assert tool_form("{{ messages }}") is None and reasoning_form(None) is None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(alphabet="<>/think ab\n", max_size=40), st.booleans(), st.integers(0, 10**6))
 def test_reasoning_is_the_same_however_it_is_cut(text, is_open, seed):
     form, rng = REASONING_FORMS[-1], random.Random(seed)
@@ -198,7 +199,7 @@ TEXTS = [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(TEXTS), st.integers(0, 200), st.sampled_from(FORMS), st.sampled_from((None, *REASONING_FORMS)),
        st.booleans(), st.integers(0, 10**6))  # fmt: skip
 def test_a_message_is_the_same_however_it_is_cut(text, length, name, reasoning, is_open, seed):

@@ -10,7 +10,7 @@ from ferrum_jax.asked.sampling import MAX_STOPS, MOST_STOP_CHARACTERS
 from ferrum_jax.text.stop_strings import StopStrings, stop_strings
 from ferrum_jax.text.stream import TextStream
 
-PROFILE = settings(deadline=None, max_examples=400, derandomize=True)
+PROFILE = settings(max_examples=400)
 LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=6)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ferrum_jax.text import TextStream
 from tests.text.samples import KINDS, tokenizer
 
-PROFILE = settings(deadline=None, max_examples=150, derandomize=True)
+PROFILE = settings(max_examples=150)
 
 
 def stream_of(kind: str, ids: list[int], **options: object) -> tuple[list[str], TextStream]:

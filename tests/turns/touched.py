@@ -1,7 +1,7 @@
 """The slow tests that a change touches, as far as their time allows.
 
-A changed test runs itself, and a changed golden its own tests. Another changed file runs the tests that have its name or
-its folder's, then those that import it, unless these take more than a sixth of all: then it is everybody's, and the
+A changed test runs itself, and a changed golden its own tests. Another changed file runs the tests that have its name
+or its folder's, then those that import it, unless these take more than a sixth of all: then it is everybody's, and the
 sixths see to it. What is nearest to the change comes first, until its folder or the whole has used up its seconds.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tests.support import ROOT
-from tests.turns.sixths import NUM_SIXTHS, file_of, sixths, unit_of
+from tests.turns.sixths import NUM_SIXTHS, file_of, sixths
 
 ALL_S, FOLDER_S = 300, 80  # CPU seconds
 _ROOTS = ("ferrum_jax", "pallas_kernels", "checkpoints", "scripts")

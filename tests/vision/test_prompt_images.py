@@ -19,6 +19,7 @@ from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
+from tests.histories import seeded
 from tests.vision.hostile import BOMBS, KINDS, hostile_file, in_mode, saved
 
 PLACE = QWEN.placeholder
@@ -135,7 +136,7 @@ def test_a_turned_image_has_as_many_tokens_as_its_header_says(images):
 @pytest.mark.parametrize("seed", range(150))
 def test_a_hostile_header_has_the_size_that_is_decoded_or_is_refused(seed):
     """A file that is one thing to who counts and another to who decodes would get around the bounds."""
-    content, _ = hostile_file(np.random.default_rng(seed))
+    content, _ = hostile_file(np.random.default_rng(seeded(seed)))
     try:
         pixels = decoded_image(content)
     except ValueError:

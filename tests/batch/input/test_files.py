@@ -189,7 +189,7 @@ def test_a_parquet_row_that_cannot_be_read_fails_alone():
     assert "nested too deeply" in deep[0].message and deep[0].custom_id == "4" and isinstance(deep[1], Row)
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)
+@settings(max_examples=150)
 @given(st.lists(st.lists(st.sampled_from([b",", b'"', b"\n", b"\r", b"\xff", b"\0", b"[", b"{}", b"a", b"7"]))))
 def test_every_row_of_a_csv_gives_a_line_whatever_bytes_it_has(rows):
     content = b"\n".join(b"".join(row) for row in rows)
@@ -207,7 +207,7 @@ _CELLS = (
 )
 
 
-@settings(deadline=None, max_examples=100, derandomize=True)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["prompt", "input", "n", "stop", "body", "url"]), st.one_of(*_CELLS)), max_size=3

@@ -369,7 +369,7 @@ _NAMES = sorted(
 )
 
 
-@settings(deadline=None, max_examples=80, derandomize=True)
+@settings(max_examples=80)
 @given(st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4), st.booleans())
 def test_no_line_however_strange_raises(fields, is_openai):
     line = openai(**fields) if is_openai else {"custom_id": "a", **fields}
@@ -391,13 +391,13 @@ _ANY_LINE = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(_ANY_LINE)
 def test_no_envelope_however_strange_raises(line):
     assert len(parse(line).id) == 32
 
 
-@settings(deadline=None, max_examples=50, derandomize=True)
+@settings(max_examples=50)
 @given(st.binary(max_size=40))
 def test_no_bytes_however_strange_raise(raw):
     assert len(parse_line(raw, 1).id) == 32

@@ -12,6 +12,7 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.offline.replay import Outcome, replay
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from tests.histories import seeded
 
 BLOCK = 16
 
@@ -51,7 +52,7 @@ def outcome(prompts: list[list[int]], num_blocks: int) -> Outcome:
 
 
 def test_a_pool_of_3_saves_95_percent_for_2000_rows_with_20_prefixes():
-    rng = random.Random(1)
+    rng = random.Random(seeded(1))
     num_shared = 32 * BLOCK
     prefixes = [[rng.randrange(1000) for _ in range(num_shared)] for _ in range(20)]
     prompts = [prefixes[i % 20] + [rng.randrange(1000) for _ in range(10 + i % 7)] for i in range(2000)]
@@ -67,7 +68,7 @@ def test_a_pool_of_3_saves_95_percent_for_2000_rows_with_20_prefixes():
 def test_prefixes_in_prefixes_are_neighbours_too():
     system, few_shot = "s" * DEPTHS[1], ["a" * DEPTHS[2], "b" * DEPTHS[2]]
     texts = [system + few_shot[i % 2] + str(i) for i in range(20)] + ["t" * DEPTHS[1] + str(i) for i in range(10)]
-    random.Random(1).shuffle(texts)
+    random.Random(seeded(1)).shuffle(texts)
     order = [texts[i] for i in rows_of(*({"prompt": text} for text in texts)).order.tolist()]
     for length in (DEPTHS[1], DEPTHS[1] + DEPTHS[2]):
         heads = [text[:length] for text in order if len(text) > length]
