@@ -89,7 +89,8 @@ class Ladder:
     @functools.cached_property
     def row_buckets(self) -> tuple[RowBucket, ...]:
         """The buckets of what samples, smallest first: the last holds the rows of any step, known requests or not."""
-        return tuple(RowBucket(num_rows=rows) for rows in sorted({bucket.num_rows for bucket in self.buckets}))
+        most = self.largest[0].num_rows  # a decode bucket may have room for more rows than a step has
+        return tuple(RowBucket(num_rows=rows) for rows in sorted({min(b.num_rows, most) for b in self.buckets}))
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[bool, bool], tuple[Bucket, ...]]:

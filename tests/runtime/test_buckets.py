@@ -79,6 +79,12 @@ def test_the_ladder_of_four_rows_and_sixteen_tokens():
     ]
 
 
+def test_nothing_samples_more_rows_than_a_step_has():
+    ladder = make_ladder(max_num_seqs=9, max_num_batched_tokens=16, table_width=8, invariant=False, accelerator=True)
+    assert [bucket.num_rows for bucket in ladder.buckets if bucket.decode_only] == [8, 16]
+    assert [bucket.num_rows for bucket in ladder.row_buckets] == [8, 9]
+
+
 def test_a_step_beyond_the_limits_is_a_broken_invariant():
     ladder = make_ladder(max_num_seqs=4, max_num_batched_tokens=16, table_width=8, invariant=False)
     with pytest.raises(AssertionError, match="no bucket holds 17 tokens in 2 rows"):
