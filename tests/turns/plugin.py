@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from tests.support import ROOT
 from tests.turns.history import history
 from tests.turns.sixths import NUM_SIXTHS, unit_of
 from tests.turns.touched import Turn, imports_of, turn
@@ -30,11 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.sixth is None:
         return
-    past = history(ROOT)
+    past = history(config.rootpath)
     sixth = past.sixth if config.option.sixth == "auto" else int(config.option.sixth)
     slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("aot")]
     ids = [item.nodeid for item in slow]
-    its = turn(sixth, ids, past.changed, imports_of(ids))
+    its = turn(sixth, ids, past.changed, imports_of(config.rootpath, ids))
     out = [item for item in slow if unit_of(item.nodeid) not in its.kept]
     if getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0":
         _say(config, [past.said, f"runs sixth {sixth}: {len(ids) - len(out)} of {len(ids)} tests", *told(its, ids)])
@@ -81,5 +80,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("to run it alone")
     seed = f" --seed {config.option.seed}" if config.option.seed is not None else ""
-    for node_id in dict.fromkeys(report.nodeid for report in reports):
-        terminalreporter.line(f'scripts/test -m ""{seed} {shlex.quote(node_id)}')
+    for node_id, marker in {report.nodeid: "aot" if "aot" in report.keywords else '""' for report in reports}.items():
+        terminalreporter.line(f"scripts/test -m {marker}{seed} {shlex.quote(node_id)}")

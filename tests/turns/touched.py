@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from tests.support import ROOT
 from tests.turns.sixths import NUM_SIXTHS, file_of, sixths
 
 ALL_S, FOLDER_S = 300, 80  # CPU seconds
@@ -121,9 +120,9 @@ def _imports(path: str, modules: set[str]) -> bool:
     return ".".join(PurePosixPath(path.removesuffix("/__init__.py")).with_suffix("").parts) in modules
 
 
-def imports_of(node_ids: Iterable[str]) -> dict[str, set[str]]:
+def imports_of(root: Path, node_ids: Iterable[str]) -> dict[str, set[str]]:
     """The modules that each test file names in its imports."""
-    return {file: _named_in(ROOT / file) for file in sorted({file_of(node_id) for node_id in node_ids})}
+    return {file: _named_in(root / file) for file in sorted({file_of(node_id) for node_id in node_ids})}
 
 
 def _named_in(path: Path) -> set[str]:
