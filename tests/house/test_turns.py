@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.turns import touched
 from tests.turns.history import history
 from tests.turns.sixths import sixths, unit_of
 from tests.turns.touched import ALL_S, FOLDER_S, seconds_of, turn
@@ -94,12 +95,17 @@ def test_a_change_of_what_all_import_is_left_to_the_sixths_and_said():
 
 def test_what_changes_touch_has_a_limit_and_the_rest_is_said():
     found = others(["tests/engine/test_many.py"])
-    touched, left = list(found.touched), found.left_out
-    assert 0 < sum(map(seconds_of, touched)) <= min(FOLDER_S, ALL_S)
-    assert len(touched) + len(left) + sum(unit in found.kept for unit in sixths(MANY)) - len(touched) == len(MANY)
+    assert 0 < sum(map(seconds_of, found.touched)) <= min(FOLDER_S, ALL_S)
+    assert len(found.left_out) + sum(unit in found.kept for unit in sixths(MANY)) == len(MANY)
     of_unit = sixths(IDS)
     seen = [turn(sixth, IDS, ["tests/engine/test_many.py"], IMPORTS).kept for sixth in range(3)]
     assert len({of_unit[unit] for unit in set().union(*seen)}) == 6  # three turns see some of each
+
+
+def test_a_unit_that_takes_longer_than_a_folder_has_runs_first_of_its_folder(monkeypatch):
+    monkeypatch.setattr(touched, "seconds_of", lambda unit: 2.0 * FOLDER_S)
+    kept = {sixth: turn(sixth, MANY, ["tests/engine/test_many.py"], {}).touched for sixth in range(6)}
+    assert {len(units) for units in kept.values()} == {1}
 
 
 def git(folder: Path, *arguments: str) -> None:
