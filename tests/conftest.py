@@ -3,6 +3,7 @@ scalar's. Processes share executables through the store of tests/support.py.
 """
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.support import FAMILIES, small_llm
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
-MOST_MAPS = 25_000
+MOST_MAPS, TESTS_A_LOOK = 25_000, 20
+_ended = itertools.count(1)
 
 pytest_plugins = ("tests.histories", "tests.turns.plugin")
 
@@ -32,10 +34,15 @@ def family(request) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def few_executables() -> Iterator[None]:
-    """Drops executables before a process has as many as Linux lets it map (65,530 pieces), where XLA crashes."""
+    """Drops executables before a process has as many as Linux lets it map (65,530 pieces), where XLA crashes.
+
+    The list is long and slow to read, so that not every test looks at it.
+    """
     yield
+    if next(_ended) % TESTS_A_LOOK:
+        return
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         small_llm.cache_clear()
