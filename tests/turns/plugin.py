@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def _first(paths: list[str]) -> str:
 
 def _say(config: pytest.Config, lines: list[str]) -> None:
     """On the terminal at once, from a process of xdist as well."""
-    capture = config.pluginmanager.getplugin("capturemanager")
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print("", *lines, sep="\n", file=sys.stderr, flush=True)
 

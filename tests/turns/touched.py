@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -52,10 +52,10 @@ def turn(sixth: int, node_ids: Iterable[str], changed: Iterable[str], imports: M
         """Of the equally near those come first that wait longest, so that three turns see them all."""
         return found.near[unit][0], (of_unit[unit] - sixth - NUM_SIXTHS // 2) % NUM_SIXTHS, unit
 
-    touched, left_out, spent = {}, [], Counter[str]()
+    touched, left_out, spent = {}, [], defaultdict[str, float](float)
     for unit in sorted(found.near.keys() - kept, key=order):
         folder, seconds = str(PurePosixPath(unit[0]).parent), seconds_of(unit)
-        if (spent[folder] and spent[folder] + seconds > FOLDER_S) or (spent and spent.total() + seconds > ALL_S):
+        if (spent[folder] and spent[folder] + seconds > FOLDER_S) or (spent and sum(spent.values()) + seconds > ALL_S):
             left_out.append(unit)
             continue
         spent[folder] += seconds
