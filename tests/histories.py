@@ -6,6 +6,7 @@ Hypothesis draws from it, and so does what asks `seeded` for its own seed.
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import hypothesis
 import pytest
@@ -45,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     if terminal and session.config.option.seed is not None:
         terminal.write_line(f"histories from --seed {session.config.option.seed}")
 
