@@ -115,7 +115,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """Three commits, each of which changes one file."""
+    """Three commits, and each adds a file of tests."""
     folder = tmp_path / "checkout"
     (folder / "tests").mkdir(parents=True)
     git(folder, "init", "-q")

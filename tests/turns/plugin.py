@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def told(its: Turn, node_ids: list[str]) -> list[str]:
-    """What of these tests runs because of which changes, and what has to wait."""
+    """Lines that say which tests the changes add, and which have to wait."""
     tests = Counter(map(unit_of, node_ids))
     lines = []
     for file in sorted({unit[0] for unit in its.touched}):

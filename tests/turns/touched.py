@@ -49,7 +49,7 @@ def turn(sixth: int, node_ids: Iterable[str], changed: Iterable[str], imports: M
     found = reached(changed, of_unit, imports)
 
     def order(unit: Unit) -> tuple:
-        """Of the equally near those come first that wait longest, so that three turns see them all."""
+        """Nearest first; among equals those three turns away, so that three turns see them all."""
         return found.near[unit][0], (of_unit[unit] - sixth - NUM_SIXTHS // 2) % NUM_SIXTHS, unit
 
     touched, left_out, spent = {}, [], defaultdict[str, float](float)
