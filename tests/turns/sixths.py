@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from tests.golden_table import TABLE
 
 NUM_SIXTHS = 6
+_SALT = "1704"  # among 2,000 the one whose sixths are said to take most nearly as long by seconds.toml
 
 
 def unit_of(node_id: str) -> tuple[str, str]:
@@ -34,7 +35,7 @@ def sixths(node_ids: Iterable[str]) -> dict[tuple[str, str], int]:
     found = {}
     for file, its in units.items():
         dealt = sorted(its, key=lambda unit: (_digest("\0".join(unit)), unit))
-        found |= {unit: (_digest(file) + place) % NUM_SIXTHS for place, unit in enumerate(dealt)}
+        found |= {unit: (_digest(_SALT + file) + place) % NUM_SIXTHS for place, unit in enumerate(dealt)}
     return found
 
 
