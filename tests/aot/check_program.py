@@ -70,7 +70,7 @@ def programs(devices: Any) -> dict[str, Any]:
         shapes = make_shapes(dataclasses.replace(case, tiny=False), kernel)
         tables: Any = jax.ShapeDtypeStruct((case.num_rows, bucket.table_width), jnp.int32)
         batch = dataclasses.replace(shapes.batch, block_tables=tables)
-        tiles = attention_config(bucket, layout.options, shapes.pool)
+        tiles = attention_config(bucket, layout.options, shapes.pool, case.num_heads)
 
         def layer(q: Any, k: Any, v: Any, pool: Any, batch: Any, case: Any = case, tiles: Any = tiles) -> Any:
             schedule = make_schedule(batch, **case.step, config=tiles, implementation=kernel)
