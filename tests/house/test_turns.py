@@ -63,6 +63,7 @@ def test_tests_of_one_golden_in_a_file_are_one_unit():
     [
         ("tests/scheduling/test_machine.py", {"tests/scheduling/test_machine.py"}),
         ("tests/scheduling/fake_device.py", {"tests/scheduling/test_machine.py"}),
+        ("tests/other/machine_program.py", {"tests/scheduling/test_machine.py"}),
         ("ferrum_jax/scheduling/books.py", {"tests/scheduling/test_machine.py"}),
         ("ferrum_jax/scheduling/plan.py", {"tests/scheduling/test_machine.py", "tests/serve/test_http.py"}),
         ("ferrum_jax/serve/http/lines.py", {"tests/serve/test_http.py"}),

@@ -109,9 +109,14 @@ def _named(path: str, by_file: Mapping[str, list[Unit]]) -> tuple[list[str], lis
     if last.endswith(".md") or folders[:1] == ["docs"]:
         folders, last = ["house"], ""
     names = {*folders, last.partition(".")[0]} - {"tests", "ferrum_jax", "__init__", ""}
-    begins = tuple(f"test_{name}" for name in names)
-    by_name = [file for file in by_file if begins and file.rpartition("/")[2].startswith(begins)]
+    by_name = [file for file in by_file if any(_alike(name, PurePosixPath(file).stem) for name in names)]
     return by_name, [file for file in by_file if names.intersection(PurePosixPath(file).parts[1:-1])]
+
+
+def _alike(name: str, test: str) -> bool:
+    """Whether the name of a test file is that of another with more words or fewer: check_program's is test_check."""
+    words = test.removeprefix("test")
+    return f"{words}_".startswith(f"_{name}_") or f"_{name}_".startswith(f"{words}_")
 
 
 def _imports(path: str, modules: set[str]) -> bool:
