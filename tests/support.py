@@ -41,6 +41,14 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
+def is_running(process: int) -> bool:
+    """Whether it is there and no zombie that nobody has waited for."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @functools.cache
 def small_llm(family: str, config: EngineConfig = SMALL):
     """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`.

@@ -45,7 +45,7 @@ class Quantised:
     rounding: of a module's inputs, "int8" or "fp8", with scales of groups or one known beforehand.
 
     model: "dense", "experts" or "latent". not_rounded: ends of the names of modules whose inputs are not rounded.
-    seed: the first that is tried, None for the model's. A seed that puts an input of tests/sharding/mesh_run.py near a
+    seed: the first that is tried, None for the model's. A seed that puts an input of tests/sharding/same.py near a
     tie is passed over by hand.
     """
 

@@ -1,18 +1,11 @@
-"""Cases of paged attention compiled for a TPU that is not here: what each program contains, one line of JSON a case.
-
-python -m tests.aot.case_program GENERATION CASE...
-
-Run as a process of its own, because the TPU's compiler wants its environment before jax.
-"""
+"""Cases of paged attention compiled for a TPU that is not here: what each program contains."""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
-import json
 import math
 import re
-import sys
 import time
 from typing import Any
 
@@ -77,16 +70,13 @@ def _size(dims: str) -> int:
     return math.prod(int(d) for d in dims.split(",") if d)
 
 
-def main(generation: str, names: list[str]) -> None:
-    """A case that does not compile has its error instead."""
+def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By name; a case that does not compile has its error instead."""
+    found = {}
     by_name = {case.name: case for case in (*CASES, *WIDE_CASES, *LONG_CASES)}
     for name in names:
         try:
-            said = describe(by_name[name], generation)
+            found[name] = describe(by_name[name], generation)
         except Exception as error:  # whatever the compiler raises is what the test reports
-            said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
-        print(json.dumps({"name": name, **said}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+            found[name] = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+    return found

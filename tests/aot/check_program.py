@@ -1,23 +1,8 @@
-"""The programs of `ferrum-jax check` compiled for a device that is not here: its rates, and the attention at a start.
-
-python -m tests.aot.check_program TARGET
-
-Run as a process of its own, because plugins want their environment before jax. Prints one JSON object: what of it
-compiled, and errors by name.
-"""
+"""The programs of `ferrum-jax check` compiled for a device that is not here: its rates, and a start's attention."""
 
 from __future__ import annotations
 
-import os
-import sys
-
-from ferrum_jax.commands.compile import without_device
-
-if __name__ == "__main__":
-    without_device(sys.argv[1])
-
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -26,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import open_checkpoint
+from ferrum_jax.commands.compile import without_device
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.rates import DTYPES, make_copy, products
 from ferrum_jax.executables.topology import target_devices
@@ -81,8 +67,9 @@ def programs(devices: Any) -> dict[str, Any]:
     return found
 
 
-def main(target: str) -> None:
-    """A program that does not compile has its error."""
+def main(target: str) -> dict[str, str | None]:
+    """The error of each program that does not compile, None of the others."""
+    without_device(target)
     found = {}
     for name, compile in programs(target_devices(target)).items():
         try:
@@ -90,9 +77,4 @@ def main(target: str) -> None:
             found[name] = None
         except Exception as error:  # whatever the compiler raises is what the test reports
             found[name] = f"{type(error).__name__}: {str(error)[:500]}"
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    assert "JAX_PLATFORMS" in os.environ
-    main(sys.argv[1])
+    return found

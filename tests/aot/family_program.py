@@ -91,16 +91,15 @@ def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
     return dataclasses.replace(wide, recurrence=recurrence)
 
 
-def main(target: str, goldens: list[str]) -> None:
+def main(target: str, golden: str) -> dict[str, Any]:
     """A family that does not compile has its error instead."""
-    for golden in goldens:
-        try:
-            describe_golden = describe_encoder if golden.startswith(ENCODERS) else describe_family
-            found: dict[str, Any] = {"buckets": describe_golden(target, golden)}
-        except Exception as error:  # whatever the compiler raises is what the test reports
-            found = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
-        print(json.dumps({"golden": golden, **found}), flush=True)
+    try:
+        describe_golden = describe_encoder if golden.startswith(ENCODERS) else describe_family
+        return {"golden": golden, "buckets": describe_golden(target, golden)}
+    except Exception as error:  # whatever the compiler raises is what the test reports
+        return {"golden": golden, "error": f"{type(error).__name__}: {str(error)[:2000]}"}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    for golden in sys.argv[2:]:
+        print(json.dumps(main(sys.argv[1], golden)), flush=True)

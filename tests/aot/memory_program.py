@@ -1,16 +1,8 @@
-"""Whether TPUs that are not here have the memory that their targets state.
-
-python -m tests.aot.memory_program v6e:2x2...   prints JSON: of each topology, which of two sizes its compiler takes
-
-A process of its own, because the TPU's compiler wants its environment before jax.
-"""
+"""Whether TPUs that are not here have the memory that their targets state."""
 
 from __future__ import annotations
 
 import tests.aot.step_program  # isort: skip  # noqa: F401  sets the environment
-
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +26,11 @@ def fits(device, num_bytes: int) -> bool:
     return True
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> dict[str, list[bool]]:
+    """Of each topology, which of two sizes its compiler takes."""
     found = {}
     for name in names:
         device = topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]
         memory = Target.of_device(device).memory_bytes
         found[name] = [fits(device, memory - RESERVED_BYTES), fits(device, memory + RESERVED_BYTES)]
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return found

@@ -1,17 +1,10 @@
-"""Products with weights in a form, compiled for a TPU that is not here: one line of JSON a case.
-
-python -m tests.aot.product_program GENERATION CASE...
-
-Run as a process of its own, because the TPU's compiler wants its environment before jax.
-"""
+"""Products with weights in a form, compiled for a TPU that is not here."""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses
-import json
-import sys
 from typing import Any
 
 import jax
@@ -54,8 +47,9 @@ def describe_experts(name: str, num_tokens: int, generation: str) -> dict[str, A
     return {"kernels": sorted({kernel.schedule.name for kernel in result.kernels})}
 
 
-def main(generation: str, names: list[str]) -> None:
-    """A case that does not compile has its error instead. Names of experts begin with "experts "."""
+def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By name; a case that does not compile has its error instead. Names of experts begin with "experts "."""
+    found = {}
     for name in names:
         is_experts = name.startswith("experts ")
         for num_rows in (16, _MANY):
@@ -64,8 +58,5 @@ def main(generation: str, names: list[str]) -> None:
                 said = of(name.removeprefix("experts "), num_rows, generation)
             except Exception as error:  # whatever the compiler raises is what the test reports
                 said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
-            print(json.dumps({"name": f"{name}, {num_rows} rows", **said}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+            found[f"{name}, {num_rows} rows"] = said
+    return found

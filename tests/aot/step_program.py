@@ -179,7 +179,9 @@ def run(case: Case) -> list[dict[str, Any]]:
     return [describe(layout, part) for part in (*wanted, layout.ladder.row_buckets[-1], "write_masks", *score)]
 
 
+def main(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    return run(Case(**fields | {"buckets": tuple(map(tuple, fields["buckets"]))}))
+
+
 if __name__ == "__main__":
-    cases = [Case(**json.loads(text)) for text in sys.argv[1:]]
-    cases = [dataclasses.replace(c, buckets=tuple((t, d) for t, d in c.buckets)) for c in cases]
-    print(json.dumps([run(case) for case in cases]))
+    print(json.dumps([main(json.loads(text)) for text in sys.argv[1:]]))

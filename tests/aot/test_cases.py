@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zlib
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from pallas_kernels.paged_attention.cases import CASES, LONG_CASES, WIDE_CASES
 from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES, SMEM_FIXED
 from pallas_kernels.target import Target
-from tests.support import ROOT, child_environment
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
@@ -46,17 +44,9 @@ def cases_of(generation: str, *, in_turn: bool) -> list[str]:
 def programs(request) -> dict[str, dict]:
     """What the program of each case contains, by the case's name."""
     generation, in_turn = request.param
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.case_program", generation, *cases_of(generation, in_turn=in_turn)],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-    print(json.dumps({case["name"]: case.get("compile_s") for case in found}))
-    return {case["name"]: case for case in found}
+    found = described("case_program", generation, cases_of(generation, in_turn=in_turn))
+    print(json.dumps({name: case.get("compile_s") for name, case in found.items()}))
+    return found
 
 
 def test_each_case_compiles(programs):

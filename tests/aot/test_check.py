@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.support import ROOT, child_environment
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -16,14 +12,6 @@ TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gp
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_program_of_the_check_compiles(target):
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.check_program", target],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout.splitlines()[-1])
+    found = described("check_program", target)
     assert len(found) >= 6 and {"copy", "matmul in bfloat16"} <= found.keys()
     assert {name: error for name, error in found.items() if error is not None} == {}

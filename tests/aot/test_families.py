@@ -8,15 +8,14 @@ encoder 10, all of them for all targets about an hour. "tpu" targets want libtpu
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zlib
 
 import pytest
 
+from tests.aot.described import described
 from tests.aot.program_text import wide_weights
 from tests.golden_table import goldens
-from tests.support import GOLDENS, ROOT, child_environment
+from tests.support import GOLDENS
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -51,15 +50,7 @@ def buckets(request) -> list[dict]:
 
 
 def describe(target: str, golden: str) -> list[dict]:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.family_program", target, golden],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout.splitlines()[-1])
+    found = described("family_program", target, golden)
     assert "error" not in found, found["error"]
     print(json.dumps([{"bucket": b["bucket"], "compile_s": round(b["compile_s"], 1)} for b in found["buckets"]]))
     return found["buckets"]

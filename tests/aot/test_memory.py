@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.support import ROOT, child_environment
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "TPU7x:2x2x1")
 
 
 def test_a_target_has_the_memory_that_its_compiler_allows_and_not_much_more():
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.memory_program", *TOPOLOGIES],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout.splitlines()[-1]) == {name: [True, False] for name in TOPOLOGIES}
+    assert described("memory_program", TOPOLOGIES) == {name: [True, False] for name in TOPOLOGIES}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import zlib
 
 import pytest
 
 from pallas_kernels.grouped_matmul.cases import TPU_CASES as EXPERTS
 from pallas_kernels.quantized_matmul.cases import TPU_CASES
-from tests.support import ROOT
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v6e", "v7x")
@@ -28,20 +24,13 @@ def cases_of(generation: str, *, in_turn: bool) -> list[str]:
 @pytest.mark.parametrize("in_turn", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["turn", "rest"])
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_each_case_compiles_or_is_refused_with_a_reason(generation: str, in_turn: bool) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.product_program", generation, *cases_of(generation, in_turn=in_turn)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == 2 * len(cases_of(generation, in_turn=in_turn))
-    assert {case["name"]: case["error"] for case in found if "error" in case} == {}
-    for case in found:
-        few = case["name"].endswith(" 16 rows")
-        if case["name"].startswith("experts ") and "refused" not in case:
+    names = cases_of(generation, in_turn=in_turn)
+    found = described("product_program", generation, names)
+    assert len(found) == 2 * len(names)
+    assert {name: case["error"] for name, case in found.items() if "error" in case} == {}
+    for name, case in found.items():
+        few = name.endswith(" 16 rows")
+        if name.startswith("experts ") and "refused" not in case:
             assert case["kernels"] == ["grouped_matmul"]
         elif "refused" in case:
             assert case["refused"] == ["v7x has no int8 product, which 'xla' makes exactly"]

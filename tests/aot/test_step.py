@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import ROOT, child_environment
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 LAYERS = 2  # more of them add the same ops again
@@ -59,16 +57,7 @@ def program(request) -> tuple[dict, list[dict]]:
 
 def describe(fields: dict) -> list[dict]:
     """What the program of each bucket of a case contains."""
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.step_program", json.dumps(fields)],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    (buckets,) = json.loads(process.stdout.splitlines()[-1])
-    return buckets
+    return described("step_program", fields)
 
 
 def test_the_only_collectives_are_layer_sums_the_embedding_and_logits(program):

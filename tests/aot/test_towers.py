@@ -6,13 +6,9 @@ By hand all of them: `-m aot -k towers`; each call takes half a CPU minute to on
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.support import ROOT, child_environment
+from tests.aot.described import described
 
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
@@ -24,15 +20,7 @@ HEAD_DIMS = {"Qwen3-VL-2B": 64, "Qwen3-VL-8B": 72, "Gemma-3-4B-images": 72, "Gem
 @pytest.mark.parametrize("model", HEAD_DIMS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_towers_compile_and_neither_widen_a_weight_nor_copy_the_pool(target: str, model: str) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.aot.tower_program", target, model],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    found = described("tower_program", target, model)
     assert found and {call["patches"]: call["error"] for call in found if "error" in call} == {}
     for call in found:
         assert call["head_dim"] == HEAD_DIMS[model]

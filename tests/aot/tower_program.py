@@ -75,17 +75,19 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     }
 
 
-def main(target: str, models: list[str]) -> None:
-    """A size that does not compile has its error instead."""
-    for model in models:
-        slots, mesh = slots_of(model, target)
-        for num_patches in dict.fromkeys((slots.sizes[0], slots.sizes[-1])):
-            try:
-                said = describe(slots, num_patches, mesh, target)
-            except Exception as error:  # whatever the compiler raises is what the test reports
-                said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
-            print(json.dumps({"model": model, **said}), flush=True)
+def main(target: str, model: str) -> list[dict[str, Any]]:
+    """Of the smallest and the largest call; one that does not compile has its error instead."""
+    slots, mesh = slots_of(model, target)
+    found: list[dict[str, Any]] = []
+    for num_patches in dict.fromkeys((slots.sizes[0], slots.sizes[-1])):
+        try:
+            found.append(describe(slots, num_patches, mesh, target))
+        except Exception as error:  # whatever the compiler raises is what the test reports
+            found.append({"patches": num_patches, "error": f"{type(error).__name__}: {str(error)[:2000]}"})
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    for model in sys.argv[2:]:
+        for said in main(sys.argv[1], model):
+            print(json.dumps({"model": model, **said}), flush=True)

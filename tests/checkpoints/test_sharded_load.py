@@ -1,14 +1,74 @@
-"""Loading onto a mesh: every shard gets its own part, from either kind of folder."""
+"""Loading onto a mesh: every shard gets its own part, from either kind of folder.
+
+Of a tensor that two devices each have alike, the shards are read once and put there in turn.
+"""
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-from checkpoints import convert, fingerprint
-from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_single
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from checkpoints import convert, fingerprint, open_checkpoint, placement
+from tests.checkpoints.folders import HARMLESS, RULES, SHAPES, parameters, targets, tensors, write_single
+from tests.forked import call
+
+SPECS = {
+    "embedding.weight": PartitionSpec("tp", None),
+    "layers.0.attention.q.weight": PartitionSpec(None, "tp"),
+    "layers.1.attention.q.weight": PartitionSpec(),
+    "layers.1.mlp.up": PartitionSpec(None, None, "tp"),
+}
+
+
+def describe(folder, mesh: Mesh) -> dict[str, object]:
+    targets = {
+        name: jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, SPECS[name]))
+        for name, shape in SHAPES.items()
+    }
+    params = open_checkpoint(folder).load(rules=RULES, harmless=HARMLESS, targets=targets)
+    assert all(array.sharding == targets[name].sharding for name, array in params.items())
+    values = b"".join(np.asarray(params[name]).tobytes() for name in sorted(params))
+    return {
+        "fingerprint": fingerprint("spec", "float32", params),
+        "shards": {name: list(array.addressable_shards[0].data.shape) for name, array in params.items()},
+        "values": hashlib.blake2b(values).hexdigest(),
+    }
+
+
+class Recorded:
+    """A tensor on disk that notes which of its rows are read."""
+
+    shape, dtype = (8, 3), np.dtype("float32")
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        rows = np.arange(24, dtype=np.float32).reshape(8, 3)[index]
+        self.events.append(f"read {len(rows)} rows from {rows[0, 0]:g}")
+        return rows
+
+
+def order_of_placing(devices: np.ndarray) -> list[str]:
+    events: list[str] = []
+    put = jax.device_put
+
+    def recorded(piece: np.ndarray, device: jax.Device) -> jax.Array:
+        events.append(f"put on {device.id}")
+        return put(piece, device)
+
+    placement.jax.device_put = recorded
+    mesh = Mesh(devices.reshape(2, 2), ("dp", "tp"))
+    target = jax.ShapeDtypeStruct((8, 3), "float32", sharding=NamedSharding(mesh, PartitionSpec("tp")))
+    placed = placement.place([Recorded(events)], target)
+    np.testing.assert_array_equal(placed, np.arange(24, dtype=np.float32).reshape(8, 3))
+    return events
+
+
+def loaded(*folders) -> tuple[list[dict[str, object]], list[str]]:
+    devices = np.array(jax.devices())
+    return [describe(folder, Mesh(devices, ("tp",))) for folder in folders], order_of_placing(devices)
 
 
 def test_weights_load_onto_a_mesh_of_four_as_onto_one_device(tmp_path):
@@ -20,22 +80,12 @@ def test_weights_load_onto_a_mesh_of_four_as_onto_one_device(tmp_path):
         harmless=HARMLESS,
         targets=targets("bfloat16"),
     )
-    root = Path(__file__).parents[2]
-    devices = "--xla_force_host_platform_device_count=4"
-    run = subprocess.run(
-        [sys.executable, "tests/checkpoints/sharded_load.py", str(tmp_path / "hf"), str(tmp_path / "out")],
-        env=os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices},
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    folders, order = call(loaded, tmp_path / "hf", tmp_path / "out", devices=4)
     expected = {name: value.astype("float32") for name, value in parameters(made).items()}
     values = b"".join(expected[name].tobytes() for name in sorted(expected))
-    printed = json.loads(run.stdout)
     first, second = ["put on 0", "put on 2"], ["put on 1", "put on 3"]
-    assert printed["order"] == ["read 4 rows from 0", *first, "read 4 rows from 12", *second]
-    for found in printed["folders"]:
+    assert order == ["read 4 rows from 0", *first, "read 4 rows from 12", *second]
+    for found in folders:
         assert found == {
             "fingerprint": fingerprint("spec", "float32", expected),
             "shards": {

@@ -27,6 +27,7 @@ from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
 from tests.batch.fake_llm import FakeLLM, answer
+from tests.forked import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -553,19 +554,20 @@ def test_traceback_shows_where_an_error_comes_from(llms):
 
 @pytest.mark.parametrize(
     ("raises", "flags", "code"),
-    [("RuntimeError", [], 70), ("MemoryError", [], 70), ("ValueError", ["--traceback"], 2), ("ValueError", [], 2)],
+    [(RuntimeError, [], 70), (MemoryError, [], 70), (ValueError, ["--traceback"], 2), (ValueError, [], 2)],
 )
 def test_a_crash_of_the_program_has_an_exit_code_of_its_own(raises, flags, code):
-    script = (
-        "import sys, ferrum_jax.__main__ as cli\n"
-        f"def broken(args): raise {raises}('of the test')\n"
-        "cli.generate._run = broken\n"
-        f"sys.argv = ['ferrum-jax', 'generate', '--model', 'm', 'p', *{flags}]\n"
-        "cli.command()"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    done = run(broken_generate, raises, argv=["ferrum-jax", "generate", "--model", "m", "p", *flags])
     assert done.returncode == code and "of the test" in done.stderr
     assert ("Traceback" in done.stderr) == (code == 70 or bool(flags))
+
+
+def broken_generate(raises):
+    def broken(args):
+        raise raises("of the test")
+
+    cli.generate._run = broken
+    cli.command()
 
 
 def test_help_and_the_batch_formats_import_no_jax():

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +18,8 @@ from ferrum_jax.models import registry
 from ferrum_jax.processes import processes
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal
-from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, small_llm
+from tests.forked import call
+from tests.support import GOLDENS, INVARIANT, SMALL, finish, small_llm
 
 ADAPTERS = GOLDENS / "adapters"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -248,11 +246,14 @@ def test_a_head_that_was_trained_whole_is_refused_with_what_it_would_take(llm, t
         llm.load_adapter("whole", folder)
 
 
-def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, list[list[int]]]:
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    program = [sys.executable, "-m", "tests.engine.adapter_program", base, adapter, targets, *meshes]
-    run = subprocess.run(program, env=os.environ | environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(run.stdout)
+def said(base: str, adapter: str, targets: str, *meshes: str) -> list[list[tuple[int, ...]]]:
+    """Tokens of the golden prompts on each mesh, beside a row without an adapter."""
+    prompts, found = [p.tolist() for p in golden(adapter)[0]], []
+    for mesh in meshes:
+        config = dataclasses.replace(INVARIANT, mesh=mesh, max_adapters=2, max_adapter_rank=8, adapter_targets=targets)
+        outputs = open_llm(base, config, one=adapter).generate([[5, 6], *prompts], GREEDY, adapter=[None, *["one"] * 3])
+        found.append([output.token_ids for output in outputs[1:]])
+    return found
 
 
 @pytest.mark.slow
@@ -267,7 +268,7 @@ def on_meshes(base: str, adapter: str, targets: str, *meshes: str) -> dict[str, 
 )
 def test_meshes_say_what_peft_says(base, adapter, targets):
     _, tokens, best = golden(adapter)
-    for found in on_meshes(base, adapter, targets, "tp=2", "dp=2,tp=2").values():
+    for found in call(said, base, adapter, targets, "tp=2", "dp=2,tp=2", devices=4):
         check_equal([SimpleNamespace(token_ids=row) for row in found], tokens, best)
 
 

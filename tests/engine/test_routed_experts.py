@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,7 +11,8 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.runtime.step import expert_dtype
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, INVARIANT, ROOT, run, small_llm, step
+from tests.forked import call
+from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm, step
 
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("routed_experts/*/golden.npz"))
 GIVES = dataclasses.replace(INVARIANT, return_routed_experts=True)
@@ -123,19 +120,13 @@ def test_more_experts_than_a_byte_can_name_take_two():
 @pytest.mark.slow
 @pytest.mark.long
 def test_meshes_have_the_same():
-    program = """
-import dataclasses, json
-from tests.engine.test_routed_experts import GREEDY, PROMPTS, experts
-from tests.support import SMALL, run, small_llm
-found = {}
-for mesh in ("tp=1", "tp=2", "dp=2", "dp=2,tp=1,ep=1"):
-    config = dataclasses.replace(SMALL, return_routed_experts=True, mesh=mesh)
-    found[mesh] = [experts(output).tolist() for output in run(small_llm("qwen3_moe", config), PROMPTS, GREEDY)]
-print(json.dumps(found))
-"""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | flags, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    )
-    found = json.loads(done.stdout)
-    assert found["tp=1"] == found["tp=2"] == found["dp=2"] == found["dp=2,tp=1,ep=1"]
+    one, *others = call(on_meshes, "tp=1", "tp=2", "dp=2", "dp=2,tp=1,ep=1", devices=2)
+    assert len(others) == 3 and all(other == one for other in others)
+
+
+def on_meshes(*meshes: str) -> list[list[list]]:
+    configs = [dataclasses.replace(SMALL, return_routed_experts=True, mesh=mesh) for mesh in meshes]
+    return [
+        [experts(output).tolist() for output in run(small_llm("qwen3_moe", config), PROMPTS, GREEDY)]
+        for config in configs
+    ]

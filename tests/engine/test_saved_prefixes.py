@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,8 @@ import pytest
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.saved_prefixes import PrefixCache
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import INVARIANT, ROOT, small_llm
+from tests.forked import call
+from tests.support import INVARIANT, small_llm
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
@@ -188,13 +187,11 @@ def test_a_reset_forgets_all_that_is_cached_and_is_refused_while_a_request_runs(
 def test_another_process_restores_what_this_one_saved(llm, tmp_path):
     tokens = answer(llm, prompt(1)).token_ids
     llm.save_prefix_cache(tmp_path / "saved")
-    program = f"""
-import sys; sys.path.insert(0, {str(ROOT)!r})
-from tests.engine.test_saved_prefixes import GREEDY, prompt, small_llm
-llm = small_llm("qwen3")
-llm.load_prefix_cache({str(tmp_path / "saved")!r})
-(output,) = llm.generate([prompt(1)], GREEDY, progress=False)
-print(output.num_cached_tokens, *output.token_ids)
-"""
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert [int(word) for word in out.split()] == [70, *tokens]
+    assert call(restored, tmp_path / "saved") == (70, tokens)
+
+
+def restored(folder) -> tuple[int, tuple[int, ...]]:
+    llm = small_llm("qwen3")
+    llm.load_prefix_cache(folder)
+    (output,) = llm.generate([prompt(1)], GREEDY, progress=False)
+    return output.num_cached_tokens, output.token_ids

@@ -4,8 +4,6 @@ import concurrent.futures
 import errno
 import os
 import random
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +14,8 @@ from ferrum_jax.executables import environment as environments
 from ferrum_jax.executables import executable_store as stores
 from ferrum_jax.executables.executable_store import ExecutableStore, _checked
 from ferrum_jax.executables.lowered import Lowered
+from tests.forked import call
 from tests.histories import seeded
-from tests.support import ROOT
 
 
 def lowered(function, *arguments, **options) -> Lowered:
@@ -56,13 +54,11 @@ def test_an_executable_that_calls_lapack_runs_in_a_process_that_has_traced_nothi
         return jax.lax.linalg.triangular_solve(a, a, left_side=True, lower=True)
 
     ExecutableStore(str(tmp_path)).get("solve", lambda: lowered(solve, jnp.eye(3)))
-    program = f"""
-import numpy as np
-from ferrum_jax.executables.executable_store import ExecutableStore
-print(ExecutableStore({str(tmp_path)!r}).get("solve", None).result()(2 * np.eye(3, dtype=np.float32)).tolist())
-"""
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout.strip()) == (0, str(np.eye(3).tolist())), found.stderr[-2000:]
+    assert call(solved, str(tmp_path)) == np.eye(3).tolist()
+
+
+def solved(folder):
+    return ExecutableStore(folder).get("solve", refuse).result()(2 * np.eye(3, dtype=np.float32)).tolist()
 
 
 def test_an_equal_program_of_another_description_or_source_is_not_compiled_again(tmp_path, monkeypatch):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
+from ferrum_jax.commands.compile import without_device
 from ferrum_jax.executables.topology import slice_of, target_devices, with_platform
-from tests.support import ROOT
+from tests.forked import call
 
 SLICES = {
     "v6e-1": ("v6e:1x1", 1),
@@ -69,20 +65,14 @@ def test_a_name_that_is_none_is_refused_with_those_that_there_are(name, says):
 @pytest.mark.aot
 def test_the_compiler_knows_every_slice_and_one_chip():
     names = [*SLICES, "v6e:8x8", "tpu:v6e:1x1", "tpu:v5e:1x1", "tpu:v6e:2x4"]
-    program = (
-        "import json, sys; from ferrum_jax.commands.compile import without_device; without_device('tpu')\n"
-        "from ferrum_jax.executables.topology import target_devices\n"
-        "print(json.dumps([[len(d := target_devices(n)), len({x.process_index for x in d})] for n in sys.argv[1:]]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *names],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = dict(zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    found = dict(zip(names, call(counted, names), strict=True))
     assert {name: count for name, (count, _) in found.items() if name in SLICES} == {n: s[1] for n, s in SLICES.items()}
     assert found["v6e-8"] == [8, 1] and found["tpu:v6e:2x4"] == [8, 2] and found["v6e-16"][1] == 4
     assert found["v6e:8x8"] == [64, 16]
     assert found["tpu:v6e:1x1"] == found["tpu:v5e:1x1"] == [1, 1]
+
+
+def counted(names):
+    """Devices of each name, and hosts."""
+    without_device("tpu")
+    return [[len(devices), len({d.process_index for d in devices})] for devices in map(target_devices, names)]

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import json
 import multiprocessing
 import os
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.__main__ import main
 from ferrum_jax.executables.bundle import Bundle, Purpose
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.offline import bundle_order
@@ -23,32 +23,30 @@ from ferrum_jax.offline import make_bundle as bundling
 from ferrum_jax.offline.bundle_order import BundleOrder, BundlePlan
 from ferrum_jax.offline.make_bundle import end_with_parent, make_bundle
 from ferrum_jax.runtime.compile import Program
+from tests.forked import call, run
 from tests.support import GOLDENS, ROOT, SMALL, small_llm
 
 FLAGS = "--max-num-seqs=4 --max-num-batched-tokens=16 --max-model-len=256 --num-blocks=80 --block-size=16"
 PROMPT = list(range(5, 45))
-PROGRAM = f"""
-import json, sys
-from ferrum_jax import LLM, SamplingParams
-llm = LLM({str(GOLDENS / "qwen3")!r}, bundle=sys.argv[1], require_bundle=True)
-(output,) = llm.generate([{PROMPT}], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), progress=False)
-print(json.dumps([output.token_ids, llm.stats()]))
-"""
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
-def run(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+def make(folder, model="qwen3", flags=FLAGS) -> str:
+    """What `ferrum-jax compile` says."""
+    words = ["compile", "--model", str(GOLDENS / model), "--target", "cpu", "--out", str(folder), *flags.split()]
+    ended = run(main, words)
+    assert ended.value == 0, ended.stderr
+    return ended.stdout
 
 
-def make(folder, model="qwen3", flags=FLAGS):
-    return run(
-        "-m", "ferrum_jax", "compile", "--model", GOLDENS / model, "--target", "cpu", "--out", folder, *flags.split()
-    )
+def answered(bundle, model, prompts, adapters=()):
+    """Tokens of the prompts, each without an adapter and with every one of these, and what the engine counted."""
+    llm = LLM(str(GOLDENS / model), bundle=bundle, require_bundle=True)
+    for adapter in adapters:
+        llm.load_adapter(adapter, GOLDENS / "adapters" / adapter)
+    names = [None, *adapters]
+    outputs = [llm.generate(prompts, GREEDY, adapter=name, progress=False) for name in names]
+    return [output.token_ids for each in outputs for output in each], llm.stats()
 
 
 def test_a_mesh_that_leaves_hosts_idle_is_refused_before_compiling(monkeypatch):
@@ -64,20 +62,10 @@ def test_a_mesh_that_leaves_hosts_idle_is_refused_before_compiling(monkeypatch):
 @pytest.mark.slow
 def test_a_bundle_with_slots_serves_adapters_without_a_compile(tmp_path):
     make(tmp_path / "bundle", "llama", f"{FLAGS} --max-adapters=2 --max-adapter-rank=8")
-    golden = GOLDENS / "adapters" / "llama_patterns"
-    with np.load(golden / "golden.npz") as kept:
+    with np.load(GOLDENS / "adapters" / "llama_patterns" / "golden.npz") as kept:
         prompt, tokens = kept["prompt_0"].tolist(), kept["tokens_0"].tolist()
-    program = f"""
-import json, sys
-from ferrum_jax import LLM, SamplingParams
-llm = LLM({str(GOLDENS / "llama")!r}, bundle=sys.argv[1], require_bundle=True)
-llm.load_adapter("one", {str(golden)!r})
-params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-outputs = llm.generate([{prompt}, {prompt}], params, adapter=["one", None], progress=False)
-print(json.dumps([outputs[0].token_ids, outputs[1].token_ids, llm.stats()]))
-"""
-    adapted, plain, stats = json.loads(run("-c", program, tmp_path / "bundle"))
-    assert adapted == tokens[:8] and plain != adapted
+    (plain, adapted), stats = call(answered, tmp_path / "bundle", "llama", [prompt], ["llama_patterns"])
+    assert list(adapted) == tokens[:8] and plain != adapted
     assert (stats["bundle_misses"], stats["compiles_after_ready"], stats["adapter_writes"]) == (0, 0, 1)
 
 
@@ -85,11 +73,9 @@ print(json.dumps([outputs[0].token_ids, outputs[1].token_ids, llm.stats()]))
 def test_a_bundle_of_another_process_gives_equal_tokens_and_compiles_nothing(tmp_path):
     bundle = tmp_path / "bundle"
     assert "; 0 were there already" in make(bundle)
-    token_ids, stats = json.loads(run("-c", PROGRAM, bundle))
-    (expected,) = small_llm("qwen3", SMALL).generate(
-        [PROMPT], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), progress=False
-    )
-    assert tuple(token_ids) == tuple(expected.token_ids)
+    (token_ids,), stats = call(answered, bundle, "qwen3", [PROMPT])
+    (expected,) = small_llm("qwen3", SMALL).generate([PROMPT], GREEDY, progress=False)
+    assert token_ids == expected.token_ids
     assert (stats["bundle_misses"], stats["compiles_before_ready"], stats["compiles_after_ready"]) == (0, 1, 0)
     assert stats["bundle_hits"] == stats["executables"] - 1, "all but what makes the CPU's pools, which no file holds"
     (damaged, *others) = sorted((bundle / "parts").iterdir())
@@ -103,8 +89,7 @@ def test_a_bundle_of_another_process_gives_equal_tokens_and_compiles_nothing(tmp
 @pytest.mark.slow
 def test_an_encoders_bundle_gives_equal_vectors_and_compiles_nothing(tmp_path):
     model, bundle = GOLDENS / "encoders" / "bert", tmp_path / "bundle"
-    flags = ["--max-num-seqs=8", "--max-num-batched-tokens=128", "--max-model-len=16"]
-    run("-m", "ferrum_jax", "compile", "--model", model, "--target", "cpu", "--out", bundle, *flags)
+    make(bundle, "encoders/bert", "--max-num-seqs=8 --max-num-batched-tokens=128 --max-model-len=16")
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=16, compilation_cache_dir=None)
     texts = [[5, 6, 7], [8, 9]]
     bundled = LLM(str(model), bundle=bundle, require_bundle=True)

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.__main__ import command
+from tests.forked import run
 from tests.support import COMPILED, GOLDENS, ROOT, small_llm
 
 SMALL = ("--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--max-model-len", "256", "--num-blocks", "80")
@@ -194,8 +196,7 @@ def test_a_certificate_makes_it_https(tmp_path):
 
 
 def refused(*flags: str) -> tuple[int, str]:
-    words = [sys.executable, "-m", "ferrum_jax", "serve", *MODEL, *flags]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run(command, argv=["ferrum-jax", "serve", *MODEL, *flags], timeout_s=60)
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 

@@ -1,31 +1,126 @@
-"""What a model says on meshes, each run in a process with simulated devices, and when that is the same."""
+"""What a model says on meshes of simulated devices, in a process of their own, and when that is the same.
 
-import json
-import os
-import subprocess
-import sys
+Nearly all of its time goes into compiling steps, so there are two of them: rows that decode, and mixed rows.
+"""
 
+import dataclasses
+import functools
+import math
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
 import numpy as np
 
+from ferrum_jax import SamplingParams
+from ferrum_jax.llm import LLM
+from ferrum_jax.runtime import settled
+from ferrum_jax.runtime.buckets import Ladder, make_ladder
+from ferrum_jax.sharding import local_bytes
 from ferrum_jax.sizes.mesh_shape import MeshShape
-from tests.support import GOLDENS, ROOT
+from ferrum_jax.startup.build_engine import build_engine
+from scripts.hlo_collectives import unexpected_collectives
+from tests.engine.test_goldens import golden_prompts
+from tests.forked import call
+from tests.sharding.meant import meant_collectives
+from tests.support import GOLDENS, SMALL, finish, run
 
-# Four devices; and LLVM does not optimise, which changes no program but halves the time of compiling it.
-FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
+DRAWN = dataclasses.replace(GREEDY, temperature=0.9, top_k=40, seed=5, repetition_penalty=1.2)
+SCORED = dataclasses.replace(GREEDY, prompt_logprobs=20, max_tokens=1)
+PREFIX = list(range(7, 45))
+ROWS = (
+    ([*PREFIX, 60], GREEDY),
+    ([9], DRAWN),
+    ([*PREFIX, 61, 62], GREEDY),
+    (PREFIX[:20], SCORED),
+    ([*PREFIX, 60], DRAWN),
+)
+# Two on each of four shards, whose pools hold one of them whole.
+PRESSED = [[stem * 9 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
 
 
-def run_on(name: str, *meshes: str, program: str = "mesh_run.py") -> list[dict]:
-    """What a program of this folder prints of a golden folder's model on each mesh."""
-    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
-    run = subprocess.run(
-        [sys.executable, f"tests/sharding/{program}", name, *meshes],
-        env=os.environ | environment,
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
+def said_on(say: Callable[..., Any], name: str, *meshes: str) -> list[dict]:
+    """What say(name, mesh) returns of each of these meshes, in one process with four devices.
+
+    LLVM does not optimise, which changes no program but halves the time of compiling it.
+    """
+    flags = "--xla_backend_optimization_level=0"
+    return call(_on_each, say, name, meshes, devices=4, XLA_FLAGS=flags)
+
+
+def _on_each(say: Callable[..., Any], name: str, meshes: tuple[str, ...]) -> list[Any]:
+    return [say(name, mesh) for mesh in meshes]
+
+
+def run_on(family: str, *meshes: str) -> list[dict]:
+    """What a golden folder's model says; each mesh but the first begins with the prefixes that the first one saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        return said_on(functools.partial(_say, saved=pathlib.Path(folder, "prefixes")), family, *meshes)
+
+
+def _say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
+    """Tokens, log-probabilities and hits of ROWS, in blocks of NaN at first; then with prefixes; then preempted.
+
+    And the golden's tokens.
+    """
+    settled.make_ladder = _without_single_row
+    config = dataclasses.replace(SMALL, mesh=mesh, max_num_seqs=2)
+    llm = LLM(str(GOLDENS / family), config)
+    outputs = run(llm, [row[0] for row in ROWS], [row[1] for row in ROWS], fill=math.nan)
+    entries = [e for o in outputs for e in (*o.outputs[0].logprobs, *(o.prompt_logprobs or ())) if e]
+    if saved.exists():
+        llm.load_prefix_cache(saved)
+    (again,) = llm.generate([ROWS[0][0]], GREEDY, progress=False)
+    if not saved.exists():
+        llm.save_prefix_cache(saved)
+    pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=4), None, fill=math.nan)
+    ids = [pressed.add(prompt, GREEDY) for prompt in PRESSED]
+    late = finish(pressed)
+    executables = llm.loaded.executables
+    greedy = dataclasses.replace(GREEDY, max_tokens=64, logprobs=None)
+    golden = run(llm, [prompt.tolist() for prompt in golden_prompts(family)[0]], greedy)
+    return {
+        "tokens": [*(o.token_ids for o in outputs), again.token_ids, *(late[id].token_ids for id in ids)],
+        "logprobs": [sorted((token, e.logprob) for token, e in entry.items()) for entry in entries],
+        "cached": [o.num_cached_tokens for o in outputs],
+        "cached_from_disk": again.num_cached_tokens,
+        "preemptions": pressed.scheduler.metrics().preemptions,
+        "kv_bytes": llm.ledger.kv_bytes,
+        "kv_repeated_bytes": llm.ledger.repeated_bytes,
+        "weights_bytes": llm.ledger.weights_bytes,
+        "fingerprint": llm.loaded.fingerprint.hex(),
+        "golden": [o.token_ids for o in golden],
+        "unexpected_collectives": [
+            unexpected_collectives(executable.as_text(), meant_collectives(llm.loaded.layout, part))
+            for part, executable in (
+                *executables.forwards.items(),
+                *executables.samples.items(),
+                ("score", executables["score"]),
+            )
+        ],
+        "pools_are_aliased": all(_aliases_pools(llm)),
+    }
+
+
+def _aliases_pools(llm: LLM) -> Iterator[bool]:
+    """Whether each half of a step writes what it donates in place."""
+    pools, executables = llm.loaded.layout.pools, llm.loaded.executables
+    donated = (
+        (executables.forwards, (pools.caches, pools.hidden)),
+        (executables.samples, (pools.slots, pools.prompts)),
     )
-    return json.loads(run.stdout)
+    for halves, arrays in donated:
+        num_bytes = sum(map(local_bytes, jax.tree.leaves(arrays)))
+        yield from (half.memory_analysis().alias_size_in_bytes >= num_bytes for half in halves.values())
+
+
+def _without_single_row(**limits) -> Ladder:
+    """The ladder that it would be, but a row that decodes alone takes the bucket of two."""
+    _, *others = make_ladder(**limits).buckets
+    return Ladder(buckets=tuple(others))
 
 
 def assert_same(family: str, mesh: str, one: dict, many: dict) -> None:

@@ -33,7 +33,7 @@ from ferrum_jax.startup.choose_attention import (
 )
 from ferrum_jax.startup.open import Opening
 from scripts.shapes import random_source
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED, ROOT, is_running
 
 CONFIG = EngineConfig(
     max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, num_blocks=16, compilation_cache_dir=None
@@ -321,14 +321,6 @@ def test_a_child_that_hangs_ends_with_a_parent_that_is_killed():
     while is_running(child) and time.monotonic() < until:
         time.sleep(0.01)
     assert not is_running(child)
-
-
-def is_running(process: int) -> bool:
-    """Whether it is there and no zombie that nobody has waited for."""
-    try:
-        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_child_that_takes_a_large_order_and_answers_ends_well():
