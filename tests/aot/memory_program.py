@@ -27,7 +27,7 @@ def fits(device, num_bytes: int) -> bool:
 
 
 def main(names: list[str]) -> dict[str, list[bool]]:
-    """Of each topology, which of two sizes its compiler takes."""
+    """Which of two sizes the compiler of each topology takes."""
     found = {}
     for name in names:
         device = topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]

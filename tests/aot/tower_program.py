@@ -76,7 +76,7 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
 
 
 def main(target: str, model: str) -> list[dict[str, Any]]:
-    """Of the smallest and the largest call; one that does not compile has its error instead."""
+    """The smallest and the largest call; one that does not compile has its error instead."""
     slots, mesh = slots_of(model, target)
     found: list[dict[str, Any]] = []
     for num_patches in dict.fromkeys((slots.sizes[0], slots.sizes[-1])):

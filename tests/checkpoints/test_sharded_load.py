@@ -1,6 +1,6 @@
 """Loading onto a mesh: every shard gets its own part, from either kind of folder.
 
-Of a tensor that two devices each have alike, the shards are read once and put there in turn.
+A shard that two devices have alike is read once and put on both.
 """
 
 import hashlib
