@@ -21,17 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import orbax.checkpoint  # noqa: F401
-import pytest  # noqa: F401
-from jax._src import xla_bridge
-
-import ferrum_jax.llm
-import ferrum_jax.startup.build_engine  # noqa: F401
 from tests.support import ROOT
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+_CONTEXT.set_forkserver_preload([__name__, "pytest", "orbax.checkpoint", "ferrum_jax.llm", "ferrum_jax.startup.open"])
 _READ_AT_IMPORT = ("JAX_", "FLAX_", "HF_", "OPENBLAS_", "PYTHON")
 
 
@@ -100,6 +93,9 @@ def _called(
     arguments: tuple[Any, ...],
 ) -> None:
     """In the child."""
+    import jax
+    from jax._src import xla_bridge
+
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):

@@ -62,6 +62,7 @@ def test_each_makes_a_backend_of_its_own_and_the_server_has_none_and_one_thread(
     assert call(devices, devices=4) == (True, 4, "cpu", 3)
     assert call(devices) == (True, 1, "cpu", 3)
     assert len(os.listdir(f"/proc/{call(os.getppid)}/task")) == 1
+    assert call(eval, "'ferrum_jax.llm' in __import__('sys').modules"), "the server has imported it"
 
 
 @pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "PYTHONPATH", "HF_HOME"])
