@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from array import array
 from collections.abc import Iterable
 
@@ -11,6 +9,7 @@ import pytest
 
 from ferrum_jax.prefix_cache.keys import extend_keys, root_key
 from ferrum_jax.prompt import MediaSpan
+from tests.forked import call
 
 _ROOT = {"fingerprint": b"model", "kv_dtype": "float32", "block_size": 4}
 _TOKENS = array("i", [5, 3, 70000, 1, 0, 2, 9, 4, 8, 8, 8, 8, 1])
@@ -23,12 +22,7 @@ def _keys(tokens: Iterable[int], num_blocks: int = 3, media=(), **root) -> list[
 
 
 def test_the_same_prefix_gives_the_same_keys_in_another_process() -> None:
-    program = (
-        "from ferrum_jax.prefix_cache.keys import *\n"
-        f"keys = []\nextend_keys(keys, root_key(**{_ROOT!r}), {_TOKENS!r}, 3, 4)\nprint(*(k.hex() for k in keys))"
-    )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert out.split() == [key.hex() for key in _keys(_TOKENS)]
+    assert call(_keys, _TOKENS) == _keys(_TOKENS)
 
 
 def test_the_keys_of_this_version_are_these() -> None:
