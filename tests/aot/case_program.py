@@ -1,11 +1,16 @@
-"""Cases of paged attention compiled for a TPU that is not here: what each program contains."""
+"""Cases of paged attention compiled for a TPU that is not here: what each program contains.
+
+By hand: python -m tests.aot.case_program GENERATION CASE...
+"""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
+import json
 import math
 import re
+import sys
 import time
 from typing import Any
 
@@ -80,3 +85,8 @@ def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
         except Exception as error:  # whatever the compiler raises is what the test reports
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
     return found
+
+
+if __name__ == "__main__":
+    for name, said in main(sys.argv[1], sys.argv[2:]).items():
+        print(json.dumps({"name": name, **said}))

@@ -1,10 +1,15 @@
-"""Products with weights in a form, compiled for a TPU that is not here."""
+"""Products with weights in a form, compiled for a TPU that is not here.
+
+By hand: python -m tests.aot.product_program GENERATION CASE...
+"""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses
+import json
+import sys
 from typing import Any
 
 import jax
@@ -60,3 +65,8 @@ def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
                 said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
             found[f"{name}, {num_rows} rows"] = said
     return found
+
+
+if __name__ == "__main__":
+    for name, said in main(sys.argv[1], sys.argv[2:]).items():
+        print(json.dumps({"name": name, **said}))

@@ -180,7 +180,8 @@ def run(case: Case) -> list[dict[str, Any]]:
 
 
 def main(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    return run(Case(**fields | {"buckets": tuple(map(tuple, fields["buckets"]))}))
+    given: dict[str, Any] = fields | {"buckets": tuple(map(tuple, fields["buckets"]))}
+    return run(Case(**given))
 
 
 if __name__ == "__main__":
