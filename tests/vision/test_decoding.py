@@ -113,18 +113,20 @@ def test_an_array_has_one_channel_three_or_four(shape):
         np.testing.assert_array_equal(found, np.broadcast_to(array if array.ndim == 3 else array[..., None], (3, 4, 3)))
 
 
+SHAPE = r"the image is an array \w+\[.*; it must be uint8 \[height, width, 3\]"
+SIZE = r"the image is \d x \d pixels; it must have at least one"
+
+
 @pytest.mark.parametrize(
-    "array", [np.zeros((3, 4, 3), np.float32), np.zeros((3, 4, 2), np.uint8), np.zeros((4,), np.uint8)]
+    ("shape", "dtype", "said"),
+    [
+        *(((3, 4, 3), np.float32, SHAPE), ((3, 4, 2), np.uint8, SHAPE), ((4,), np.uint8, SHAPE)),
+        *(((0, 4, 3), np.uint8, SIZE), ((4, 0), np.uint8, SIZE)),
+    ],
 )
-def test_another_array_is_refused_with_its_shape(array):
-    with pytest.raises(ValueError, match=r"the image is an array \w+\[.*; it must be uint8 \[height, width, 3\]"):
-        pixels_of_array(array)
-
-
-@pytest.mark.parametrize("array", [np.zeros((0, 4, 3), np.uint8), np.zeros((4, 0), np.uint8)])
-def test_an_array_without_pixels_is_refused(array):
-    with pytest.raises(ValueError, match=r"the image is \d x \d pixels; it must have at least one"):
-        pixels_of_array(array)
+def test_another_array_is_refused_with_its_shape(shape, dtype, said):
+    with pytest.raises(ValueError, match=said):
+        pixels_of_array(np.zeros(shape, dtype))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A processor's file that contradicts its tower, or says what no image can be given, is refused before any image."""
+"""A processor's file that contradicts its tower, or says nothing that can be read, is refused before any image."""
 
 from __future__ import annotations
 
@@ -14,38 +14,17 @@ from tests.engine.image_folder import PROCESSOR
 TOWER = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
 
 
-@pytest.mark.parametrize(
-    ("key", "its_key"),
-    [
-        ("patch_size", "patch_size"),
-        ("temporal_patch_size", "temporal_patch_size"),
-        ("merge_size", "spatial_merge_size"),
-    ],
-)
+KEYS = {"patch_size": "patch_size", "temporal_patch_size": "temporal_patch_size", "merge_size": "spatial_merge_size"}
+
+
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", [1, 3, 8, 10**9])
-def test_patches_that_the_tower_does_not_take_are_refused_with_both_values(key, its_key, value):
+def test_patches_that_the_tower_does_not_take_are_refused_with_both_values(key, value):
+    its_key = KEYS[key]
     said = f"{key} is {value}, and config.json's vision_config has {its_key} {TOWER[its_key]}; make them equal"
     with pytest.raises(ValueError, match=said):
         processor_of(PROCESSOR | {key: value}, TOWER)
     assert processor_of(PROCESSOR, TOWER) == processor_of(PROCESSOR, {})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"image_mean": [0.5, float("inf"), 0.5]}, "image_mean is .*; it must be three numbers"),
-        ({"image_mean": [0.5, float("nan"), 0.5]}, "image_mean is .*; it must be three numbers"),
-        ({"image_std": [0.5, 0.5, float("inf")]}, "image_std is .*; it must be three numbers"),
-        (
-            {"image_std": [0, 0, 0]},
-            "image_std is .*; pixels are divided by it, so it must be three numbers of at least 1e-06",
-        ),
-        ({"size": {"shortest_edge": 10**9, "longest_edge": 10**10}}, "size.shortest_edge is 1000000000, and every"),
-    ],
-)
-def test_what_no_image_can_be_given_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        processor_of(PROCESSOR | wrong, TOWER)
 
 
 @pytest.mark.parametrize("value", ["x", [1], 3])

@@ -182,14 +182,8 @@ PRIVATE = (
     *("127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
     *("224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0"),
     *(
-        "fc00::1",
-        "fd00:ec2::254",
-        "fec0::1",
-        "ff02::1",
-        "::ffff:127.0.0.1",
-        "::ffff:a9fe:a9fe",
-        "::127.0.0.1",
-        "2001:db8::1",
+        *("fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "::ffff:127.0.0.1"),
+        *("::ffff:a9fe:a9fe", "::127.0.0.1", "2001:db8::1"),
     ),
     *("2002:7f00:1::", "2002:a00:1::1", "64:ff9b::7f00:1", "64:ff9b::10.0.0.1", "64:ff9b:1::a00:1", "localhost", "1"),
     "2001:0:4136:e378:8000:63bf:80ff:fffe",  # Teredo of 127.0.0.1
@@ -335,6 +329,10 @@ def test_a_picture_of_an_allowed_host_is_fetched_by_its_name(server):
     assert seen == [(f"pictures.test:{port}", "/a/b.png?c=d")] and resolved == ["pictures.test", "127.0.0.1"]
 
 
+# A chunk of -1 bytes is all that comes, to Python's own reader.
+TOO_LONG = r"the image of pictures.test:\d+ cannot be fetched: the answer is too long"
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -344,26 +342,14 @@ def test_a_picture_of_an_allowed_host_is_fetched_by_its_name(server):
         ("zipped", "is sent compressed"),
         ("missing", "the server answers 404$"),
         ("nowhere", "does not say where"),
+        *((path, TOO_LONG) for path in ("chunk_of_minus_one", "trailers", "continues")),
+        ("chunk_of_minus_five", r"the image of pictures.test:\d+ cannot be fetched: "),
     ],
 )
 def test_an_answer_that_is_no_picture_is_refused_with_the_reason(server, path, said):
     port, _, _ = server
     with pytest.raises(ValueError, match=said):
         sources(port, max_bytes=10_000).read_url(f"http://pictures.test:{port}/{path}")
-
-
-@pytest.mark.parametrize("path", ["chunk_of_minus_one", "trailers", "continues"])
-def test_no_more_is_read_than_an_image_may_have_whatever_the_answer_claims(server, path):
-    """A chunk of -1 bytes is all that comes, to Python's own reader."""
-    port, _, _ = server
-    with pytest.raises(ValueError, match=r"the image of pictures.test:\d+ cannot be fetched: the answer is too long"):
-        sources(port, max_bytes=10_000).read_url(f"http://pictures.test:{port}/{path}")
-
-
-def test_a_number_in_an_answer_that_is_none_is_refused_with_the_host(server):
-    port, _, _ = server
-    with pytest.raises(ValueError, match=r"the image of pictures.test:\d+ cannot be fetched: "):
-        sources(port).read_url(f"http://pictures.test:{port}/chunk_of_minus_five")
 
 
 @pytest.mark.parametrize("path", ["slow", "slow_head"])
@@ -411,16 +397,8 @@ def test_a_redirect_to_a_private_address_is_refused_though_every_host_is_allowed
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1",
-        "localhost",
-        "2130706433",
-        "0x7f.1",
-        "0177.0.0.1",
-        "127.1",
-        "[::1]",
-        "[::ffff:127.0.0.1]",
-        "0",
-        "[::]",
+        *("127.0.0.1", "localhost", "2130706433", "0x7f.1", "0177.0.0.1"),
+        *("127.1", "[::1]", "[::ffff:127.0.0.1]", "0", "[::]"),
     ],
 )
 def test_no_spelling_of_this_machine_is_connected_to(host, monkeypatch):
@@ -496,19 +474,8 @@ def test_https_asks_for_the_certificate_of_the_name_though_it_connects_to_an_add
     """TLS of the same server: a certificate of its name is taken, and that of another is not."""
     port, seen, _ = server
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "9",
-    ]
-    command += ["-subj", "/CN=pictures.test", "-addext", "subjectAltName=DNS:pictures.test"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "9", "-subj", "/CN=pictures.test", "-addext", "subjectAltName=DNS:pictures.test"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
