@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.openai.text_bodies import HARMLESS, PLACES, TOOLS, wrong
+from tests.openai.text_bodies import HARMLESS, PLACES, TOOLS, form, wrong
 
 CALL = '<tool_call>{"name":"go","arguments":{"to":"Rom"}}</tool_call>'
 CALLS = f'{CALL}\n<tool_call>{{"name":"stop","arguments":{{}}}}</tool_call>'
@@ -45,7 +45,9 @@ CHATS = {
     "likely tokens": chat(logprobs=True, top_logprobs=2, max_tokens=2),
     "a count of likely tokens": chat(logprobs=2, max_tokens=1),
     "no log-probabilities": chat(logprobs=False),
-    "log-probabilities by ids": chat(logprobs=True, top_logprobs=1, max_tokens=1, return_tokens_as_token_ids=True),
+    "log-probabilities by ids": chat(
+        logprobs=True, top_logprobs=1, max_tokens=1, return_token_ids=True, return_tokens_as_token_ids=True
+    ),
     "log-probabilities of the prompt": chat(messages=[{"role": "u", "content": ""}], prompt_logprobs=0, max_tokens=1),
     "token ids": chat(return_token_ids=True),
     "no text": chat(detokenize=False),
@@ -71,8 +73,8 @@ CHATS = {
     "a thought alone": says("<think>\nhm\n</think>\n\n"),
     "a call that is demanded": chat(tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, max_tokens=80),
     "a call that is named": chat(tools=TOOLS, tool_choice=_NAMED, max_tokens=80),
-    "an object": chat(response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": PLACES}})
-    | {"max_tokens": 60},
+    "an object": chat(response_format=form(PLACES), max_tokens=60),
+    "an object of a word that is not known": chat(response_format=form({**PLACES, "hue": 1}), max_tokens=60),
     "plain text": chat(response_format={"type": "text"}),
     "drawn": chat(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=7, min_tokens=1),
     "penalties": chat(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5, bad_words=["zz"]),
@@ -88,6 +90,7 @@ _WRONG: dict[str, list[Any]] = {
     "audio": [{}],
     "best_of": [3],
     "documents": [["d"]],
+    "echo": ["x"],
     "extra_args": [{"a": 1}],
     "function_call": ["auto"],
     "functions": [[{"name": "f"}]],
@@ -116,7 +119,10 @@ _WRONG: dict[str, list[Any]] = {
         [{"role": "user", "content": "x", "more": 1}],
         [{"role": "user", "content": ["x"]}],
         [{"role": "user", "content": [_IMAGE]}],
+        [{"role": "user", "content": [{"type": "image", "image": "/a.png"}]}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
         [{"role": "assistant", "content": "", "tool_calls": [{}]}],
+        [{"role": "assistant", "tool_calls": [5]}],
         [{"role": "assistant", "content": "", "reasoning": 5}],
         [{"role": "user", "content": "x " * 300}],
         None,
@@ -126,13 +132,15 @@ _WRONG: dict[str, list[Any]] = {
     "prompt": ["x"],
     "reasoning_effort": [5],
     "request_id": [""],
-    "response_format": [{"type": "yaml"}, {"type": "json_schema"}],
+    "response_format": [
+        *({"type": "yaml"}, {"type": "json_schema"}, form({**PLACES, "oneOf": [{"pattern": "a"}, {"pattern": "b"}]}))
+    ],
     "service_tier": ["flex"],
     "stop": [5],
     "store": [True],
     "stream_options": [{"include_usage": "yes"}],
     "tool_choice": ["required", "any", _NAMED],
-    "tools": ["go", [{}], [{"type": "x"}], [*TOOLS, *TOOLS]],
+    "tools": ["go", [{}], [5], [{"type": "x"}], [{"type": "function", "function": {"name": "a b"}}], [*TOOLS, *TOOLS]],
     "top_logprobs": [2],
     "unknown": [1],
 }
@@ -141,15 +149,23 @@ WRONG_CHATS = wrong(_WRONG, chat()) | {
     "a count beside likely tokens": chat(logprobs=2, top_logprobs=2),
     "too many likely tokens": chat(logprobs=True, top_logprobs=21),
     "a call of no tool": chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "fly"}}),
+    "a choice that is not known": chat(tools=TOOLS, tool_choice="sometimes"),
+    "a call at a time in a word": chat(tools=TOOLS, parallel_tool_calls=1),
+    "a demanded call beside a form": chat(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"}),
     "a demanded call beside a structure": says("x", tools=TOOLS, tool_choice="required"),
 }
 
+_CALL = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"}
 _RESPONDS = {"input": "Go?", "max_output_tokens": 4, "temperature": 0}
 _CALLED = [{**TOOLS[0]["function"], "type": "function"}]
 
 
 def response(**fields: Any) -> dict[str, Any]:
     return {**_RESPONDS, **fields}
+
+
+def _format(schema: object) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", "name": "p", "schema": schema}}
 
 
 RESPONSES = {
@@ -162,7 +178,7 @@ RESPONSES = {
         input=[
             {"role": "user", "content": [{"type": "input_text", "text": "Go?"}]},
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"},
+            _CALL,
             {"type": "function_call_output", "call_id": "c", "output": "gone"},
         ]
     ),
@@ -171,8 +187,8 @@ RESPONSES = {
     ),
     "log-probabilities": response(include=["message.output_text.logprobs"], max_output_tokens=2),
     "likely tokens": response(top_logprobs=2, max_output_tokens=1),
-    "an object": response(text={"format": {"type": "json_schema", "name": "p", "schema": PLACES}})
-    | {"max_output_tokens": 60},
+    "an object": response(text=_format(PLACES), max_output_tokens=60),
+    "an object of a word that is not known": response(text=_format({**PLACES, "hue": 1}), max_output_tokens=60),
     "an effort": response(reasoning={"effort": "low"}, text={"format": {"type": "text"}, "verbosity": "medium"}),
     "all of a chat's": response(
         seed=5,
@@ -219,7 +235,13 @@ _WRONG_RESPONSES: dict[str, list[Any]] = {
         [{"role": "user", "content": [{"type": "input_image"}]}],
         None,
         "x " * 300,
-        [{"type": "function_call", "call_id": "c", "name": "go", "arguments": "{"}],
+        [_CALL | {"arguments": "{"}],
+        [_CALL | {"call_id": 5}],
+        [{"type": ["message"]}],
+        [{"type": "reasoning", "summary": [], "encrypted_content": "x"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": [{"type": {}}]}],
+        [{"role": "user", "content": [{"type": "input_text", "text": 5}]}],
     ],
     "instructions": [5],
     "logprobs": [True],
@@ -236,12 +258,20 @@ _WRONG_RESPONSES: dict[str, list[Any]] = {
     "response_format": [{"type": "text"}],
     "return_token_ids": [True],
     "store": [True],
+    "stream": [1],
     "stream_options": [{"include_obfuscation": True}],
-    "text": ["x", {"format": {"type": "yaml"}}, {"verbosity": "high"}, {"format": {"type": "json_schema"}}],
-    "tool_choice": ["any", {"type": "web_search"}],
-    "tools": ["go", [5], [{"type": "web_search"}], [{"type": "function"}]],
-    "top_logprobs": [21],
+    "temperature": ["hot"],
+    "text": [
+        *("x", {"format": {"type": "yaml"}}, {"verbosity": "high"}, {"format": {"type": "json_schema"}}),
+        {"format": {"type": "json_schema", "name": "x"}},
+    ],
+    "tool_choice": ["any", {"type": "web_search"}, "required"],
+    "tools": ["go", [5], [{"type": "web_search"}], [{"type": "function"}], [{"type": "function", "name": "a b"}]],
+    "top_logprobs": [21, ""],
     "truncation": ["auto"],
     "unknown": [1],
 }
-WRONG_RESPONSES = wrong(_WRONG_RESPONSES, response())
+WRONG_RESPONSES = wrong(_WRONG_RESPONSES, response()) | {
+    "arguments that are too deep": response(input=[_CALL | {"arguments": "[" * 100_000}]),
+    "a stream of an option of chats": response(stream=True, stream_options={"include_usage": True}),
+}

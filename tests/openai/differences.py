@@ -11,12 +11,14 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
         "completions": ("what streams say of their use", "use in every chunk"),
         "completions_refused": ("stream = yes", "stream_options = {'include_usage': True}"),
         "chats": ("what streams say of their use", "use in every chunk"),
+        "responses_refused": ("stream = 1",),
     },
     "no stream has log-probabilities of the prompt": {
         "completions": (
             "log-probabilities of the prompt",
             "an echo with log-probabilities",
             "an echo alone with log-probabilities",
+            "several lists that come back",
         ),
         "chats": ("log-probabilities of the prompt",),
     },
@@ -33,7 +35,7 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
     },
     "a call draws a token at least": {"completions": ("an echo alone",)},
     "AsyncLLM says so in its output where a structure does not compile": {
-        "completions_refused": ("structured_outputs = {'regex': '('}",),
+        "completions_refused": ("structured_outputs = {'regex': '('}", "a pattern that is none for several"),
     },
     "a call is given texts themselves": {"scores": ("texts in objects",)},
     "a call takes what Python can read": {
@@ -42,6 +44,7 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
             "messages = []",
             "messages = [{'role': 'assistant', 'content': '', 'reasoning': 5}]",
             "messages = [{'role': 'user', 'content': 'x', 'more': 1}]",
+            "tools = [{'type': 'function', 'function': {'name': 'a b'}}]",
             "tools = [{'type': 'function', 'function': {'name': 'go', 'parameters': {'type'",
         ),
         "embeddings_refused": (
@@ -60,7 +63,13 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
 OTHER_WORDS: BySection = {
     "completions_refused": (
         *("adapter = poet", "adapter = 5", "model = other", "priority = high", "prompt = None", "store = True"),
-        *("prompt = " + "x " * 35, "request_id = no spaces", "stream = yes", "stream_options = {'more': 1}"),
+        *(
+            "max_tokens = 10000",
+            "prompt = " + "x " * 35,
+            "request_id = no spaces",
+            "stream = yes",
+            "stream_options = {'more': 1}",
+        ),
         *("stream_options = {'include_usage': True}", "timeout = 0", "temprature = 1", "many problems"),
     ),
     "chats_refused": (
@@ -69,7 +78,14 @@ OTHER_WORDS: BySection = {
     ),
     "embeddings_refused": (
         *("input = None", "prompt = x", "model = other", "priority = high", "timeout = 0", "unknown = 1"),
-        *("adapter = poet", "request_id = r", "store = True", "stream = True", "stream_options = {}"),
+        *(
+            "adapter = poet",
+            "request_id = r",
+            "store = True",
+            "stream = True",
+            "stream_options = {}",
+            "temperature = 1",
+        ),
     ),
 }
 

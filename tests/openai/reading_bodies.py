@@ -80,6 +80,7 @@ _WRONG_VECTORS: dict[str, list[Any]] = {
     "pooling": ["median", 5],
     "prompt": ["x"],
     "prompt_name": ["poem", {}],
+    "temperature": [1],
     "truncate": ["yes"],
 }
 WRONG_EMBEDDINGS = wrong(_WRONG_VECTORS | _SALTED | _UNTRUE | _ELSEWHERE, vectors())
@@ -134,7 +135,7 @@ RANKINGS = {
 }
 _WRONG_RANKINGS: dict[str, list[Any]] = {
     "query": ["", ["x"], {"text": "x"}, None],
-    "documents": ["x", [], [{"title": "x"}], [""], ["keys " * 60], None],
+    "documents": ["x", [], [{"title": "x"}], ["x", ""], ["keys " * 60], None],
     "top_n": [0, "2"],
     "return_documents": [1],
 }

@@ -29,6 +29,7 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if "type" in events[0]:
         return _response(events)
     found, choices = {**events[0], "choices": []}, {}
+    assert all(choice.get("delta", {"role": "assistant"})["role"] == "assistant" for choice in events[0]["choices"])
     for event in events:
         assert all(event[name] == found[name] for name in ("id", "object", "model"))
         found |= {name: value for name, value in event.items() if name != "choices"}

@@ -80,6 +80,13 @@ def test_a_stream_adds_up_to_the_whole(name):
         assert stream.get("Warning") == whole.get("Warning"), body
 
 
+def test_a_response_says_what_the_chat_with_the_same_messages_says():
+    said, chat = recorded("responses")["instructions"]["http"], recorded("chats")["several messages"]["http"]
+    texts = [part["text"] for item in said["output"] for part in item["content"]]
+    assert texts == [chat["choices"][0]["message"]["content"]]
+    assert said["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
 def as_whole(choice: Mapping[str, Any]) -> dict[str, Any]:
     """A streamed choice as it stands in an answer that comes whole."""
     if "delta" not in choice:

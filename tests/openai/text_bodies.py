@@ -38,6 +38,10 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, **_SHORT, **fields}
 
 
+def form(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
+
+
 _ANSWERED = {
     "a text": text(),
     "a text by its defaults": {"prompt": PROMPT, "temperature": 0},
@@ -46,6 +50,7 @@ _ANSWERED = {
     "token ids that do not": text(prompt=[7, 8, 9], return_token_ids=False),
     "several texts": text(prompt=[PROMPT, "class A:"]),
     "several lists of token ids": text(prompt=[[7, 8, 9], [20, 30]]),
+    "several lists that come back": text(prompt=[[7, 8, 9], [20, 30]], return_token_ids=True, prompt_logprobs=0),
     "text that comes with its ids": text(return_token_ids=True),
     "several choices": text(n=2, temperature=0.9, seed=5),
     "several choices of several texts": text(prompt=[PROMPT, "x"], n=2, temperature=0.9, seed=5),
@@ -57,13 +62,15 @@ _ANSWERED = {
     "bad words": text(bad_words=["zz"]),
     "log-probabilities": text(logprobs=2, max_tokens=2),
     "log-probabilities of what is chosen": text(logprobs=0, max_tokens=2),
-    "log-probabilities by ids": text(logprobs=1, max_tokens=2, return_tokens_as_token_ids=True),
+    "log-probabilities by ids": text(logprobs=1, max_tokens=2, return_token_ids=True, return_tokens_as_token_ids=True),
     "log-probabilities of the prompt": text(prompt=[7, 8, 9], prompt_logprobs=1, max_tokens=1),
     "every log-probability of the prompt": text(prompt=[7, 8], prompt_logprobs=-1, max_tokens=1, logit_bias=None),
     "an echo": text(echo=True),
     "an echo alone": text(echo=True, max_tokens=0),
     "an echo with log-probabilities": text(prompt="x y", echo=True, logprobs=1, max_tokens=2),
-    "an echo alone with log-probabilities": text(prompt="x y", echo=True, logprobs=1, max_tokens=0),
+    "an echo alone with log-probabilities": text(
+        prompt="x y", echo=True, logprobs=1, max_tokens=0, return_token_ids=True
+    ),
     "an echo of several": text(prompt=["x", "y"], echo=True, n=2),
     "a stop string": text(max_tokens=12, stop="e"),
     "a stop string that is shown": text(max_tokens=12, stop=["e", "\n\n"], include_stop_str_in_output=True),
@@ -79,9 +86,7 @@ _ANSWERED = {
     "nulls": text(stop=None, logprobs=None, n=None, seed=None, suffix=None, unknown=None),
     "a choice": text(structured_outputs={"choice": ["yes", "no"]}, max_tokens=20),
     "a pattern": text(structured_outputs={"regex": "[a-c]{2}"}, max_tokens=20),
-    "an object": text(
-        response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": PLACES}}, max_tokens=60
-    ),
+    "an object": text(response_format=form(PLACES), max_tokens=60),
     "an object of a word that is not known": text(structured_outputs={"json": {**PLACES, "hue": 1}}, max_tokens=60),
     "plain text": text(response_format={"type": "text"}),
     "all that is harmless": text(**HARMLESS, documents=[], priority=0, service_tier="auto"),
@@ -94,7 +99,7 @@ _ANSWERED = {
 _WRONG: dict[str, list[Any]] = {
     "adapter": ["poet", 5],
     "add_special_tokens": [1],
-    "allowed_token_ids": [[], 5],
+    "allowed_token_ids": [[], 5, [1.5]],
     "audio": [{}],
     "bad_words": ["a", [" "]],
     "best_of": [3],
@@ -116,11 +121,11 @@ _WRONG: dict[str, list[Any]] = {
     "include_reasoning": [False],
     "include_stop_str_in_output": [1],
     "input": ["x"],
-    "logit_bias": [[], {"x": 1}, {"5": 101}, {"05": 1, "5": 1}],
+    "logit_bias": [[], {"x": 1}, {"5": 101}, {"5": "-inf"}, {"05": 1, "5": 1}],
     "logits_processors": [["p"]],
     "logprob_token_ids": [[5]],
     "logprobs": [21, True, -1],
-    "max_tokens": [0, -1, 2.5],
+    "max_tokens": [0, -1, 2.5, 10_000],
     "min_p": [2],
     "min_tokens": [9],
     "modalities": [["audio"]],
@@ -131,12 +136,18 @@ _WRONG: dict[str, list[Any]] = {
     "prediction": [{}],
     "presence_penalty": ["x"],
     "priority": [2, "high"],
-    "prompt": ["", [], [[]], ["x", 5], 5, {"a": 1}, [-1], [400], [2**31], "x " * 300, None],
+    "prompt": [
+        *("", [], [[]], ["x", 5], 5, {"a": 1}, [-1], [400], [2**31], "x " * 300, None),
+        *(["x", ""], [["x"]], [[1], [2, -1]], [True]),
+    ],
     "prompt_logprobs": [21],
     "reasoning_effort": ["low"],
     "repetition_penalty": [0],
     "request_id": ["no spaces"],
-    "response_format": [{"type": "yaml"}, "json"],
+    "response_format": [
+        *({"type": "yaml"}, "json", {"type": "json_schema"}, form({"type": "objekt"})),
+        *({"type": "json_schema", "json_schema": each} for each in ({"name": "a"}, {"schema": {}, "strict": "yes"})),
+    ],
     "return_token_ids": ["yes"],
     "return_tokens_as_token_ids": ["yes"],
     "seed": [2.5, 2**64],
@@ -148,9 +159,11 @@ _WRONG: dict[str, list[Any]] = {
     "store": [True],
     "stream": ["yes"],
     "stream_options": [{"include_usage": True}, {"more": 1}],
-    "structured_outputs": [{}, {"choice": []}, {"regex": "("}, {"json": {"type": "x"}}, "json"],
+    "structured_outputs": [
+        *({}, {"choice": []}, {"regex": "("}, {"regex": 5}, {"json": {"type": "x"}}, {"json": {"not": {}}}, "json")
+    ],
     "suffix": ["end"],
-    "temperature": [-1, "hot"],
+    "temperature": [-1, "hot", 10**400],
     "timeout": [0],
     "tool_choice": ["auto"],
     "tools": [TOOLS],
@@ -179,5 +192,9 @@ WRONG_COMPLETIONS = wrong(_WRONG, text()) | {
     "no structure beside ignore_eos": text(ignore_eos=True, structured_outputs={"choice": ["a"]}),
     "a stop string without text": text(stop="e", detokenize=False),
     "fewer tokens than at least": text(min_tokens=5, max_tokens=4),
+    "an echo alone without text": text(echo=True, max_tokens=0, detokenize=False),
+    "a pattern that is none for several": text(structured_outputs={"regex": "("}, n=2),
+    "a stream of an unknown option": text(stream=True, stream_options={"more": 1}),
+    "a stream of a wrong option": text(stream=True, stream_options={"include_usage": 1}),
     "a stream of the prompt's log-probabilities": text(prompt_logprobs=1, stream=True),
 }
