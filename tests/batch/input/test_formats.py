@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row, duplicate_row, own_name, parse_line
+from ferrum_jax.openai.body_fields import ROW_BODIES
 from ferrum_jax.prompt import take_apart
+from tests.openai.sections import SECTIONS
 
 
 def parse(line: object, **kwargs) -> Row | BadRow:
@@ -252,100 +254,39 @@ def test_a_line_without_a_usable_custom_id_is_an_error_that_names_its_number(raw
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (short(temprature=1), "temprature is not known (did you mean temperature?); known are"),
-        (short(qqq=1), "qqq is not known; known are"),
-        (short(stream=True), "stream = true is not supported: a batch row is answered in one piece"),
-        (openai(echo=1), "echo is 1; it must be true or false"),
-        (chat(echo="x"), "echo is 'x'; it must be true or false"),
-        (short(max_tokens=0), "max_tokens is 0; it must be at least 1"),
-        (short(max_tokens=0, detokenize=False, echo=True), "detokenize is False beside echo"),
-        (openai(continue_final_message=True), "continue_final_message = true is not supported: it goes with messages"),
-        (openai(chat_template_kwargs={"a": 1}), '= {"a": 1} is not supported: it goes with messages'),
-        (short(add_special_tokens=1), "add_special_tokens is 1; it must be true or false"),
-        (
-            short(logit_bias={"5": "-inf"}),
-            "logit_bias[5] is '-inf'; it must be between -100 and 100, or minus infinity",
-        ),
-        (openai(best_of=3), "best_of = 3 is not supported"),
-        (openai(suffix="x"), "suffix"),
-        (chat(tools=[{}]), "tools[0].function is None"),
-        (short(tools=[{}]), "tools = [{}] is not supported: tools are for messages"),
-        (chat(response_format={"type": "xml"}), "response_format.type is 'xml'"),
-        (short(structured_outputs={"json": {"not": {}}}), "at #/not: not cannot be enforced"),
-        (short(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}), "both say what the answer"),
-        (short(structured_outputs={"regex": "a"}, ignore_eos=True), "ignore_eos is True beside structured_outputs"),
-        (chat(tool_choice="required"), "tool_choice is 'required' without tools"),
-        (openai(messages=[{"role": "user", "content": "x"}]), "body has no prompt, which /v1/completions needs"),
         ({**openai(), "url": ["x"]}, "url is ['x']; it must be"),
         (
             openai("/v1/images"),
             "url is '/v1/images'; it must be one of '/v1/completions', '/v1/chat/completions', '/v1/emb",
         ),
-        (openai("/v1/embeddings"), "body has no input, which /v1/embeddings needs"),
-        (openai("/v1/embeddings", input="x", prompt=None, temperature=1), "temperature is not known"),
-        (openai("/v1/embeddings", input="x", prompt=None, dimensions=0), "dimensions is 0; it must be a whole number"),
-        (openai("/v1/embeddings", input="x", prompt=None, encoding_format="hex"), "encoding_format is 'hex'; it must"),
-        (short(dimensions=8), "dimensions = 8 is not supported: it is for /v1/embeddings"),
-        (openai("/v1/score", text_1="x", prompt=None), r"text_2 is None; it must be a text or a list of texts"),
-        (openai("/v1/score", text_1=["x", "y"], text_2=["z"], prompt=None), "text_1 has 2 texts and text_2 has 1"),
-        (openai("/v1/score", text_1="x", text_2="y", prompt=None, dimensions=3), "dimensions = 3 is not supported"),
-        (openai("/v1/rerank", query=["x"], documents=["y"], prompt=None), "query is ['x']; it must be a text"),
-        (openai("/v1/rerank", query="x", documents=["y", ""], prompt=None), "documents[1] is ''; it must be a text"),
-        (openai("/v1/rerank", query="x", documents=["y"], top_n=0, prompt=None), "top_n is 0; it must be a whole"),
-        (short(input="x"), "has prompt and input; give exactly one of"),
-        (openai(input="x"), 'input = "x" is not supported: it is for /v1/embeddings'),
         ({**openai(), "method": "GET"}, "method is 'GET'; it must be 'POST'"),
         ({**openai(), "n": 2}, "unknown fields ['n'] beside body"),
         ({**openai(), "body": []}, "body is []; it must be an object"),
         ({"custom_id": "a"}, "has no prompt; give exactly one of"),
+        (short(input="x"), "has prompt and input; give exactly one of"),
         (short(messages=[]), "has prompt and messages; give exactly one of"),
-        (short(prompt=""), "prompt is empty"),
-        (short(prompt=[]), "prompt is empty"),
-        (short(prompt=["a", ""]), "prompt[1] is empty"),
-        (short(prompt=["a", 3]), "prompt[1] is 3; it must be a string or a list of token ids"),
-        (short(prompt=[[1], [2, -1]]), "prompt[1] holds -1; token ids are whole numbers"),
-        ({"custom_id": "a", "prompt_token_ids": [[1], "x"]}, "prompt_token_ids[1] is 'x'; it must be a list of token"),
-        (short(prompt=[1, -2]), "prompt holds -2; token ids are whole numbers, 0 or more"),
-        (short(prompt=[True]), "prompt holds True"),
-        (
-            short(prompt=[5, 2**31]),
-            "prompt holds 2147483648; token ids are whole numbers, 0 or more and less than 2**31",
-        ),
-        (short(prompt=3), "prompt is 3; it must be a string or a list of token ids"),
         ({"custom_id": "a", "prompt_token_ids": "x"}, "prompt_token_ids is 'x'; it must be a list of token ids"),
-        ({"custom_id": "a", "messages": []}, "messages is []; it must be a list with at least one message"),
-        ({"custom_id": "a", "messages": [{"content": "x"}]}, "messages[0].role is None"),
-        ({"custom_id": "a", "messages": [{"role": "user"}]}, "messages[0].content is None"),
-        ({"custom_id": "a", "messages": ["x"]}, "messages[0] is 'x'"),
-        (
-            {"custom_id": "a", "messages": [{"role": "user", "content": [{"type": "image", "image": "/a.png"}]}]},
-            "messages[0].content has a part 'image'; only text and image_url parts are supported",
-        ),
-        (
-            {"custom_id": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content has an image that is not like",
-        ),
-        ({"custom_id": "a", "messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "tool_calls[0] is 1"),
-        (short(temperature=-1), "temperature is -1; it must be 0 (greedy) or more"),
-        (short(temperature=10**400), "too large"),
-        (short(top_p=0), "top_p is 0"),
-        (short(n=0), "n is 0"),
-        (short(max_tokens=0), "max_tokens is 0"),
-        (short(stop=5), "stop is 5; it must be a list"),
-        (short(stop_token_ids="x"), "stop_token_ids is 'x'; it must be a list"),
-        (short(logit_bias=[1]), "logit_bias is [1]; it must be an object"),
-        (short(logit_bias={"x": 1}), "logit_bias has the key 'x'; keys must be token ids"),
-        (short(logit_bias={"1": 1, "01": 2}), "logit_bias has token 1 twice"),
-        (short(logprobs=True), "logprobs is True"),
-        (chat(top_logprobs=2), "top_logprobs is 2 without logprobs; set logprobs to true"),
-        (chat(logprobs=1, top_logprobs=2), "logprobs is 1 beside top_logprobs"),
-        (chat(max_tokens=3, max_completion_tokens=4), "max_tokens and max_completion_tokens differ"),
+        ({"custom_id": "a", "prompt_token_ids": [[1], "x"]}, "prompt_token_ids[1] is 'x'; it must be a list of token"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name_with_what_to_do(line, message):
+def test_an_envelope_that_is_wrong_is_refused_by_name_with_what_to_do(line, message):
     assert message in error(line)
     found = parse(line)
     assert isinstance(found, BadRow) and found.custom_id == "a" and found.code == "invalid_request"
+
+
+@pytest.mark.parametrize("name", [name for name in SECTIONS if SECTIONS[name].path in ROW_BODIES])
+def test_a_body_is_read_alike_in_both_forms(name):
+    """What is answered of the OpenAI form, and refused, is recorded in tests/openai/answers."""
+    for each, body in SECTIONS[name].bodies.items():
+        if sum(body.get(field) is not None for field in ("prompt", "messages", "input", "text_1", "query")) != 1:
+            continue  # the short form does not say what is asked then
+        whole, plain = parse(openai(SECTIONS[name].path) | {"body": body}), parse({"custom_id": "a", **body})
+        if isinstance(whole, BadRow) or isinstance(plain, BadRow):
+            assert (whole.message, whole.code) == (plain.message, plain.code), each
+        else:
+            seeds = whole.seeds if body.get("seed") is not None else plain.seeds  # others are drawn from the line
+            assert whole._replace(id=plain.id, seeds=seeds) == plain and len(whole.seeds) == len(seeds), each
 
 
 def test_all_unsupported_fields_of_a_row_are_named_at_once():
@@ -481,14 +422,6 @@ def test_a_bias_of_minus_infinity_is_read_as_pythons_json_writes_it():
     for line in (short(logit_bias={"5": -math.inf}), openai(logit_bias={"5": -math.inf})):
         assert row(line).params.logit_bias == {5: -math.inf}
     assert "Infinity is not a JSON number" in parse_line(b'{"custom_id": "a", "prompt": "x", "n": Infinity}', 1).message
-
-
-def test_an_echo_without_output_draws_a_token_that_is_left_out():
-    found = row(openai(echo=True, max_tokens=0, logprobs=1))
-    assert (found.how.echo, found.how.generates, found.asked.max_tokens) == (True, False, 1)
-    assert (found.asked.echo, found.asked.prompt_logprobs) == (True, 1)
-    of_chat = row(chat(echo=True))
-    assert (of_chat.how.echo, of_chat.how.generates, of_chat.asked.echo) == (True, True, False)
 
 
 def test_a_row_without_text_is_answered_with_token_ids():
