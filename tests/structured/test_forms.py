@@ -19,7 +19,7 @@ from ferrum_jax.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED, SAMPLES, TEMPLATES, TOOLS
-from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
+from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn, fed
 from tests.support import ROOT
 
 KNOWN = tools_of(TOOLS)
@@ -46,19 +46,32 @@ def test_each_form_has_a_sample():
         assert not [form.name for form in table if seen.isdisjoint((form.name, *form.vllm))]
 
 
-@settings(max_examples=400)
-@given(st.sampled_from(sorted(SAMPLES)), st.sampled_from(sorted(SAMPLES)), st.integers(0, 400), st.integers(0, 10**6))
-def test_a_text_is_the_same_message_however_it_is_cut(name, other, length, seed):
+TEXTS = [*(sample.text for sample in SAMPLES.values()), *DEMANDED.values()]
+TEXTS += [
+    "<|channel|>?<|message|>a<|channel|>final <|constrain|>json<|message|>{}<|return|>",
+    "  \n<tool_call> nothing <|im_<|im_end|>end|>",
+]
+SPECIAL = ["<|im_end|>", "<|im_start|>", "<|end|>", "<|start|>"]
+
+
+@settings(deadline=None, max_examples=600)
+@given(
+    st.sampled_from(sorted(SAMPLES)),
+    *(st.sampled_from(TEXTS), st.sampled_from((None, *TOOL_FORMS)), st.sampled_from((None, *REASONING_FORMS))),
+    *(st.booleans(), st.integers(0, 400), st.integers(0, 10**6)),
+)
+def test_a_text_is_the_same_message_however_it_is_cut(name, other, tools, reasoning, is_open, length, seed):
+    """In the forms of its model, or in others."""
     sample, rng = SAMPLES[name], random.Random(seed)
     forms, how = forms_and_how(sample)
-    text = rng.choice([sample.text, sample.text[:length], sample.text[:length] + SAMPLES[other].text])
-    stream, parts, at = forms.stream(**how), [], 0
-    while at < len(text):
-        size = rng.randint(1, 9)
-        parts += stream.feed(text[at : at + size])
-        at += size
-    parts += stream.flush()
+    if rng.random() < 0.4:
+        forms = MessageForms(tools=tools, reasoning=reasoning)
+        how = {"tools": (), "is_open": is_open, "specials": SPECIAL}
+    text = rng.choice([sample.text, sample.text[:length], sample.text[:length] + other, other])
+    stream = forms.stream(**how)
+    parts = [*fed(stream.feed, text, rng), *stream.flush()]
     assert forms.joined(parts) == forms.message(text, **how)
+    assert all(bool(part.content) + bool(part.reasoning) + len(part.tool_calls) == 1 for part in parts)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ferrum_jax.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import format_of, tools_asked, tools_of
+from ferrum_jax.asked.tools import tools_asked, tools_of
 from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
 from ferrum_jax.structured.grammars import Grammars
@@ -18,7 +18,8 @@ from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser, without_reasoning
 from ferrum_jax.structured.reading.tool_parser import ToolParser, parsed
 from tests.histories import seeded
-from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
+from tests.structured.form_samples import DEMANDED
+from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn, fed
 
 PARAMETERS = {
     "type": "object",
@@ -36,23 +37,10 @@ TOOLS = [
     {"type": "function", "function": {"name": "stop"}},
 ]
 KNOWN = tools_of(TOOLS)
-WRITTEN = {
-    "hermes": 'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "}<b", "n": 1}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\nx\ny\n</parameter>\n</function>\n</tool_call>",
-    "glm": "hi <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>12</arg_value>\n</tool_call>\n<tool_call>f</tool_call>",
-    "llama3_json": '<|python_tag|>{"name": "f", "parameters": {"a": "x"}}; {"name": "f", "parameters": {}}',
-    "mistral": '[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}',
-    "mistral_list": '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x"}}, {"name": "f", "arguments": {}}]',
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```"
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
-    "<｜tool▁calls▁end｜>",
-    "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>',
-    "gemma": "Well:\n```tool_code\nf(a='x', n=[1, true])\n```",
-    "pythonic": '[f(a="it\'s"), f()]',
-}
-NUM_CALLS = {"glm": 2, "llama3_json": 2, "mistral": 2, "mistral_list": 2, "pythonic": 2}
-FORMS = sorted(WRITTEN)
+HERMES = 'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "}<b", "n": 1}}\n</tool_call>'
+HARMONY = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
+FORMS = sorted(DEMANDED)
+BETWEEN = st.sampled_from([None, "", "\n", "tail", "<tool_call>", "{"])
 
 
 @pytest.mark.parametrize("name", [form.name for form in TOOL_FORMS])
@@ -77,27 +65,14 @@ def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
     assert count >= 1
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_calls_are_found_in_what_models_write(name):
-    found = MessageForms(tools=tool_form_named(name)).message(WRITTEN[name], tools=())
-    assert len(found.tool_calls) == NUM_CALLS.get(name, 1) and {call.name for call in found.tool_calls} == {"f"}
-    assert found.content.strip() in ("", "Sure.", "hi", "Well:")
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(FORMS), st.integers(0, 400), st.booleans(), st.integers(0, 10**9))
-@example("mistral", 0, True, 215856229)
-def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, is_mixed, seed):
-    form, rng = tool_form_named(name), random.Random(seed)
-    text = WRITTEN[name][: length or None]
-    if is_mixed:
-        text = text + rng.choice(["", "\n", "tail", "<tool_call>", "{"]) + WRITTEN[rng.choice(FORMS)]
-    parser, pieces, at = ToolParser(form), [], 0
-    while at < len(text):
-        size = rng.randint(1, 9)
-        pieces += parser.push(text[at : at + size])
-        at += size
-    pieces += parser.flush()
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(FORMS), st.integers(0, 400), st.sampled_from(FORMS), BETWEEN, st.integers(0, 10**9))
+@example("mistral", 0, "deepseek_v31", "\n", 215856229)
+def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, other, between, seed):
+    form, text = tool_form_named(name), DEMANDED[name][: length or None]
+    text += "" if between is None else between + DEMANDED[other]
+    parser = ToolParser(form)
+    pieces = [*fed(parser.push, text, random.Random(seed)), *parser.flush()]
     content = "".join(piece for piece in pieces if isinstance(piece, str))
     assert (content, [piece for piece in pieces if isinstance(piece, ToolCall)]) == parsed(form, text)
 
@@ -123,19 +98,15 @@ def test_a_template_without_marks_has_no_form():
 @settings(max_examples=100)
 @given(st.text(alphabet="<>/think ab\n", max_size=40), st.booleans(), st.integers(0, 10**6))
 def test_reasoning_is_the_same_however_it_is_cut(text, is_open, seed):
-    form, rng = REASONING_FORMS[-1], random.Random(seed)
-    parser, found, at = ReasoningParser(form, is_open=is_open), ["", ""], 0
-    while at < len(text):
-        size = rng.randint(1, 5)
-        found = [a + b for a, b in zip(found, parser.push(text[at : at + size]), strict=True)]
-        at += size
-    found = [a + b for a, b in zip(found, parser.flush(), strict=True)]
-    assert tuple(found) == without_reasoning(form, text, is_open=is_open)
+    form = REASONING_FORMS[-1]
+    parser = ReasoningParser(form, is_open=is_open)
+    parts = [*fed(lambda piece: [parser.push(piece)], text, random.Random(seed)), parser.flush()]
+    assert tuple(map("".join, zip(*parts, strict=True))) == without_reasoning(form, text, is_open=is_open)
 
 
 def test_a_message_is_reasoning_answer_and_calls():
     forms = MessageForms(tools=tool_form_named("hermes"), reasoning=REASONING_FORMS[-1])
-    text = "<think>\nhm\n</think>\n\n" + WRITTEN["hermes"] + "<|im_end|>"
+    text = "<think>\nhm\n</think>\n\n" + HERMES + "<|im_end|>"
     message = forms.message(text, tools=(), specials=["<|im_end|>"])
     call = ToolCall(name="f", arguments='{"a": "}<b", "n": 1}')
     assert message == AssistantMessage(content="Sure.", reasoning="hm", tool_calls=(call,))
@@ -145,7 +116,7 @@ def test_a_message_is_reasoning_answer_and_calls():
 
 def test_a_message_of_channels_is_taken_apart():
     forms = MessageForms.of_template("<|channel|> <|constrain|>")
-    text = "<|channel|>analysis<|message|>I think<|end|><|start|>assistant" + WRITTEN["harmony"]
+    text = "<|channel|>analysis<|message|>I think<|end|><|start|>assistant" + HARMONY
     message = forms.message(text, tools=())
     assert message.reasoning == "I think" and message.content == "" and len(message.tool_calls) == 1
     text = "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>Yes."
@@ -155,12 +126,7 @@ def test_a_message_of_channels_is_taken_apart():
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (([], "required", None), "tool_choice is 'required' without tools"),
-        ((TOOLS, {"type": "function", "function": {"name": "g"}}, None), "names 'g', and tools has weather, stop"),
-        ((TOOLS, "sometimes", None), "tool_choice is 'sometimes'; it must be"),
         (([{"type": "function", "function": {}}], "auto", None), r"tools\[0\].function.name is None"),
-        (([*TOOLS, TOOLS[1]], "auto", None), "tools names stop twice"),
-        ((TOOLS, "auto", "yes"), "parallel_tool_calls is 'yes'"),
         (([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "required", None),
          "the parameters of the tool f: .*#/not"),
     ],
@@ -170,57 +136,15 @@ def test_tools_that_are_none_are_refused(arguments, match):
         tools_asked(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ("json", "response_format is 'json'; it must be an object"),
-        ({"type": "xml"}, "response_format.type is 'xml'"),
-        ({"type": "json_schema"}, "response_format.json_schema is None"),
-        ({"type": "json_schema", "json_schema": {"name": "a"}}, "has no schema"),
-        ({"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}, "strict is 'yes'"),
-    ],
-)
-def test_formats_that_are_none_are_refused(given, match):
-    with pytest.raises(ValueError, match=match):
-        format_of(given)
-
-
 def test_a_model_whose_form_is_not_known_cannot_be_made_to_call():
     asked = StructuredOutputsParams(tools=tools_asked(TOOLS, "required", None))
     with pytest.raises(ValueError, match="shows no form of calls that is known"):
         Grammars(demo_vocabulary()).get(asked)
 
 
-TEXTS = [
-    *WRITTEN.values(),
-    "<think>\n\nhm\n\n</think>\n\n" + WRITTEN["hermes"] + "\n\n" + WRITTEN["hermes"] + "\nMore. \n<|im_end|>",
-    "<|channel|>analysis<|message|>so\n<|end|><|start|>assistant<|channel|>analysis<|message|>and<|end|>"
-    "<|start|>assistant<|channel|>final<|message|>Yes.<|start|>assistant" + WRITTEN["harmony"],
-    "<|channel|>?<|message|>a<|channel|>final <|constrain|>json<|message|>{}<|return|>",
-    "  \n<tool_call> nothing <|im_<|im_end|>end|>",
-]
-
-
-@settings(max_examples=200)
-@given(st.sampled_from(TEXTS), st.integers(0, 200), st.sampled_from(FORMS), st.sampled_from((None, *REASONING_FORMS)),
-       st.booleans(), st.integers(0, 10**6))  # fmt: skip
-def test_a_message_is_the_same_however_it_is_cut(text, length, name, reasoning, is_open, seed):
-    forms, rng = MessageForms(tools=tool_form_named(name), reasoning=reasoning), random.Random(seed)
-    how = {"tools": (), "is_open": is_open, "specials": ["<|im_end|>", "<|im_start|>", "<|end|>", "<|start|>"]}
-    text = text[: length or None]
-    stream, parts, at = forms.stream(**how), [], 0
-    while at < len(text):
-        size = rng.randint(1, 7)
-        parts += stream.feed(text[at : at + size])
-        at += size
-    parts += stream.flush()
-    assert forms.joined(parts) == forms.message(text, **how)
-    assert all(bool(part.content) + bool(part.reasoning) + len(part.tool_calls) == 1 for part in parts)
-
-
 def test_parts_of_a_message_come_in_their_order_and_without_white_space_around_calls():
     forms = MessageForms(tools=tool_form_named("hermes"), reasoning=REASONING_FORMS[-1])
-    text = "<think>\n\nhm\n</think>\n\n" + WRITTEN["hermes"] + "\n\nMore. \n"
+    text = "<think>\n\nhm\n</think>\n\n" + HERMES + "\n\nMore. \n"
     stream = forms.stream(tools=())
     parts = [part for character in text for part in stream.feed(character)] + stream.flush()
     joined = [part.reasoning or part.content or part.tool_calls[0].name for part in parts]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 from tests.support import ROOT
 
 END = 0
+T = TypeVar("T")
 
 
 @functools.cache
@@ -33,6 +36,16 @@ def allowed(matcher: Matcher) -> list[int]:
     mask = demo_vocabulary().blank_masks(1)
     assert matcher.fill(mask[0]), matcher.error
     return np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little")).tolist()
+
+
+def fed(take: Callable[[str], Iterable[T]], text: str, rng: random.Random) -> list[T]:
+    """What is taken of a text that comes in pieces of 1 to 9 characters."""
+    found: list[T] = []
+    while text:
+        size = rng.randint(1, 9)
+        found += take(text[:size])
+        text = text[size:]
+    return found
 
 
 def drawn(matcher: Matcher, rng: random.Random, *, most: int = 300) -> list[int] | None:
