@@ -407,35 +407,17 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
         ("cache save {tmp} --model m --prompt p", "is not an empty folder"),
         ("cache simulate --request-log {tmp}/in --plot {tmp}/no/r.png", "no, where the plot belongs, is not a folder"),
         ("batch --model m --input {tmp}/in --output {tmp}/in", "--input and --output are both"),
-        ("batch --model m --input {tmp}/in --output {tmp}/o --report {tmp}/x/../in", "--input and --report are both"),
-        ("batch --model m --input {tmp}/in --output {tmp}/o --report {tmp}/o", "--output and --report are both"),
-        (
-            "batch --model m --input {tmp}/in --output {tmp}/o --request-log {tmp}/in",
-            "--input and --request-log are both",
-        ),
-        (
-            "batch --model m --input {tmp}/in --output {tmp}/o --request-log file://{tmp}/linked",
-            "--input and --request-log are",
-        ),
-        (
-            "batch --model m --input {tmp}/in --output {tmp}/o --report {tmp}/o.report.json",
-            "the report of --output are",
-        ),
+        ("batch {io} --report {tmp}/x/../in", "--input and --report are both"),
+        ("batch {io} --report {tmp}/o", "--output and --report are both"),
+        ("batch {io} --request-log {tmp}/in", "--input and --request-log are both"),
+        ("batch {io} --request-log file://{tmp}/linked", "--input and --request-log are"),
+        ("batch {io} --report {tmp}/o.report.json", "the report of --output are"),
         ("batch --model m --input {tmp}/in --output gs://b/o --report gs://b//o.journal/job.json", "the journal of"),
         ("batch --model gs://b/m --input {tmp}/in --output o --report gs://b/m/config.json", "belongs to --model"),
-        (
-            "batch --model {tmp}/m --input {tmp}/in --output {tmp}/o --request-log {tmp}/m/config.json",
-            "belongs to --model",
-        ),
-        (
-            "batch --model m --input {tmp}/in --output {tmp}/o --bundle {tmp}/b --report {tmp}/b/r",
-            "belongs to --bundle",
-        ),
+        ("batch {io} --model {tmp}/m --request-log {tmp}/m/config.json", "belongs to --model"),
+        ("batch {io} --bundle {tmp}/b --report {tmp}/b/r", "belongs to --bundle"),
         ("embed --model m --input {tmp}/in --output {tmp}/in", "--input and --output are both"),
-        (
-            "embed --model m --input {tmp}/in --output {tmp}/o --request-log {tmp}/o",
-            "--output and --request-log are both",
-        ),
+        ("embed {io} --request-log {tmp}/o", "--output and --request-log are both"),
         (
             "generate --model m --prompt-file {tmp}/in --request-log {tmp}/in",
             "--prompt-file and --request-log are both",
@@ -455,26 +437,19 @@ def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(llms, capsys, tmp_pat
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert cli.main(command.format(tmp=tmp_path).split()) == 2
+    given = f"--model m --input {tmp_path}/in --output {tmp_path}/o"
+    assert cli.main(command.format(tmp=tmp_path, io=given).split()) == 2
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     error = capsys.readouterr().err.strip()
-    assert (
-        message.format(tmp=tmp_path) in error
-        and "\n" not in error
-        and error.startswith(f"ferrum-jax {command.split()[0]}: error: ")
-    )
-    assert llms == []
+    assert message.format(tmp=tmp_path) in error and "\n" not in error and llms == []
+    assert error.startswith(f"ferrum-jax {command.split()[0]}: error: ")
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "",
-        "nonsense",
-        "generate p",
-        "batch --model m",
-        "generate --model m p --max-tok 3",
-        "generate --model m p --logit-bias 3",
+        *("", "nonsense", "generate p", "batch --model m"),
+        *("generate --model m p --max-tok 3", "generate --model m p --logit-bias 3"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(command, capsys):
@@ -500,13 +475,8 @@ def test_what_was_chosen_where_the_flags_leave_it_open_is_said_in_a_line_each(ll
 @pytest.mark.parametrize(
     ("platforms", "chips", "package", "is_cpu"),
     [
-        ("cpu", "tpu", True, True),
-        ("cpu,cuda", "gpu", True, True),
-        ("cuda,cpu", "gpu", True, False),
-        ("", "gpu", True, False),
-        (None, "tpu", True, False),
-        (None, "tpu", False, True),
-        (None, "", True, True),
+        *(("cpu", "tpu", True, True), ("cpu,cuda", "gpu", True, True), ("cuda,cpu", "gpu", True, False)),
+        *(("", "gpu", True, False), (None, "tpu", True, False), (None, "tpu", False, True), (None, "", True, True)),
     ],
 )
 def test_the_platform_is_told_without_opening_a_device(llms, monkeypatch, platforms, chips, package, is_cpu):

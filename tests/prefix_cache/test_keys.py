@@ -58,14 +58,8 @@ def test_model_dtype_block_size_adapter_and_salt_each_separate() -> None:
     roots = [
         root_key(**(_ROOT | change))
         for change in (
-            {},
-            {"fingerprint": b"other"},
-            {"kv_dtype": "bfloat16"},
-            {"block_size": 8},
-            {"adapter": "a"},
-            {"salt": b"a"},
-            {"adapter": "aa"},
-            {"adapter": "a", "salt": b"a"},
+            *({}, {"fingerprint": b"other"}, {"kv_dtype": "bfloat16"}, {"block_size": 8}, {"adapter": "a"}),
+            *({"salt": b"a"}, {"adapter": "aa"}, {"adapter": "a", "salt": b"a"}),
         )
     ]
     assert len(set(roots)) == len(roots)
@@ -81,12 +75,7 @@ def test_media_digest_kind_span_and_place_each_change_the_keys() -> None:
     variants = [
         _keys(_TOKENS, media=[span])
         for span in (
-            _span(5, 2),
-            _span(5, 2, b"dog"),
-            _span(5, 2, kind="audio"),
-            _span(5, 3),
-            _span(6, 2),
-            _span(5, 6),
+            *(_span(5, 2), _span(5, 2, b"dog"), _span(5, 2, kind="audio"), _span(5, 3), _span(6, 2), _span(5, 6)),
         )
     ]
     assert all(keys[0] == plain[0] for keys in variants), "the text before is the same"

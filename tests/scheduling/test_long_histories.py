@@ -152,19 +152,8 @@ def test_the_books_are_right_after_each_of_200_000_operations(part: int) -> None
         num_operations += history.num_operations
         seen.update({k: v for k, v in history.engine.scheduler.metrics().snapshot().items() if isinstance(v, int)})
     for name in (
-        "evictions",
-        "revivals",
-        "preemptions",
-        "refusals",
-        "twins_merged",
-        "prompt_hits",
-        "prompt_evictions",
-        "copied_blocks",
-        "left_behind_blocks",
-        "snapshot_evictions",
-        "spilled_blocks",
-        "loaded_blocks",
-        "host_hits",
-        "host_evictions",
+        *("evictions", "revivals", "preemptions", "refusals", "twins_merged", "prompt_hits"),
+        *("prompt_evictions", "copied_blocks", "left_behind_blocks", "snapshot_evictions"),
+        *("spilled_blocks", "loaded_blocks", "host_hits", "host_evictions"),
     ):
         assert seen[name] > 100, f"{name} is {seen[name]}"

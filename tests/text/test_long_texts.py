@@ -36,38 +36,11 @@ DEEPSEEK = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WORDS = [
-    "the",
-    "end",
-    "of",
-    "a line",
-    "def f(x):",
-    "x=1",
-    "don't",
-    "It'S",
-    "naïve",
-    "héllo",
-    "cafe\u0301",
-    "你好",
-    "мир",
-    "🙂",
+    *("the", "end", "of", "a line", "def f(x):", "x=1", "don't"),
+    *("It'S", "naïve", "héllo", "cafe\u0301", "你好", "мир", "🙂"),
 ]
 WORDS += [
-    "12345",
-    "\n",
-    "\n\n",
-    "  ",
-    "\t",
-    " ",
-    "<s>",
-    "<tool>",
-    "é b",
-    "...",
-    "'",
-    "word",
-    "A",
-    "\u3000",
-    "ends",
-    "s",
+    *("12345", "\n", "\n\n", "  ", "\t", " ", "<s>", "<tool>", "é b", "...", "'", "word", "A", "\u3000", "ends", "s"),
 ]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).flatmap(
     lambda words: st.lists(st.sampled_from(["", " ", " ", " "]), min_size=len(words), max_size=len(words)).map(
