@@ -144,16 +144,6 @@ def test_what_cannot_be_served_is_the_error_of_its_task_alone(llm):
     assert output.finished
 
 
-def test_vectors_equal_those_of_embed(llm):
-    async def run():
-        return await asyncio.gather(*[llm.embed(prompt) for prompt in PROMPTS])
-
-    found = asyncio.run(run())
-    llm.close()
-    for one, other in zip(found, llm.llm.embed(PROMPTS), strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-4)
-
-
 def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
     async def run():
         task = asyncio.create_task(last(llm, PROMPTS[0]))

@@ -171,22 +171,9 @@ def test_a_certificate_makes_it_https(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*words, *names], check=True, capture_output=True)
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(words, check=True, capture_output=True)
     with started("--ssl-keyfile", key, "--ssl-certfile", certificate) as server:
         assert server.url.startswith("https://")
         with server.post(prompt="x", trusts=certificate) as answer:

@@ -6,7 +6,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from starlette.applications import Starlette
 
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
@@ -15,10 +14,8 @@ from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineFailed, EngineThread, Ticket
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient
 from ferrum_jax.serve.link.outbox import Outbox
-from tests.serve.test_outbox import OwnLink
+from tests.serve.own_link import OwnLink, got, open_over, service_over
 from tests.serve.test_under_load import until
 from tests.support import small_llm
 
@@ -31,27 +28,8 @@ def panics(*arguments: object, **named: object) -> None:
     raise Panic("called `Option::unwrap()` on a `None` value")
 
 
-async def answer(app: Starlette, path: str) -> tuple[int, str]:
-    """Status and text of an answer."""
-    sent: list[dict] = []
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "root_path": ""}
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
-
-
-FACTS = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": [None, None]}
-
-
 def ready(service: Service, link: OwnLink) -> None:
-    link.receive([["ready", FACTS]])
-    service.open(service.prompts)
+    open_over(service, link)
 
 
 def draining(service: Service, link: OwnLink) -> None:
@@ -82,11 +60,11 @@ def hanging(service: Service, link: OwnLink) -> None:
 def test_health_is_200_only_while_requests_are_taken(state, status, said):
     async def ask():
         link = OwnLink()
-        service = Service(EngineClient(link), ServerSettings())
+        service = service_over(link)
         state(service, link)
         app = application(service.settings, None)
         app.state.service = service
-        return [await answer(app, path) for path in ("/health", "/ready", "/livez")]
+        return [await got(app, path) for path in ("/health", "/ready", "/livez")]
 
     health, also, alive = asyncio.run(ask())
     assert health[0] == also[0] == status and said in health[1]

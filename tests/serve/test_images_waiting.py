@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import threading
 
@@ -14,14 +13,11 @@ from PIL import Image
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ferrum_jax import prompt as prompt_module
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.openai.asked import AskedText, BodyLimits
+from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.serve.http import service as service_module
 from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision import sources
@@ -32,7 +28,7 @@ from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
-from tests.serve.test_outbox import OwnLink
+from tests.serve.own_link import OwnLink, asked, open_over, service_over
 from tests.vision.hostile import saved
 
 FILES = [saved(Image.fromarray(picture(40, 60, seed)), "PNG") for seed in range(3)]
@@ -72,19 +68,11 @@ def decoding(monkeypatch):
     return begun, free
 
 
-def opened(prompts: PromptEncoder) -> tuple[Service, OwnLink]:
+def opened(prompts: PromptEncoder) -> Service:
     link = OwnLink()
-    service = Service(EngineClient(link), ServerSettings())
-    facts = {"num_rows": 1, "generates": True, "max_model_len": 1000, "adapters": [], "forms": [None, None]}
-    link.receive([["ready", facts]])
-    service.open(prompts)
-    return service, link
-
-
-def asked(prompt) -> AskedText:
-    fields: dict = dict.fromkeys(field.name for field in dataclasses.fields(AskedText))
-    params = SamplingParams(max_tokens=5, detokenize=False)
-    return AskedText(**fields | {"prompts": [prompt], "params": params, "is_chat": False, "echo": False, "priority": 0})
+    service = service_over(link)
+    open_over(service, link, prompts, num_rows=1)
+    return service
 
 
 async def until(holds) -> None:
@@ -99,7 +87,7 @@ def test_texts_short_and_long_never_wait_for_images(prompts, decoding):
     begun, free = decoding
 
     async def run():
-        service, _ = opened(prompts)
+        service = opened(prompts)
         images = [asyncio.create_task(service.encode([PROMPT], OPEN)) for _ in range(THREADS + 3)]
         await until(lambda: len(begun) == THREADS)
         short, long = await service.encode(["x"], OPEN), await service.encode(["x " * 100_000], OPEN, times=999)
@@ -114,8 +102,10 @@ def test_of_who_leaves_no_further_image_is_decoded(prompts, decoding):
     begun, free = decoding
 
     async def run():
-        service, _ = opened(prompts)
-        leavers = [asyncio.create_task(service.enter(asked(PROMPT), OPEN, "request")) for _ in range(THREADS + 3)]
+        service = opened(prompts)
+        leavers = [
+            asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "request")) for _ in range(THREADS + 3)
+        ]
         await until(lambda: len(begun) == THREADS)
         for leaver in leavers:
             leaver.cancel()
@@ -135,11 +125,13 @@ def test_while_many_pixels_wait_for_the_engine_no_more_are_decoded(prompts, deco
     monkeypatch.setattr(service_module, "MOST_HELD_BYTES", 1)
 
     async def run():
-        service, _ = opened(prompts)
-        entered = [await service.enter(asked([7] * 3), OPEN, "text") for _ in range(2)]  # all rows of the engine
-        held = await service.enter(asked(PROMPT), OPEN, "images")
+        service = opened(prompts)
+        entered = [
+            await service.enter(asked([7] * 3, max_tokens=5), OPEN, "text") for _ in range(2)
+        ]  # all rows of the engine
+        held = await service.enter(asked(PROMPT, max_tokens=5), OPEN, "images")
         assert service.gate.num_waiting == 1 and service._held_bytes > 0
-        waiting = asyncio.create_task(service.enter(asked(PROMPT), OPEN, "more images"))
+        waiting = asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "more images"))
         await asyncio.sleep(0.05)
         assert len(begun) == len(FILES) and not waiting.done()
         service.leave(held)
@@ -159,7 +151,7 @@ def test_a_prompt_of_a_body_is_taken_apart_once(prompts, monkeypatch):
     monkeypatch.setattr(prompt_module, "_images_in", lambda content: taken.append(content) or look(content))
 
     async def run():
-        service, _ = opened(prompts)
+        service = opened(prompts)
         body = {"prompt": ["what is", "it"], "max_tokens": 5, "cache_salt": "a", "detokenize": False}
         requests = await service.enter(asked_text(body, BodyLimits(), is_chat=False), OPEN, "request")
         service.leave(requests)

@@ -44,19 +44,16 @@ def test_long_bodies_are_read_in_a_thread_by_every_door(monkeypatch):
         status, _, answer = server.ask("/v1/completions", {"prompt": "x", "cache_salt": "\ud800"})
         assert status == 400 and "half of a surrogate pair" in answer["error"]["message"]
         assert answer["error"]["param"] == "cache_salt"
-    assert seen == [False, True] * len(PATHS) + [True, False]
+        status, _, answer = server.ask("/v1/completions", {"prompt": "\ud800"})
+        assert status == 400 and "surrogates" in answer["error"]["message"] and answer["error"]["param"] == "prompt"
+    assert seen == [False, True] * len(PATHS) + [True, False, False]
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        [],
-        list(range(9)),
-        ["a,b", 'c",",d', "\\", '\\",', ","],
-        {"a,": [1, {"b": "\\\\,"}]},
-        ",,,",
-        "\\\\\\",
-        ["é,", "，"],
+        *([], list(range(9)), ["a,b", 'c",",d', "\\", '\\",', ","], {"a,": [1, {"b": "\\\\,"}]}),
+        *(",,,", "\\\\\\", ["é,", "，"]),
     ],
 )
 def test_commas_inside_texts_are_no_values(monkeypatch, value):

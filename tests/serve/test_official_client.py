@@ -12,8 +12,10 @@ import openai
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
+from tests.openai.chat_bodies import ASKS
+from tests.openai.text_bodies import TOOLS
 from tests.serve.running import DEMO, DEMO_SIZES, serving_demo
-from tests.serve.test_tools import CHAT, TOOLS, Answer, added_up
+from tests.serve.test_tools import Answer
 from tests.support import COMPILED
 
 PROMPT = "def main():"
@@ -53,10 +55,12 @@ def test_completions_and_vectors_are_those_of_llm(client, wanted):
 
 
 def test_chats_call_tools_and_are_parsed_over_two_processes(client):
-    asked = {"model": "demo", "messages": CHAT, "max_tokens": 300}
+    asked = {"model": "demo", "messages": ASKS, "max_tokens": 300}
     named = {"type": "function", "function": {"name": "go"}}
-    _, _, calls, ended = added_up(client.chat.completions.create(**asked, tools=TOOLS, tool_choice=named, stream=True))
-    assert ended == "tool_calls" and json.loads(calls[0][2])["to"] in ("Köln", "Rom")
+    stream = client.chat.completions.create(**asked, tools=TOOLS, tool_choice=named, stream=True)
+    choices = [chunk.choices[0] for chunk in stream]
+    arguments = [call.function.arguments or "" for choice in choices for call in choice.delta.tool_calls or ()]
+    assert choices[-1].finish_reason == "tool_calls" and json.loads("".join(arguments))["to"] in ("Köln", "Rom")
     found = client.chat.completions.parse(**asked, response_format=Answer)
     assert found.choices[0].message.parsed.word in ("yes", "no")
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 
 import pytest
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
-from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import outbox as outbox_module
-from ferrum_jax.serve.link.engine_client import EngineClient, ReaderTooSlow
+from ferrum_jax.serve.link.engine_client import ReaderTooSlow
 from ferrum_jax.serve.link.outbox import Outbox
+from tests.serve.own_link import OwnLink, asked, open_over, service_over
 from tests.support import small_llm
 
 
@@ -107,29 +104,12 @@ def test_an_engine_to_which_nobody_listens_ends_what_runs_and_goes_on(monkeypatc
         thread.close()
 
 
-class OwnLink:
-    """A link whose other end is the test."""
-
-    def __init__(self) -> None:
-        self.sent: list[list] = []
-        self.receive = lambda messages: None
-
-    def send(self, message: list) -> None:
-        self.sent.append(message)
-
-
 async def served(link: OwnLink) -> tuple[Service, list]:
     """A service over the link, and one request of it that the engine has."""
-    service = Service(EngineClient(link), ServerSettings())
-    facts = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": ["kimi_k2", None]}
-    link.receive([["ready", facts]])
-    service.open(service.prompts)
+    service = service_over(link)
+    open_over(service, link, forms=["kimi_k2", None])
     assert service._collector.texts.forms.names == ("kimi_k2", None)  # of the engine, whatever the chat template shows
-    params = SamplingParams(max_tokens=500, detokenize=False)
-    fields: dict = dict.fromkeys(field.name for field in dataclasses.fields(AskedText))
-    fields |= {"prompts": [[7, 9]], "params": params, "is_chat": False, "echo": False, "priority": 0}
-    asked = AskedText(**fields)
-    return service, await service.enter(asked, OPEN, "request")
+    return service, await service.enter(asked([7, 9], max_tokens=500), OPEN, "request")
 
 
 def test_tokens_that_are_read_late_have_the_times_of_their_steps():

@@ -19,6 +19,7 @@ from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import engine_client
 from tests.histories import seeded
+from tests.serve.own_link import got
 from tests.serve.running import request, running
 
 LONG = {"prompt": "x", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -285,18 +286,7 @@ def test_a_step_that_fails_is_a_500_and_the_next_request_is_answered(monkeypatch
 
 
 def test_a_host_that_gives_a_request_no_state_is_served(server):
-    """ASGI leaves `state` out of the scope where a host has none."""
-    sent: list[dict] = []
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "query_string": b"", "root_path": ""}
-    asyncio.run(server.app(scope, receive, send))
-    assert sent[0]["status"] == 200
+    assert asyncio.run(got(server.app, "/v1/models"))[0] == 200
 
 
 def test_garbage_and_leavers_among_good_requests_change_no_answer(server):
