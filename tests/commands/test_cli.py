@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -27,9 +28,7 @@ from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
 from tests.batch.fake_llm import FakeLLM, answer
-from tests.forked import run
-
-ROOT = Path(__file__).parents[2]
+from tests.support import GOLDENS, ROOT
 
 
 class CommandLLM(FakeLLM):
@@ -552,49 +551,15 @@ def test_help_and_the_batch_formats_import_no_jax():
 
 
 def test_convert_writes_a_checkpoint_in_the_weights_own_dtype_or_the_one_asked_for(tmp_path, capsys):
-    import ml_dtypes
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    shapes = {
-        "model.embed_tokens.weight": (40, 16),
-        "model.norm.weight": (16,),
-        "lm_head.weight": (40, 16),
-        "model.layers.0.input_layernorm.weight": (16,),
-        "model.layers.0.post_attention_layernorm.weight": (16,),
-        "model.layers.0.self_attn.q_proj.weight": (16, 16),
-        "model.layers.0.self_attn.k_proj.weight": (8, 16),
-        "model.layers.0.self_attn.v_proj.weight": (8, 16),
-        "model.layers.0.self_attn.o_proj.weight": (16, 16),
-        "model.layers.0.mlp.gate_proj.weight": (24, 16),
-        "model.layers.0.mlp.up_proj.weight": (24, 16),
-        "model.layers.0.mlp.down_proj.weight": (16, 24),
-    }
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "max_position_embeddings": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "vocab_size": 40,
-        "torch_dtype": "float32",
-    }
-    hf = tmp_path / "hf"
+    hf, golden = tmp_path / "hf", GOLDENS / "llama"  # whose weights are bfloat16
     hf.mkdir()
-    (hf / "config.json").write_text(json.dumps(config))
-    random = np.random.default_rng(0)
-    weights = {name: random.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
-    save_file(weights, hf / "model.safetensors")
-    for out, asked, dtype in (("own", [], "bfloat16"), ("wide", ["--dtype", "float32"], "float32")):
+    (hf / "config.json").write_text(
+        json.dumps(json.loads((golden / "config.json").read_text()) | {"torch_dtype": "float32"})
+    )
+    shutil.copy(golden / "model.safetensors", hf)
+    for out, asked, size in (("own", [], "0.2 MB in bfloat16"), ("wide", ["--dtype", "float32"], "0.4 MB in float32")):
         assert cli.main(["convert", "--hf", str(hf), "--out", str(tmp_path / out), *asked]) == 0
-        assert json.loads((tmp_path / out / "ferrum_jax.json").read_text())["dtype"] == dtype
-        assert f"12 parameters, 0.0 MB in {dtype}, largest rounding 0" in capsys.readouterr().out
+        assert json.loads((tmp_path / out / "ferrum_jax.json").read_text())["dtype"] == size.split()[-1]
+        assert f"29 parameters, {size}, largest rounding 0" in capsys.readouterr().out
     assert cli.main(["convert", "--hf", str(hf), "--out", str(tmp_path / "own")]) == 2
     assert "is not an empty folder; name another output" in capsys.readouterr().err

@@ -50,73 +50,36 @@ _THOUGHT = "<|channel|>analysis<|message|>Look it up.<|end|>"
 HARMONY = {
     "its own template's recipient": (
         _THOUGHT + "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
-        '{"city": "Oslo"}<|call|>',
-        "",
-        "Look it up.",
-        [OSLO],
-    ),
+        '{"city": "Oslo"}<|call|>', "", "Look it up.", [OSLO]),
     "a call that comes at once, recipient first": (
-        ' to=functions.weather<|channel|>commentary json<|message|>{"city":"Oslo"}<|call|>',
-        "",
-        "",
-        [OSLO],
-    ),
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city":"Oslo"}<|call|>', "", "", [OSLO]),
     "constrained": (
-        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}',
-        "",
-        "",
-        [OSLO],
-    ),
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}', "", "", [OSLO]),
     "no type of content": (
-        '<|channel|>commentary to=functions.weather<|message|>{\n"city": "Oslo"\n}<|call|>',
-        "",
-        "",
-        [OSLO],
-    ),
+        '<|channel|>commentary to=functions.weather<|message|>{\n"city": "Oslo"\n}<|call|>', "", "", [OSLO]),
     "on analysis": (
-        '<|channel|>analysis to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|end|>',
-        "",
-        "",
-        [OSLO],
-    ),
+        '<|channel|>analysis to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|end|>', "", "", [OSLO]),
     "a bare recipient": ('<|channel|>commentary to=weather json<|message|>{"city": "Oslo"}<|call|>', "", "", [OSLO]),
     "no arguments": ("<|channel|>commentary to=functions.now json<|message|><|call|>", "", "", [NOW]),
     "no arguments and no end": ("<|channel|>commentary to=functions.now json<|message|>", "", "", [NOW]),
     "two calls after end": (
         '<|channel|>commentary to=functions.weather json<|message|>{"city": "Oslo"}<|end|>'
-        "<|start|>assistant<|channel|>commentary to=functions.now json<|message|>{}<|end|>",
-        "",
-        "",
-        [OSLO, NOW],
-    ),
+        "<|start|>assistant<|channel|>commentary to=functions.now json<|message|>{}<|end|>", "", "", [OSLO, NOW]),
     "a preamble is answer": (
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.now<|channel|>commentary"
-        " json<|message|>{}<|call|>",
-        "I look.",
-        "",
-        [NOW],
-    ),
+        " json<|message|>{}<|call|>", "I look.", "", [NOW]),
     "what is for itself, and an invented result": (
         "<|channel|>commentary to=assistant<|message|>hm<|end|><|start|>functions.now to=assistant<|channel|>commentary"
         '<|message|>"12:00"<|end|><|start|>assistant<|channel|>final<|message|>It is noon.<|return|>',
-        "It is noon.",
-        'hm\n"12:00"',
-        [],
-    ),
+        "It is noon.", 'hm\n"12:00"', []),
     "built-in tools": (
         "<|channel|>analysis to=python code<|message|>1+1<|call|><|start|>assistant to=browser.search<|channel|>"
         'commentary<|message|>{"q": 1}<|call|><|start|>assistant<|channel|>final<|message|>2',
-        "2",
-        '1+1\n{"q": 1}',
-        [],
-    ),
+        "2", '1+1\n{"q": 1}', []),
     "arguments that are none stay text": (
         "<|channel|>commentary to=functions.now json<|message|>soon<|call|>",
-        "<|channel|>commentary to=functions.now json<|message|>soon<|call|>",
-        "",
-        [],
-    ),
-}
+        "<|channel|>commentary to=functions.now json<|message|>soon<|call|>", "", []),
+}  # fmt: skip
 
 SAMPLES: dict[str, Sample] = {
     f"harmony, {name}": Sample(

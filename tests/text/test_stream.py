@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ferrum_jax.text import TextStream
 from tests.text.samples import KINDS, tokenizer
+from tests.text.test_stop_strings import naive
 
 PROFILE = settings(max_examples=150)
 
@@ -80,15 +81,6 @@ def test_what_is_taken_is_the_text_once():
     assert stream.take() == ""
 
 
-def first_stop(text: str, stops: list[str], early: int = 0) -> tuple[int, str] | None:
-    """Reading on after `early` characters: the end of the text when a stop string is first complete, and which."""
-    for end in range(early + 1, len(text) + 1):
-        done = [stop for stop in stops if text[:end].endswith(stop)]
-        if done:
-            return end, max(done, key=len)
-    return None
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @PROFILE
 @given(
@@ -98,12 +90,8 @@ def first_stop(text: str, stops: list[str], early: int = 0) -> tuple[int, str] |
 )
 def test_nothing_at_or_beyond_a_stop_string_is_ever_emitted(kind, text, stops, include):
     texts, stream = stream_of(kind, tokenizer(kind).encode(text), stop=stops, include_stop=include)
-    found = first_stop(text, stops)
-    if found is None:
-        assert stream.stopped is None and texts[-1] == text
-        return
-    end, stop = found
-    allowed = text[: end if include else end - len(stop)]
+    stop, allowed = naive(text, stops, 0)
+    allowed += stop if stop and include else ""
     assert stream.stopped == stop and texts[-1] == allowed
     assert all(allowed.startswith(part) for part in texts)
 
@@ -129,8 +117,7 @@ def test_a_stop_string_within_the_first_min_tokens_does_not_count(kind, text, st
     plain, _ = stream_of(kind, ids)
     texts, stream = stream_of(kind, ids, stop=stops, min_tokens=min_tokens)
     early = 0 if min_tokens == 0 else len(plain[min_tokens - 1 if min_tokens < len(ids) else -1])
-    end, stop = first_stop(text, stops, early) or (len(text), None)
-    assert stream.stopped == stop and texts[-1] == text[: end - len(stop or "")]
+    assert (stream.stopped, texts[-1]) == naive(text, stops, early)
     assert all(texts[-1].startswith(part) for part in texts)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row, duplicate_row, own_name, parse_line
+from ferrum_jax.batch.input.formats import BadRow, Row, duplicate_row, own_name, parse_line
 from ferrum_jax.openai.body_fields import ROW_BODIES
 from ferrum_jax.prompt import take_apart
 from tests.openai.sections import SECTIONS
@@ -127,43 +127,6 @@ def test_a_prompt_may_be_text_or_token_ids_or_messages_in_both_forms():
     assert row({"custom_id": "a", "prompt_token_ids": [1, 2]}).prompt == row(openai(prompt=[1, 2])).prompt == ids
     assert row({"custom_id": "a", "messages": messages}).prompt == row(chat()).prompt == messages
     assert row({"custom_id": "a", "messages": messages, "prompt": None}).prompt == messages
-
-
-def test_a_row_may_ask_for_a_vector_in_both_forms():
-    asked = openai("/v1/embeddings", input="x", prompt=None, encoding_format="float", model="m")
-    assert row(asked).prompt == row({"custom_id": "a", "input": "x"}).prompt == "x"
-    assert row({"custom_id": "a", "input": [3, 4]}).prompt == array("i", [3, 4])
-    assert row(asked).kind == EMBEDS and not row(asked).returns_token_ids and row(short()).kind == GENERATES
-
-
-def test_rows_of_scores_and_rankings_are_pairs():
-    asked = row(openai("/v1/rerank", query="x", documents=["y", {"text": "z"}], top_n=1, prompt=None, instruction="i"))
-    assert asked.kind == SCORES and asked.how.form.top_n == 1 and asked.seeds == ()
-    assert asked.prompts == (
-        {"query": "x", "document": "y", "instruction": "i", "ranks": True},
-        {"query": "x", "document": "z", "instruction": "i", "ranks": True, "query_counts": False},
-    )
-    short_form = row({"custom_id": "a", "text_1": ["x", "y"], "text_2": ["z", "w"], "truncate": True})
-    assert [pair["query"] + pair["document"] for pair in short_form.prompts] == ["xz", "yw"]
-    assert all(pair["truncate"] is True for pair in short_form.prompts)
-    cut = row(openai("/v1/embeddings", input=["x", "y"], prompt=None, dimensions=2, encoding_format="base64"))
-    assert len(cut.prompts) == 2 and cut.how.form.dimensions == 2 and cut.how.form.as_base64
-
-
-def test_text_parts_of_a_message_are_joined():
-    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert row({"custom_id": "a", "messages": [{"role": "user", "content": content}]}).prompt == [
-        {"role": "user", "content": "ab"}
-    ]
-
-
-def test_openai_names_are_mapped():
-    assert row(chat(max_completion_tokens=5)).params.max_tokens == 5
-    assert row(chat(logprobs=True, top_logprobs=4)).params.logprobs == 4
-    assert row(chat(logprobs=True)).params.logprobs == 0
-    assert row(chat(logprobs=False)).params.logprobs is None
-    assert row(openai(stop="x")).params.stop == ("x",)
-    assert row(openai(model="gpt-4o", user="u", metadata={"k": "v"}, stream=False, best_of=1)).params.n == 1
 
 
 def test_the_token_limit_defaults_to_16_or_in_a_chat_to_the_models_limit():
