@@ -34,6 +34,10 @@ def next_token(history: Sequence[int]) -> int:
     return value % VOCABULARY
 
 
+def prompt_of(length: int, stem: int = 0) -> list[int]:
+    return [(stem + i * i + i // 3) % 5 for i in range(length)]
+
+
 def expected_tokens(
     prompt: Sequence[int], max_total_tokens: int, stop_ids: frozenset[int], min_tokens: int
 ) -> list[int]:

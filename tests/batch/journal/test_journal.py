@@ -234,7 +234,6 @@ def test_a_flush_that_a_signal_interrupts_is_repaired_by_the_next(store, rows):
     other = Journal(store, rows, "w2")
     other.refresh()
     assert content(other, store) == content(journal, store)
-    assert split("/b.jsonl") == ("/", "b.jsonl") and split("gs://bucket/x/b.jsonl") == ("gs://bucket/x", "b.jsonl")
     with pytest.raises(ValueError, match=r"nosuch://x cannot be opened"):
         open_store("nosuch://x")
 
