@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
+import json
 import random
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,10 @@ IDENTITY = ModelIdentity(
     invariant=True,
     environment={"mesh": "tp=1", "jaxlib": "1"},
 )
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 class FakeLLM:

@@ -37,7 +37,7 @@ from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.files.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.openai.logprob_forms import number
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import FakeLLM, json_lines
 
 ROWS = [
     {"custom_id": "a", "prompt": "def f():", "max_tokens": 4},
@@ -58,7 +58,7 @@ BAD_LINES = [
     b'{"prompt": "nameless"}\n',
     b'{"custom_id": "typo", "prompt": "x", "temprature": 1}\n',
 ]
-GOOD_INPUT = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+GOOD_INPUT = json_lines(ROWS)
 
 
 class Job:
@@ -150,6 +150,9 @@ class Job:
     def lines(self) -> list[dict]:
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]
 
+    def report(self) -> dict:
+        return json.loads(Path(f"{self.output}.report.json").read_bytes())
+
     def by_id(self) -> dict[str, dict]:
         return {line["custom_id"]: line for line in self.lines()}
 
@@ -206,7 +209,7 @@ ASKING = [{"custom_id": name, "prompt": "x", "model": name} for name in ("tiny",
 
 
 def test_a_row_that_asks_for_another_model_is_not_answered_by_this_one(tmp_path):
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in [*ASKING, ROWS[0]]))
+    job = Job(tmp_path, json_lines([*ASKING, ROWS[0]]))
     assert job.run(names=["Org/Tiny"]) == EXIT_ROWS_FAILED
     found = job.by_id()
     assert [name for name, line in found.items() if line["error"] is None] == ["tiny", "Org/Tiny", "a"]
@@ -218,7 +221,7 @@ def test_a_row_that_asks_for_another_model_is_not_answered_by_this_one(tmp_path)
 
 def test_a_row_that_asks_for_another_model_may_need_the_jobs_defaults_to_be_read(tmp_path):
     rows = [{"custom_id": name, "prompt": "x", "min_tokens": 50, "model": name} for name in ("gpt", "tiny")]
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    job = Job(tmp_path, json_lines(rows))
     assert job.run(defaults={"max_tokens": 60}) == EXIT_ROWS_FAILED
     assert job.by_id()["gpt"]["error"]["code"] == "model_not_found" and job.by_id()["tiny"]["error"] is None
     job.forget()
@@ -228,7 +231,7 @@ def test_a_row_that_asks_for_another_model_may_need_the_jobs_defaults_to_be_read
 
 
 def adapted(custom_id: str, **fields) -> bytes:
-    return json.dumps({"custom_id": custom_id, "prompt": "x", "max_tokens": 2, **fields}).encode() + b"\n"
+    return json_lines([{"custom_id": custom_id, "prompt": "x", "max_tokens": 2, **fields}])
 
 
 def test_a_row_names_an_adapter_in_either_field_and_its_line_carries_it(tmp_path):
@@ -242,7 +245,7 @@ def test_a_row_names_an_adapter_in_either_field_and_its_line_carries_it(tmp_path
     lines.append(adapted("typed", adapter=7))
     job = Job(tmp_path, b"".join(lines))
     assert job.run(adapters=["poet", "clerk"]) == EXIT_ROWS_FAILED
-    answers = [json.loads(line) for line in job.output.read_bytes().splitlines()]
+    answers = job.lines()
     models = [answer["response"]["body"]["model"] for answer in answers[:4]]
     assert models == ["tiny", "poet", "poet", "clerk"]
     assert [answer["error"]["code"] for answer in answers[4:]] == ["model_not_found"] * 3 + ["invalid_request"]
@@ -264,16 +267,14 @@ def test_a_job_goes_on_only_with_the_adapters_that_it_was_begun_with(tmp_path):
 
 
 def test_a_job_whose_rows_all_ask_for_others_ends_before_the_model_loads(tmp_path):
-    job = Job(
-        tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in [*ASKING[1:3], ASKING[1] | {"custom_id": "c"}])
-    )
+    job = Job(tmp_path, json_lines([*ASKING[1:3], ASKING[1] | {"custom_id": "c"}]))
     with pytest.raises(ValueError, match=r"every row asks for another.*'gpt' \(2 rows\).*this one is 'tiny'.*--served"):
         job.run()
     assert job.llms == [] and [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_job_that_goes_on_knows_the_names_that_it_was_begun_with_and_learns_others(tmp_path):
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in ASKING))
+    job = Job(tmp_path, json_lines(ASKING))
     assert job.run_to_step(3, names=["gpt"]) == EXIT_PREEMPTED
     assert job.run(names=["gpt2", "Org/Tiny"]) == EXIT_OK
     assert all(line["error"] is None for line in job.lines())
@@ -290,7 +291,7 @@ def test_a_row_that_the_engine_refuses_fails_alone(tmp_path):
 def test_a_structure_that_is_cut_off_is_an_error_where_that_is_asked_for(tmp_path):
     rows = [{"custom_id": "free", "prompt": "x"}, {"custom_id": "held", "prompt": "x", "n": 2, "max_tokens": 5}]
     rows[1]["structured_outputs"] = {"regex": "a{9}"}
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    job = Job(tmp_path, json_lines(rows))
     assert job.run() == EXIT_OK and job.by_id()["held"]["response"]["body"]["choices"][0]["finish_reason"] == "length"
     with pytest.raises(ValueError, match="begun with other settings: require valid"):
         job.run(require_valid=True)
@@ -347,7 +348,7 @@ SEVERAL = [
 
 
 def test_rows_of_several_prompts_go_on_from_the_tokens_of_each(tmp_path):
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in SEVERAL))
+    job = Job(tmp_path, json_lines(SEVERAL))
     assert job.run(limit=15) == EXIT_ROWS_FAILED
     expected, num_steps, found = job.output.read_bytes(), job.llms[-1].num_steps, job.by_id()
     choices = found["p"]["response"]["body"]["choices"]
@@ -410,15 +411,19 @@ def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(tmp_path, number,
     assert signal.getsignal(number) is handler
 
 
-def test_a_signal_while_the_model_loads_ends_the_job_at_once(tmp_path):
-    job = Job(tmp_path)
+def terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal was not heeded")
 
-    def loading(start: JobStart) -> FakeLLM:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal was not heeded")
 
-    console = Console(file=io.StringIO())
-    assert run_batch(loading, job.input, job.output, model="tiny", console=console) == EXIT_PREEMPTED
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("ends", "code"), [(terminated, EXIT_PREEMPTED), (interrupted, EXIT_INTERRUPTED)])
+def test_what_ends_a_job_while_the_model_loads_ends_it_at_once(tmp_path, ends, code):
+    job, console = Job(tmp_path), Console(quiet=True)
+    assert run_batch(lambda start: ends(), job.input, job.output, model="tiny", console=console) == code
 
 
 def test_a_job_stops_at_its_error_limit_and_goes_on_with_a_higher_one(tmp_path):
@@ -484,22 +489,11 @@ def test_crashes_are_remembered_over_restarts(tmp_path):
 
 
 def test_an_engine_that_always_crashes_ends_the_job_and_blames_no_row(tmp_path):
-    content = b"".join(json.dumps({"custom_id": str(i), "prompt": f"p{i}"}).encode() + b"\n" for i in range(9))
-    job = Job(tmp_path, content)
+    job = Job(tmp_path, json_lines({"custom_id": str(i), "prompt": f"p{i}"} for i in range(9)))
     with pytest.raises(Poison, match="on fire"):
         job.run(on_step=poisonous(*(f"p{i}" for i in range(9))), width=9)
     assert job.run() == EXIT_ROWS_FAILED
     assert sum(line["error"] is None for line in job.lines()) >= 5
-
-
-def test_ctrl_c_while_the_model_loads_exits_130(tmp_path):
-    job = Job(tmp_path)
-
-    def interrupted(start: JobStart) -> FakeLLM:
-        raise KeyboardInterrupt
-
-    console = Console(file=io.StringIO())
-    assert run_batch(interrupted, job.input, job.output, model="tiny", console=console) == EXIT_INTERRUPTED
 
 
 def test_a_changed_row_is_refused_before_the_model_loads_and_nothing_is_written(tmp_path):
@@ -547,8 +541,7 @@ def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
 
 
 def test_another_seed_draws_other_tokens_and_a_rows_own_seed_does_not_care(tmp_path):
-    own = json.dumps({"custom_id": "own", "prompt": "x", "seed": 7}).encode() + b"\n"
-    job = Job(tmp_path, GOOD_INPUT + own)
+    job = Job(tmp_path, GOOD_INPUT + json_lines([{"custom_id": "own", "prompt": "x", "seed": 7}]))
     job.run()
     first = job.by_id()
     job.forget()
@@ -566,18 +559,17 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
     job = Job(tmp_path)
     read_only = tmp_path / "folder"
     read_only.mkdir()
-    with pytest.raises(ValueError, match="is not a file"):
-        run_batch(FakeLLM, job.input, read_only, model="tiny", console=Console(quiet=True))
-    with pytest.raises(ValueError, match="missing, where the output belongs, is not a folder"):
-        run_batch(FakeLLM, job.input, read_only / "missing" / "out.jsonl", model="tiny", console=Console(quiet=True))
-    with pytest.raises(OSError, match="No such file"):
-        run_batch(FakeLLM, tmp_path / "missing.jsonl", job.output, model="tiny", console=Console(quiet=True))
+    for source, target, error, said in (
+        (job.input, read_only, ValueError, "is not a file"),
+        (job.input, read_only / "missing" / "out", ValueError, "missing, where the output belongs, is not a folder"),
+        (tmp_path / "missing.jsonl", job.output, OSError, "No such file"),
+        (job.input, job.input, ValueError, "input and output are both"),
+    ):
+        with pytest.raises(error, match=said):
+            run_batch(FakeLLM, source, target, model="tiny", console=Console(quiet=True))
     with pytest.raises(ValueError, match="nowhere"):
         job.run(page_path="nowhere://bucket/report.html")
-    assert not job.output.exists() and not job.llms
-    with pytest.raises(ValueError, match="input and output are both"):
-        run_batch(FakeLLM, job.input, job.input, model="tiny", console=Console(quiet=True))
-    assert job.input.read_bytes() == GOOD_INPUT
+    assert not job.output.exists() and not job.llms and job.input.read_bytes() == GOOD_INPUT
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.report.json", "page.html", "out.jsonl.journal"])
@@ -810,7 +802,7 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     job.run_to_step(3)
     assert job.run() == EXIT_ROWS_FAILED
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     assert report["rows"] == {"all": 6, "ok": 5, "failed": 1, "invalid": 1, "unrecorded": 0}
     assert report["created"] == 1_000
     assert sorted(run["ended"] for run in report["runs"]) == ["all done", "the test"]
@@ -839,7 +831,7 @@ def test_rows_of_all_runs_add_up_however_the_job_was_stopped(tmp_path):
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
     job.run_to_step(3)
     job.run(limit=5)  # rows fail here, too
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     rows, (first, second) = report["rows"], report["runs"]
     assert rows["all"] == rows["ok"] + rows["failed"] == 6 and rows["failed"] > rows["invalid"] == 1
     assert 0 < first["rows"] < 5 and first["rows"] + second["rows"] == 5 and rows["unrecorded"] == 0
@@ -847,7 +839,7 @@ def test_rows_of_all_runs_add_up_however_the_job_was_stopped(tmp_path):
         assert last[1] <= run["rows"]
     Path(f"{job.output}.journal/runs/{first['worker']}.json").unlink()  # as if it had been killed
     job.run()
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     assert report["rows"] == {**rows, "unrecorded": first["rows"]}
     shown = page(report)
     assert f"<td>killed, no record</td><td></td><td></td><td>{first['rows']}</td>" in shown
@@ -858,13 +850,13 @@ def test_the_page_names_model_settings_and_errors_and_what_users_wrote_is_text_o
     evil = "<script>alert('x')</script>&\"'"
     mine = [row for row in ROWS if "body" not in row]  # the others name their model
     rows = [*mine, {"custom_id": evil, "prompt": "much too long", "max_tokens": 30}]
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows) + BAD_LINES[1])
+    job = Job(tmp_path, json_lines(rows) + BAD_LINES[1])
     job.output = tmp_path / "<b>out.jsonl"
     job.run_to_step(2, model=evil)
-    stopped = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    stopped = job.report()
     assert "stopped: the test; " in page(stopped) and stopped["errors"] == []
     assert job.run(model=evil, limit=8) == EXIT_ROWS_FAILED
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     assert [error["code"] for error in report["errors"]] == ["invalid_json", "invalid_request"]
     report["identity"]["odd <i>"] = {"nested": "<u>"}
     report["environments"] = [{"mesh": "<mesh>"}, {"mesh": "tp=2"}]
@@ -882,7 +874,7 @@ def test_the_page_names_model_settings_and_errors_and_what_users_wrote_is_text_o
 def test_the_page_counts_hidden_errors_and_plots_nothing_without_a_run(tmp_path):
     job = Job(tmp_path, BAD_LINES[1] * 30)
     assert job.run() == EXIT_ROWS_FAILED
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     shown = page(report)
     assert len(report["errors"]) == 20 and "10 more; each has its line in the output of the complete job." in shown
     assert "<svg" not in shown and "too short for plots" in shown
@@ -896,15 +888,9 @@ def test_vectors_and_texts_are_answered_in_one_job_and_either_may_be_interrupted
     vectors[4] = {"custom_id": "r", "query": "a query", "documents": ["the longest of all", "short"], "top_n": 1}
     mixed = [row for pair in zip(vectors, ROWS * 2, strict=True) for row in pair][:15]
     unique = {row["custom_id"]: row for row in mixed}.values()
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in unique))
+    job = Job(tmp_path, json_lines(unique))
     expected = job.whole(limit=30)
-    notice = Notice()
-
-    def on_step(llm: FakeLLM) -> None:
-        if llm.num_steps == 2:
-            notice.give("the test", EXIT_PREEMPTED)
-
-    assert job.run(on_step=on_step, notice=notice, limit=30) == EXIT_PREEMPTED
+    assert job.run_to_step(2, limit=30) == EXIT_PREEMPTED
     assert job.run(limit=30) == EXIT_OK
     assert job.output.read_bytes() == expected
     assert [line["custom_id"] for line in job.lines()] == [row["custom_id"] for row in unique]
@@ -924,7 +910,7 @@ def test_a_vector_that_is_too_short_and_a_pair_that_is_too_long_fail_alone(tmp_p
         {"custom_id": "long", "text_1": "a query", "text_2": "far too long " * 9},
         {"custom_id": "good", "text_1": "a query", "text_2": "a document"},
     ]
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    job = Job(tmp_path, json_lines(rows))
     assert job.run(limit=30) == EXIT_ROWS_FAILED
     assert "dimensions is 4; the model's vectors have 3" in job.by_id()["short"]["error"]["message"]
     assert "the pair has" in job.by_id()["long"]["error"]["message"]

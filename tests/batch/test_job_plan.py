@@ -15,7 +15,7 @@ from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
 from ferrum_jax.files.store import LocalStore
 from ferrum_jax.sizes.engine_sizes import Reach
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import FakeLLM, json_lines
 
 SHARED = list(range(64))
 
@@ -26,7 +26,7 @@ def lines() -> bytes:
     rows += [{"custom_id": "long", "prompt_token_ids": [1] * 95, "max_tokens": 6}]
     rows += [{"custom_id": "chat", "messages": [{"role": "user", "content": "hi"}]}]
     rows += [{"custom_id": "bad", "prompt": "x", "colour": 1}]
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return json_lines(rows)
 
 
 def token_ids(content: list, kept: int | None = None) -> list[int]:

@@ -19,7 +19,7 @@ from ferrum_jax.batch.input.files import reading_rows, writing_rows
 from ferrum_jax.batch.input.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.job import JobSettings, run_batch
 from ferrum_jax.paths import install_command
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import FakeLLM, json_lines
 
 ROWS = [
     {
@@ -33,10 +33,6 @@ ROWS = [
     {"custom_id": "3", "messages": [{"role": "user", "content": "hi"}]},
 ]
 OPENAI = {"custom_id": "4", "method": "POST", "url": "/v1/completions", "body": {"prompt": "p", "max_tokens": 2}}
-
-
-def lines(rows: list[dict]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def zstd(content: bytes) -> bytes:
@@ -64,9 +60,9 @@ def comma_separated(rows: list[dict]) -> bytes:
 
 
 FORMS = {
-    "in.jsonl": lines(ROWS),
-    "in.jsonl.gz": gzip.compress(lines(ROWS)),
-    "in.jsonl.zst": zstd(lines(ROWS)),
+    "in.jsonl": json_lines(ROWS),
+    "in.jsonl.gz": gzip.compress(json_lines(ROWS)),
+    "in.jsonl.zst": zstd(json_lines(ROWS)),
     "in.parquet": parquet(ROWS),
     "in.csv": comma_separated(ROWS),
     "in.csv.gz": gzip.compress(comma_separated(ROWS)),
@@ -225,7 +221,7 @@ def test_every_row_of_a_parquet_file_gives_a_line_whatever_its_cells_are(columns
 
 def test_without_pyarrow_a_form_that_needs_it_is_refused_before_the_model_loads(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    (tmp_path / "in.jsonl").write_bytes(lines(ROWS))
+    (tmp_path / "in.jsonl").write_bytes(json_lines(ROWS))
     with pytest.raises(ValueError, match=re.escape(f"needs pyarrow; {install_command('columns')}")):
         run_batch(FakeLLM, tmp_path / "in.jsonl", tmp_path / "o.parquet", model="m", console=Console(quiet=True))
 

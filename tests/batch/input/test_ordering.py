@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import random
 
 import pytest
@@ -12,14 +11,14 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.offline.replay import Outcome, replay
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from tests.batch.fake_llm import json_lines
 from tests.histories import seeded
 
 BLOCK = 16
 
 
 def rows_of(*lines: dict) -> Rows:
-    content = b"".join(json.dumps({"custom_id": str(i), **line}).encode() + b"\n" for i, line in enumerate(lines))
-    return Rows(io.BytesIO(content))
+    return Rows(io.BytesIO(json_lines({"custom_id": str(i), **line} for i, line in enumerate(lines))))
 
 
 def test_rows_of_one_adapter_are_neighbours_however_they_name_it():
@@ -27,8 +26,7 @@ def test_rows_of_one_adapter_are_neighbours_however_they_name_it():
         {"custom_id": str(i), "prompt": "x" * (i + 1), **fields}
         for i, fields in enumerate([{}, {"model": "poet"}, {"adapter": "clerk"}] * 3 + [{"adapter": "poet"}])
     ]
-    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    rows = Rows(io.BytesIO(content), names=["m"], adapters=["poet", "clerk"])
+    rows = Rows(io.BytesIO(json_lines(lines)), names=["m"], adapters=["poet", "clerk"])
     ran = [rows.read(index).adapter for index in rows.order.tolist()]
     assert [name for name, _ in itertools.groupby(ran)] in ([None, "poet", "clerk"], [None, "clerk", "poet"])
     assert ran.count("poet") == 4

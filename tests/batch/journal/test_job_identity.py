@@ -18,7 +18,7 @@ from ferrum_jax.batch.ray import RayLLM
 from ferrum_jax.files.store import LocalStore, open_store
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.text.chat import ChatTemplate
-from tests.batch.fake_llm import IDENTITY, FakeLLM
+from tests.batch.fake_llm import IDENTITY, FakeLLM, json_lines
 from tests.batch.test_job import GOOD_INPUT, Job
 
 
@@ -100,7 +100,7 @@ def test_another_environment_is_no_other_job_but_bits_may_differ_and_both_is_sai
     assert job.run(identity=ELSEWHERE) == EXIT_OK
     assert job.output.read_bytes() == expected
     assert "mesh 'tp=" in job.shown.getvalue().replace("\n", " ") and "bits may" in job.shown.getvalue()
-    report = json.loads(Path(f"{job.output}.report.json").read_bytes())
+    report = job.report()
     assert len(report["environments"]) == 2 and any("mesh" in text for text in report["differing_bits"])
     assert report["identity"]["weights"] == "00" and report["identity"]["model"] == "tiny"
 
@@ -110,7 +110,7 @@ def test_without_invariant_mode_no_bits_were_promised(tmp_path):
     job.run_to_step(2, identity=other(invariant=False))
     assert job.run(identity=dataclasses.replace(ELSEWHERE, invariant=False)) == EXIT_OK
     assert "different environments" not in job.shown.getvalue()
-    assert json.loads(Path(f"{job.output}.report.json").read_bytes())["differing_bits"] == []
+    assert job.report()["differing_bits"] == []
 
 
 def test_strict_bits_refuses_another_environment_and_what_has_no_promise(tmp_path):
@@ -149,7 +149,7 @@ def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing
     (run,) = Path(f"{job.output}.journal/runs").iterdir()
     run.write_bytes(b"x")
     assert job.run() == EXIT_OK
-    assert len(json.loads(Path(f"{job.output}.report.json").read_bytes())["runs"]) == 1
+    assert len(job.report()["runs"]) == 1
 
 
 def test_a_finished_job_started_again_says_that_the_model_was_not_looked_at(tmp_path):
@@ -248,7 +248,7 @@ class Chatting(FakeLLM):
 
 def test_a_job_that_goes_on_the_next_day_has_the_same_prompts(tmp_path, monkeypatch):
     rows = [{"custom_id": str(i), "messages": [{"role": "user", "content": f"what day, {i}?"}]} for i in range(6)]
-    job = Job(tmp_path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    job = Job(tmp_path, json_lines(rows))
     day_s = 86_400
     expected = job.whole(llm=Chatting)
     assert job.run_to_step(2, llm=Chatting) == EXIT_PREEMPTED
