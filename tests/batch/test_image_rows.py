@@ -19,9 +19,10 @@ from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobSettings, run_batch
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.outputs import CompletionOutput
-from ferrum_jax.runtime.runner import Runner
+from tests.batch.stopping import num_starts, stopping
 from tests.engine.image_folder import picture, write_folder
 from tests.engine.test_images import CONFIG
+from tests.vision.hostile import saved
 
 
 def test_a_row_in_progress_has_the_digests_of_its_images_and_not_their_bytes():
@@ -45,9 +46,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture(seed)).save(file, "PNG")
-    return file.getvalue()
+    return saved(Image.fromarray(picture(seed)), "PNG")
 
 
 def write_rows(folder: Path) -> None:
@@ -97,28 +96,11 @@ def job(model, tmp_path) -> Job:
     return Job(model, tmp_path / "job")
 
 
-def stopping(monkeypatch, after: int) -> list[Notice]:
-    """Notices; the last is given at every step whose number `after` divides."""
-    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
-
-    def noticed(self, plan):
-        if next(steps) % after == 0:
-            notices[-1].give("the test", EXIT_PREEMPTED)
-        return dispatch(self, plan)
-
-    monkeypatch.setattr(Runner, "dispatch", noticed)
-    return notices
-
-
 @pytest.mark.slow
 def test_a_stopped_job_with_images_has_the_bytes_of_an_unstopped_one(job, monkeypatch):
     assert job.run(output="whole.jsonl") == EXIT_OK
     assert len(set(itertools.chain(*job.lines("whole.jsonl").values()))) == 6
-    notices = stopping(monkeypatch, 7)
-    while job.run(notices[-1]) == EXIT_PREEMPTED:
-        notices.append(Notice())
-        assert len(notices) < 40
-    assert len(notices) > 3
+    assert num_starts(job.run, stopping(monkeypatch, 7)) > 3
     assert (job.folder / "out.jsonl").read_bytes() == (job.folder / "whole.jsonl").read_bytes()
     journaled = b"".join(path.read_bytes() for path in (job.folder / "out.jsonl.journal/segments").iterdir())
     digests = set(re.findall(rb"\"([0-9a-f]{64})\"", journaled))

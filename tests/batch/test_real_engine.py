@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.runtime.runner import Runner
+from tests.batch.stopping import num_starts, stopping
 from tests.support import GOLDENS, INVARIANT, small_llm
 
 pytestmark = pytest.mark.slow
@@ -54,18 +54,7 @@ def expected(tmp_path) -> bytes:
 
 
 def test_noticed_every_few_steps_the_output_has_the_bytes_of_an_uninterrupted_one(tmp_path, expected, monkeypatch):
-    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
-
-    def noticed(self, plan):
-        if next(steps) % 4 == 0:
-            notices[-1].give("the test", EXIT_PREEMPTED)
-        return dispatch(self, plan)
-
-    monkeypatch.setattr(Runner, "dispatch", noticed)
-    while run(tmp_path, notices[-1]) == EXIT_PREEMPTED:
-        notices.append(Notice())
-        assert len(notices) < 40
-    assert len(notices) > 3
+    assert num_starts(lambda notice: run(tmp_path, notice), stopping(monkeypatch, 4)) > 3
     assert (tmp_path / "out.jsonl").read_bytes() == expected
 
 
@@ -104,18 +93,9 @@ def test_a_job_with_adapters_that_is_stopped_gives_each_row_what_its_adapter_say
         return run_batch(lambda start: llm, *paths, model="tiny", console=console, settings=settings, notice=notice)
 
     assert run(llm, output="whole.jsonl") == EXIT_OK
-    dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
-
-    def noticed(self, plan):
-        if next(steps) % 5 == 0:
-            notices[-1].give("the test", EXIT_PREEMPTED)
-        return dispatch(self, plan)
-
-    monkeypatch.setattr(Runner, "dispatch", noticed)
-    while run(llm, notices[-1]) == EXIT_PREEMPTED:
-        notices.append(Notice())
-        assert len(notices) < 40
-    assert len(notices) > 2 and (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    notices = stopping(monkeypatch, 5)
+    assert num_starts(lambda notice: run(llm, notice), notices) > 2
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     bodies = [json.loads(line)["response"]["body"] for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     names = [None if body["model"] == "tiny" else body["model"] for body in bodies]
     greedy = SamplingParams(max_tokens=12, temperature=0.0)

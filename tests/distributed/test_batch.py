@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
 from tests.checkpoints.hub_server import Hub, serving
+from tests.distributed import together
 from tests.distributed.folder import NUM_ROWS, write_model, write_rows, write_tokenizer
-from tests.support import COMPILED, GOLDENS, ROOT
+from tests.distributed.together import started
+from tests.support import COMPILED, GOLDENS
 
 pytestmark = pytest.mark.slow
 KILLED_AT = 40  # of about 100 steps
@@ -47,34 +44,12 @@ def with_signal(name):
 def start(folder, output, mesh, num_devices, *more, program=ORDINARY):
     """`ferrum-jax batch` in a process of its own."""
     files = ["--model", str(folder / "model"), "--input", str(folder / "in.jsonl"), "--output", str(folder / output)]
-    devices = f"--xla_force_host_platform_device_count={num_devices}"
-    return subprocess.Popen(
-        [sys.executable, "-m", *program, "batch", *files, "--mesh", mesh, *FLAGS, *more],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return started("batch", *files, "--mesh", mesh, *FLAGS, *more, program=program, num_devices=num_devices)
 
 
-@contextlib.contextmanager
 def two(folder, output, mesh, programs=(ORDINARY, ORDINARY), flags=()):
     """Two processes that run a job together."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    together = ["--coordinator", coordinator, "--num-processes", "2", "--process-id"]
-    both = [
-        start(folder, output, mesh, 4, *flags, *together, str(number), program=program)
-        for number, program in enumerate(programs)
-    ]
-    try:
-        yield both
-    finally:
-        for process in both:
-            with process:  # closes its pipes
-                process.kill()
+    return together.two(lambda n, *met: start(folder, output, mesh, 4, *flags, *met, program=programs[n]))
 
 
 def run_two(folder, output, mesh, programs=(ORDINARY, ORDINARY), flags=()):

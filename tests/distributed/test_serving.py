@@ -5,18 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import urllib.request
 
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from tests.distributed import together
 from tests.distributed.folder import write_model, write_tokenizer
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED
 
 pytestmark = pytest.mark.slow
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 256, "num_blocks": 80, "block_size": 16}
@@ -33,34 +30,12 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @contextlib.contextmanager
 def two(model):
     """Both processes, that with HTTP first, and the server's URL."""
-    together = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id"]
-    serve = [sys.executable, "-m", "ferrum_jax", "serve", "--model", model, "--mesh", "dp=2", "--port", "0", *FLAGS]
-    both = [
-        subprocess.Popen(
-            [*serve, "--compilation-cache-dir", str(COMPILED), *together, str(number)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
+    serve = ["serve", "--model", model, "--mesh", "dp=2", "--port", "0", *FLAGS]
+    with together.two(lambda n, *met: together.started(*serve, "--compilation-cache-dir", str(COMPILED), *met)) as both:
         yield both, url_of(both[0])
-    finally:
-        for process in both:
-            with process:  # closes its pipes
-                process.kill()
 
 
 def url_of(process):

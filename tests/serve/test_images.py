@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import urllib.request
 
@@ -16,6 +15,7 @@ from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from tests.engine.image_folder import PLACE, picture, write_folder
 from tests.engine.test_images import CONFIG
 from tests.serve.running import running
+from tests.vision.hostile import saved
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,6 @@ def test_an_image_crosses_to_the_engine_as_bytes_with_the_same_values(llm):
     assert tuple(found["media"]) == encoded.media
 
 
-def png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture(seed)).save(file, "PNG")
-    return file.getvalue()
-
-
 def chat(url: object) -> list:
     parts = [{"type": "text", "text": "t7 "}, {"type": "image_url", "image_url": url}, {"type": "text", "text": " t9"}]
     return [{"role": "user", "content": parts}]
@@ -52,7 +46,10 @@ def body(url: object) -> dict:
 
 @pytest.mark.slow
 def test_an_image_over_http_is_what_a_program_gives(llm):
-    url = {"url": "data:image/png;base64," + base64.b64encode(png(1)).decode(), "detail": "high"}
+    url = {
+        "url": "data:image/png;base64," + base64.b64encode(saved(Image.fromarray(picture(1)), "PNG")).decode(),
+        "detail": "high",
+    }
     (wanted,) = llm.chat(chat(url), SamplingParams(max_tokens=6, temperature=0.0))
     with running(inner=llm) as server:
         before = llm.stats()["images_encoded"]
