@@ -229,23 +229,11 @@ def test_every_engine_flag_reaches_the_config(llms):
         --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory-bytes 1000 --num-blocks 9 --no-prefix-caching
         --invariant --implementation xla --attention-tiles items=2 --mesh tp=1 --seed 5 --compilation-cache-dir c"""
     assert cli.main(command.split()) == 0
-    assert llms[0].config == EngineConfig(
-        dtype="float32",
-        kv_dtype="int8",
-        block_size=32,
-        max_model_len=100,
-        max_num_seqs=3,
-        max_num_batched_tokens=64,
-        kv_memory_bytes=1000,
-        num_blocks=9,
-        enable_prefix_caching=False,
-        invariant=True,
-        implementation="xla",
-        attention_tiles="items=2",
-        mesh="tp=1",
-        seed=5,
-        compilation_cache_dir="c",
-    )
+    wanted = {"dtype": "float32", "kv_dtype": "int8", "block_size": 32, "max_model_len": 100, "max_num_seqs": 3}
+    wanted |= {"max_num_batched_tokens": 64, "kv_memory_bytes": 1000, "num_blocks": 9, "enable_prefix_caching": False}
+    wanted |= {"invariant": True, "implementation": "xla", "attention_tiles": "items=2", "mesh": "tp=1", "seed": 5}
+    wanted |= {"compilation_cache_dir": "c"}
+    assert llms[0].config == EngineConfig(**wanted)
     assert llms[0].tokenizer == "t"
 
 
@@ -255,28 +243,12 @@ def test_every_sampling_flag_reaches_the_parameters(llms):
         --stop x --stop y --stop-token-id 1 --include-stop-str-in-output --no-skip-special-tokens --ignore-eos
         --logprobs 2 --prompt-logprobs 1 --truncate-prompt-tokens -1 --echo --logit-bias 18=-inf"""
     assert cli.main(command.split()) == 0
-    assert llms[0].asked[0][1] == SamplingParams(
-        n=2,
-        max_tokens=9,
-        min_tokens=1,
-        temperature=0.5,
-        top_k=3,
-        top_p=0.9,
-        min_p=0.1,
-        repetition_penalty=1.1,
-        presence_penalty=0.2,
-        frequency_penalty=0.3,
-        logit_bias={17: -3.0, 18: -math.inf},
-        stop=["x", "y"],
-        stop_token_ids=[1],
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        ignore_eos=True,
-        logprobs=2,
-        prompt_logprobs=1,
-        truncate_prompt_tokens=-1,
-        echo=True,
-    )
+    wanted = {"n": 2, "max_tokens": 9, "min_tokens": 1, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
+    wanted |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+    wanted |= {"logit_bias": {17: -3.0, 18: -math.inf}, "stop": ["x", "y"], "stop_token_ids": [1]}
+    wanted |= {"include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "logprobs": 2}
+    wanted |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "echo": True}
+    assert llms[0].asked[0][1] == SamplingParams(**wanted)
 
 
 def test_a_form_that_the_text_is_held_to_is_named_as_json(llms, capsys):

@@ -48,31 +48,11 @@ def chat(**body) -> dict:
 
 
 def test_the_short_form_sets_every_sampling_parameter():
-    fields = {
-        "n": 2,
-        "max_tokens": 9,
-        "min_tokens": 1,
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.2,
-        "frequency_penalty": 0.3,
-        "seed": 5,
-        "stop": ["x", "y"],
-        "stop_token_ids": [1, 2],
-        "allowed_token_ids": [3, 4],
-        "bad_words": ["z"],
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "ignore_eos": True,
-        "logprobs": 2,
-        "prompt_logprobs": 1,
-        "truncate_prompt_tokens": -1,
-        "detokenize": True,
-        "echo": True,
-    }
+    fields = {"n": 2, "max_tokens": 9, "min_tokens": 1, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
+    fields |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 5}
+    fields |= {"stop": ["x", "y"], "stop_token_ids": [1, 2], "allowed_token_ids": [3, 4], "bad_words": ["z"]}
+    fields |= {"include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "logprobs": 2}
+    fields |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "detokenize": True, "echo": True}
     found = row(short(**fields, logit_bias={"17": -3.0}))
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     assert found.params == SamplingParams(**listed, logit_bias={17: -3.0})
