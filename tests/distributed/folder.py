@@ -11,21 +11,10 @@ import safetensors.numpy
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 304,
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "eos_token_id": 303,
-}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 304, "hidden_size": 64, "num_hidden_layers": 1}
+CONFIG |= {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96, "rms_norm_eps": 1e-5}
+CONFIG |= {"max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": False}
+CONFIG |= {"torch_dtype": "float32", "eos_token_id": 303}
 NUM_ROWS = 8
 
 

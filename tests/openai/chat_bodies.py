@@ -168,6 +168,14 @@ def _format(schema: object) -> dict[str, Any]:
     return {"format": {"type": "json_schema", "name": "p", "schema": schema}}
 
 
+# What a response takes as a chat does.
+_CHATS_OWN: dict[str, Any] = {"seed": 5, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "stop": ["zz"]}
+_CHATS_OWN |= {"cache_salt": "mine", "min_tokens": 1, "priority": 1, "timeout": 60.0}
+_CHATS_OWN |= {"chat_template_kwargs": {"reasoning_effort": "low"}, "add_special_tokens": False}
+_CHATS_OWN |= {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}}
+_CHATS_OWN |= {"stop_token_ids": [5], "include_stop_str_in_output": True, "skip_special_tokens": True}
+_CHATS_OWN |= {"ignore_eos": False, "truncate_prompt_tokens": 9, "allowed_token_ids": [50, 51, 52]}
+_CHATS_OWN |= {"bad_words": ["zz"], "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "auto"}
 RESPONSES = {
     "a text": response(),
     "instructions": response(instructions="Be brief.", metadata={"a": "b"}, user="u", store=False, model="small"),
@@ -190,33 +198,7 @@ RESPONSES = {
     "an object": response(text=_format(PLACES), max_output_tokens=60),
     "an object of a word that is not known": response(text=_format({**PLACES, "hue": 1}), max_output_tokens=60),
     "an effort": response(reasoning={"effort": "low"}, text={"format": {"type": "text"}, "verbosity": "medium"}),
-    "all of a chat's": response(
-        seed=5,
-        top_k=5,
-        top_p=0.9,
-        min_p=0.01,
-        stop=["zz"],
-        cache_salt="mine",
-        min_tokens=1,
-        priority=1,
-        timeout=60.0,
-        chat_template_kwargs={"reasoning_effort": "low"},
-        add_special_tokens=False,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        logit_bias={"5": 1},
-        stop_token_ids=[5],
-        include_stop_str_in_output=True,
-        skip_special_tokens=True,
-        ignore_eos=False,
-        truncate_prompt_tokens=9,
-        allowed_token_ids=[50, 51, 52],
-        bad_words=["zz"],
-        prompt_cache_key="k",
-        safety_identifier="s",
-        service_tier="auto",
-    ),
+    "all of a chat's": response(**_CHATS_OWN),
     "all that is harmless": response(
         background=False, truncation="disabled", n=1, logprobs=False, return_token_ids=False
     ),

@@ -13,25 +13,11 @@ TOOLS = [
     {"type": "function", "function": {"name": "stop"}},
 ]
 # What asks for nothing, and is taken wherever it is given.
-HARMLESS: dict[str, Any] = {
-    "stream": False,
-    "suffix": "",
-    "best_of": 1,
-    "use_beam_search": False,
-    "logits_processors": [],
-    "spaces_between_special_tokens": True,
-    "extra_args": {},
-    "tools": [],
-    "tool_choice": "none",
-    "store": False,
-    "functions": [],
-    "function_call": "none",
-    "modalities": ["text"],
-    "include_reasoning": True,
-    "logprob_token_ids": [],
-    "continue_final_message": False,
-    "chat_template_kwargs": {},
-}
+HARMLESS: dict[str, Any] = {"stream": False, "suffix": "", "best_of": 1, "use_beam_search": False}
+HARMLESS |= {"logits_processors": [], "spaces_between_special_tokens": True, "extra_args": {}, "tools": []}
+HARMLESS |= {"tool_choice": "none", "store": False, "functions": [], "function_call": "none", "modalities": ["text"]}
+HARMLESS |= {"include_reasoning": True, "logprob_token_ids": [], "continue_final_message": False}
+HARMLESS |= {"chat_template_kwargs": {}}
 
 
 def text(**fields: Any) -> dict[str, Any]:
