@@ -87,20 +87,12 @@ def test_the_clouds_notice_is_given_when_the_machine_is_taken_back(server, cloud
     assert set(Metadata.asked) == asked
 
 
-def test_a_server_that_gives_no_tokens_is_asked_without_one(server, monkeypatch):
-    monkeypatch.setattr(Metadata, "takes_tokens", False)
-    monkeypatch.setattr(Metadata, "wants_token", False)
-    monkeypatch.setattr(Metadata, "is_taken", True)
-    notice = Notice()
-    with notice_of_cloud(notice, "aws"):
-        assert notice.wait(20.0)
-
-
-@pytest.mark.parametrize("cloud", ["gce", "aws"])
-def test_no_proxy_is_asked_for_the_notice(server, monkeypatch, cloud):
+@pytest.mark.parametrize(("cloud", "has_tokens"), [("gce", True), ("aws", True), ("aws", False)])
+def test_no_proxy_is_asked_for_the_notice_and_no_token_is_needed(server, monkeypatch, cloud, has_tokens):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody is
     monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setattr(Metadata, "is_taken", True)
+    for name, value in {"takes_tokens": has_tokens, "wants_token": has_tokens, "is_taken": True}.items():
+        monkeypatch.setattr(Metadata, name, value)
     notice = Notice()
     with notice_of_cloud(notice, cloud):
         assert notice.wait(20.0)
@@ -116,19 +108,15 @@ def test_a_page_of_somebody_else_is_no_notice(server, monkeypatch, cloud, page):
             assert not notice.wait(0.01)
 
 
-def test_a_server_that_does_not_speak_http_is_asked_again(server, monkeypatch):
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_server_that_does_not_speak_http_or_is_not_there_is_asked_again(server, monkeypatch, is_there):
     monkeypatch.setattr(Metadata, "do_GET", lambda self: self.wfile.write(b"hello\n"))
+    if not is_there:
+        monkeypatch.setattr(module, "ENDPOINTS", {"gce": "http://127.0.0.1:9"})
     notice = Notice()
     with notice_of_cloud(notice, "gce"):
         assert not notice.wait(0.1)
         assert any(thread.name == "preemption notice" for thread in threading.enumerate())
-
-
-def test_a_server_that_is_not_there_gives_no_notice(monkeypatch):
-    monkeypatch.setattr(module, "ENDPOINTS", {"gce": "http://127.0.0.1:9"})
-    notice = Notice()
-    with notice_of_cloud(notice, "gce"):
-        assert not notice.wait(0.1)
 
 
 def test_an_unknown_cloud_is_refused_and_none_asks_nobody():

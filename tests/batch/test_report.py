@@ -13,14 +13,19 @@ from ferrum_jax.batch.report.plots import figures
 from ferrum_jax.batch.report.recorder import FIELDS, Recorder
 
 
-def test_at_80_columns_the_bar_shows_rows_both_times_and_all_rates():
+def bar_of(tally: Tally) -> str:
+    """What a terminal of 80 columns has got after a look, without its escapes."""
     shown = io.StringIO()
-    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**8)
-    tally.pool_use, tally.padding_waste = 1.0, 0.125
     with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
         display._shown_s -= 1e3
         display.update()
-    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "").splitlines()
+    return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue())
+
+
+def test_at_80_columns_the_bar_shows_rows_both_times_and_all_rates():
+    tally = Tally(num_rows=1_000_000, num_ok=999_999, num_prompt_tokens=10**9, num_output_tokens=10**8)
+    tally.pool_use, tally.padding_waste = 1.0, 0.125
+    lines = bar_of(tally).replace("\r", "").splitlines()
     bar = next(line for line in lines if "rows" in line)
     assert "999999/1000000" in bar and re.search(r"\d:\d\d:\d\d gone, (-:--:--|\d:\d\d:\d\d) left$", bar.rstrip())
     text = " ".join(lines)
@@ -48,13 +53,9 @@ def test_a_job_over_sooner_than_its_first_line_leaves_the_table_alone():
 
 
 def test_the_clock_of_the_bar_is_that_of_the_table():
-    shown = io.StringIO()
     tally = Tally(num_rows=4, num_ok=1)
     tally.started_s = time.monotonic() - 3_600
-    with Display(Console(file=shown, width=80, force_terminal=True), tally) as display:
-        display._shown_s -= 1e3
-        display.update()
-    assert "1:00:00 gone" in re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.getvalue())
+    assert "1:00:00 gone" in bar_of(tally)
 
 
 def test_plots_begin_with_the_start_of_a_run_and_show_where_the_time_of_rows_went():
