@@ -47,13 +47,6 @@ def test_a_partial_tail_has_no_key() -> None:
         _keys(_TOKENS, num_blocks=4)
 
 
-def test_keys_grown_token_by_token_equal_keys_made_at_once() -> None:
-    grown: list[bytes] = []
-    for length in range(len(_TOKENS) + 1):
-        extend_keys(grown, root_key(**_ROOT), _TOKENS[:length], length // 4, 4)
-    assert grown == _keys(_TOKENS)
-
-
 def test_model_dtype_block_size_adapter_and_salt_each_separate() -> None:
     roots = [
         root_key(**(_ROOT | change))
@@ -74,9 +67,7 @@ def test_media_digest_kind_span_and_place_each_change_the_keys() -> None:
     plain = _keys(_TOKENS)
     variants = [
         _keys(_TOKENS, media=[span])
-        for span in (
-            *(_span(5, 2), _span(5, 2, b"dog"), _span(5, 2, kind="audio"), _span(5, 3), _span(6, 2), _span(5, 6)),
-        )
+        for span in (_span(5, 2), _span(5, 2, b"dog"), _span(5, 2, kind="audio"), _span(5, 3), _span(6, 2), _span(5, 6))
     ]
     assert all(keys[0] == plain[0] for keys in variants), "the text before is the same"
     assert all(len({keys[i] for keys in [plain, *variants]}) == 7 for i in (1, 2))
@@ -89,8 +80,8 @@ def test_the_same_media_at_the_same_place_gives_the_same_keys() -> None:
     assert all(_keys(_TOKENS, media=spans[:i] + spans[i + 1 :])[2] != keys[2] for i in range(100))
 
 
-def test_keys_with_media_grown_token_by_token_equal_keys_made_at_once() -> None:
-    spans = [_span(2, 4), _span(8, 5, b"dog")]
+@pytest.mark.parametrize("spans", [(), (_span(2, 4), _span(8, 5, b"dog"))], ids=["text", "media"])
+def test_keys_grown_token_by_token_equal_keys_made_at_once(spans) -> None:
     grown: list[bytes] = []
     for length in range(len(_TOKENS) + 1):
         extend_keys(grown, root_key(**_ROOT), _TOKENS[:length], length // 4, 4, spans)
