@@ -13,6 +13,7 @@ import pytest
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from tests.distributed import together
 from tests.distributed.folder import write_model, write_tokenizer
+from tests.serve.running import url_of
 from tests.support import COMPILED
 
 pytestmark = pytest.mark.slow
@@ -36,16 +37,6 @@ def two(model):
     serve = ["serve", "--model", model, "--mesh", "dp=2", "--port", "0", *FLAGS]
     with together.two(lambda n, *met: together.started(*serve, "--compilation-cache-dir", str(COMPILED), *met)) as both:
         yield both, url_of(both[0])
-
-
-def url_of(process):
-    """Where it says that it listens."""
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if " at http" in line:
-            return line.split(" at ")[1].split("/v1 ")[0]
-    raise AssertionError("".join(said))
 
 
 def ask(url, prompt, **more):

@@ -35,6 +35,16 @@ DEMO = str(ROOT / "checkpoints" / "demo")
 DEMO_SIZES = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 
 
+def url_of(process: subprocess.Popen) -> str:
+    """Where `ferrum-jax serve` says that it listens; AssertionError with what it said instead."""
+    said = []
+    for line in process.stderr or ():
+        said.append(line)
+        if " at http" in line:
+            return line.split(" at ")[1].split("/v1 ")[0]
+    raise AssertionError("".join(said))
+
+
 @contextlib.contextmanager
 def serving_demo(folder: Path) -> Iterator[str]:
     """The URL of `ferrum-jax serve` with the demo model, whose chat template shows tools. folder: an empty one."""
@@ -50,15 +60,7 @@ def serving_demo(folder: Path) -> Iterator[str]:
         text=True,
     )
     try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if " at http" in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
-        yield line.split(" at ")[1].split("/v1 ")[0] + "/v1"
+        yield url_of(process) + "/v1"
     finally:
         process.terminate()
         assert process.wait(60) == 0

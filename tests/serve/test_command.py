@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.__main__ import command
-from tests.forked import run
+from tests.serve.running import url_of
 from tests.support import COMPILED, GOLDENS, ROOT, small_llm
 
 SMALL = ("--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--max-model-len", "256", "--num-blocks", "80")
@@ -27,20 +26,12 @@ MODEL = ("--model", str(GOLDENS / "qwen3"), *SMALL, "--block-size", "16", "--com
 
 
 class Started:
-    """A server that was started. lines: what it has said."""
+    """A server that was started."""
 
     def __init__(self, *flags: str, program: Sequence[str] = ("-m", "ferrum_jax")) -> None:
         words = [sys.executable, *program, "serve", *MODEL, "--port", "0", *flags]
         self.process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if " at http" in line:
-                self.url = line.split(" at ")[1].split("/v1 ")[0]
-                return
-        self.process.stderr.close()
-        raise AssertionError("".join(self.lines))
+        self.url = url_of(self.process)
 
     def post(self, *, trusts: str | None = None, **body: object):
         content = json.dumps({"max_tokens": 8, "temperature": 0, **body}).encode()

@@ -15,7 +15,7 @@ from ferrum_jax import LLM, SamplingParams
 from tests.openai.chat_bodies import ASKS
 from tests.openai.text_bodies import TOOLS
 from tests.serve.running import DEMO, DEMO_SIZES, serving_demo
-from tests.serve.test_tools import Answer
+from tests.serve.test_client import Answer
 from tests.support import COMPILED
 
 PROMPT = "def main():"

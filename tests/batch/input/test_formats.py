@@ -148,6 +148,7 @@ def test_token_ids_come_back_for_token_prompts_or_on_request():
     ids = {"custom_id": "a", "prompt_token_ids": [1]}
     assert row(ids).returns_token_ids and not row({**ids, "return_token_ids": False}).returns_token_ids
     assert row(short(return_token_ids=True)).returns_token_ids
+    assert not row({"custom_id": "a", "input": "x"}).returns_token_ids
     assert "return_token_ids is 1; it must be true or false" in error(short(return_token_ids=1))
 
 

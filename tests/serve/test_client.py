@@ -1,4 +1,4 @@
-"""Tools and structures as OpenAI's own client reads and sends them; tests/openai has what each body is answered."""
+"""Tools, structures and items as OpenAI's own client reads and sends them. What bodies are answered: tests/openai."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from ferrum_jax.asked.codec import params_of_json
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import tools_asked
 from ferrum_jax.outputs import NO_STRUCTURE
+from ferrum_jax.serve.bodies.response_input import input_messages
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.structured.vocabulary import require_llguidance
 from tests.openai.chat_bodies import ASKS, CALL
-from tests.openai.text_bodies import TOOLS
+from tests.openai.text_bodies import PLACES, TOOLS
+from tests.serve.running import request
 
 
 class Answer(pydantic.BaseModel):
@@ -70,3 +72,46 @@ def test_parameters_are_the_same_after_the_link():
     params = SamplingParams(structured_outputs=structure, logit_bias={5: -math.inf, 7: 1.5}, stop=["a"], min_p=0.1)
     sent = json.loads(json.dumps(wire_params(params)))
     assert params_of_json(sent) == params
+
+
+def test_a_call_is_answered_with_the_items_that_came(client):
+    asked = {"model": "small", "max_output_tokens": 60}
+    asked["tools"] = [{"type": "function", "name": "go", "parameters": PLACES, "strict": True}]
+    named = {"type": "function", "name": "go"}
+    first = client.responses.create(**asked, input="Go?", tool_choice=named)
+    (call,) = first.output
+    assert call.name == "go" and json.loads(call.arguments)["to"] in ("Köln", "Rom")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "there"}
+    asked["max_output_tokens"] = 2
+    assert client.responses.create(**asked, input=[{"role": "user", "content": "Go?"}, call, result]).output_text
+
+
+def test_a_pydantic_model_is_parsed_from_a_response(client):
+    found = client.responses.parse(model="small", input="Well?", text_format=Answer, max_output_tokens=200)
+    assert found.output_parsed.word in ("yes", "no")
+
+
+def test_items_of_an_assistant_are_one_message():
+    call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}", "id": "fc", "status": "completed"}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
+        call,
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "ok"}]},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    found = input_messages(items)
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant", "assistant"]
+    assert found[0]["content"] == "ab" and found[2] == {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    assert (found[1]["reasoning"], found[1]["content"], len(found[1]["tool_calls"])) == ("hm", "c", 2)
+
+
+def test_who_leaves_a_stream_of_a_response_ends_what_runs_for_them(server):
+    asked = {"input": "x", "max_output_tokens": 200, "ignore_eos": True, "stream": True}
+    with server.connect() as connection:
+        connection.sendall(request("/v1/responses", json.dumps(asked).encode()))
+        assert connection.recv(100)
+    server.wait_until_idle(30.0)
