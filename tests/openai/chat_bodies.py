@@ -51,7 +51,7 @@ CHATS = {
     "log-probabilities of the prompt": chat(messages=[{"role": "u", "content": ""}], prompt_logprobs=0, max_tokens=1),
     "token ids": chat(return_token_ids=True),
     "no text": chat(detokenize=False),
-    "a stop string": chat(max_tokens=12, stop=["e", "a"]),
+    "a stop string": chat(max_tokens=12, stop=["e", "\x10"]),
     "a message that goes on": chat(messages=GOES_ON, continue_final_message=True, add_generation_prompt=False),
     "an echo of what goes on": chat(
         messages=GOES_ON, continue_final_message=True, add_generation_prompt=False, echo=True

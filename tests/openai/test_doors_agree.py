@@ -80,6 +80,16 @@ def test_a_stream_adds_up_to_the_whole(name):
         assert stream.get("Warning") == whole.get("Warning"), body
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("chats", "a stop string"), ("chats", "up to a stop token")]
+    + [("completions", body) for body in ("a stop string", "a stop string that is shown", "a stop token")],
+)
+def test_what_is_to_stop_an_answer_has_stopped_it(name, body):
+    """Where other weights write other texts, the body needs another stop."""
+    assert {choice["finish_reason"] for choice in recorded(name)[body]["http"]["choices"]} == {"stop"}
+
+
 def test_a_response_says_what_the_chat_with_the_same_messages_says():
     said, chat = recorded("responses")["instructions"]["http"], recorded("chats")["several messages"]["http"]
     texts = [part["text"] for item in said["output"] for part in item["content"]]

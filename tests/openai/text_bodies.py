@@ -58,9 +58,9 @@ _ANSWERED = {
         prompt="x y", echo=True, logprobs=1, max_tokens=0, return_token_ids=True
     ),
     "an echo of several": text(prompt=["x", "y"], echo=True, n=2),
-    "a stop string": text(max_tokens=12, stop="e"),
-    "a stop string that is shown": text(max_tokens=12, stop=["e", "\n\n"], include_stop_str_in_output=True),
-    "a stop token": text(max_tokens=12, stop_token_ids=[*range(40, 56)]),
+    "a stop string": text(max_tokens=12, stop="k/"),
+    "a stop string that is shown": text(max_tokens=12, stop=["k/", "\n\n"], include_stop_str_in_output=True),
+    "a stop token": text(max_tokens=12, stop_token_ids=[17]),
     "at least some tokens": text(min_tokens=2, stop_token_ids=[50], ignore_eos=True),
     "special tokens": text(prompt=[7, 0, 8], skip_special_tokens=False, echo=True),
     "no special tokens": text(add_special_tokens=False),

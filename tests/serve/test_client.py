@@ -74,9 +74,24 @@ def test_parameters_are_the_same_after_the_link():
     assert params_of_json(sent) == params
 
 
+GO = {"type": "function", "name": "go", "parameters": PLACES, "strict": True}
+
+
+def test_what_is_thought_said_and_called_are_items_whole_and_streamed(client):
+    asked = {"model": "small", "input": "Go?", "tools": [GO], "temperature": 0}
+    asked |= {"include": ["message.output_text.logprobs"], "extra_headers": {"X-Request-Id": "same"}}
+    asked["extra_body"] = {"structured_outputs": {"choice": [f"<think>\nhm\n</think>\n\nSure.\n{CALL}"]}}
+    whole = client.responses.create(**asked)
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+    assert "".join(entry.token for entry in whole.output[1].content[0].logprobs).strip().endswith("Sure.")
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+    events = list(client.responses.create(**asked, stream=True))
+    assert events[-1].response.output == whole.output
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Sure."
+
+
 def test_a_call_is_answered_with_the_items_that_came(client):
-    asked = {"model": "small", "max_output_tokens": 60}
-    asked["tools"] = [{"type": "function", "name": "go", "parameters": PLACES, "strict": True}]
+    asked = {"model": "small", "max_output_tokens": 60, "tools": [GO]}
     named = {"type": "function", "name": "go"}
     first = client.responses.create(**asked, input="Go?", tool_choice=named)
     (call,) = first.output
