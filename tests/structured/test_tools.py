@@ -79,6 +79,8 @@ def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, other, betw
 
 @settings(max_examples=150)
 @given(st.sampled_from(FORMS), st.text(alphabet='<>{}[]()"|;a:,\n tool_c/`=', max_size=60))
+@example("hermes", '<tool_call>{"arguments": {}}</tool_call>')
+@example("hermes", '<tool_call>{"name": [}</tool_call>')
 def test_what_is_no_call_stays_text(name, text):
     content, calls = parsed(tool_form_named(name), text)
     assert calls or content == text
