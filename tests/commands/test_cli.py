@@ -28,6 +28,7 @@ from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
 from tests.batch.fake_llm import FakeLLM, answer
+from tests.forked import run
 from tests.support import GOLDENS, ROOT
 
 

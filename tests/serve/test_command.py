@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.__main__ import command
+from tests.forked import run
 from tests.serve.running import url_of
 from tests.support import COMPILED, GOLDENS, ROOT, small_llm
 

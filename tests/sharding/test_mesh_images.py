@@ -18,7 +18,7 @@ from tests.support import GOLDENS
 _KINDS = {
     "vision/qwen3_vl": (LADDER, asked, 8),
     test_gemma3_images.FOLDER: (test_gemma3_images.LADDER, test_gemma3_images.prompt_of, 11),
-    test_gemma4_images.FOLDER: (test_gemma4_images.LADDER, test_gemma4_images.prompt_of, 11),
+    test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
 }
 MESHES = ("tp=1", "tp=2", "dp=2", "dp=2,tp=2")
 

@@ -54,7 +54,7 @@ TEXTS += [
 SPECIAL = ["<|im_end|>", "<|im_start|>", "<|end|>", "<|start|>"]
 
 
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 @given(
     st.sampled_from(sorted(SAMPLES)),
     *(st.sampled_from(TEXTS), st.sampled_from((None, *TOOL_FORMS)), st.sampled_from((None, *REASONING_FORMS))),

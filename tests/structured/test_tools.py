@@ -65,7 +65,7 @@ def test_the_calls_that_a_grammar_demands_are_found_again_and_are_valid(name):
     assert count >= 1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(FORMS), st.integers(0, 400), st.sampled_from(FORMS), BETWEEN, st.integers(0, 10**9))
 @example("mistral", 0, "deepseek_v31", "\n", 215856229)
 def test_how_a_text_is_cut_into_pieces_changes_nothing(name, length, other, between, seed):
