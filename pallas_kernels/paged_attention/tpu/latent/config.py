@@ -16,13 +16,15 @@ _TILE = 1024  # tokens of an item
 _ITEMS_OF_FEW = 2  # of a step: independent work that hides each stage's latency
 _MANY_HEADS = 64  # whose item is enough of it
 _VMEM_SHARE = 0.75  # the rest is the compiler's
+_SCALARS_OF_V7X = 4096  # bytes that libtpu 0.0.42 takes there for two bfloat16 items, beside what it takes always
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentConfig:
     """The specialisation of one step's kernel. A latent has `lanes` values, the first `value_dim` of them V.
 
-    num_heads: padded to a multiple of 8. decode: tiles, as the other decode kernel has them.
+    num_heads: padded to a multiple of 8. decode: tiles, as the other decode kernel has them. compiler_scalars: bytes
+    of scalar memory that the target's compiler takes beside.
     """
 
     num_heads: int
@@ -32,6 +34,7 @@ class LatentConfig:
     pool_dtype: jnp.dtype
     compute_dtype: jnp.dtype
     decode: DecodeConfig
+    compiler_scalars: int = 0
 
     @classmethod
     def choose(
@@ -43,24 +46,28 @@ class LatentConfig:
         """
         assert target.vmem_bytes is not None, "a TPU target has it"
         tile = max(_TILE, pool.block_size)
+        compute_dtype = jnp.dtype(dtype if pool.dtype.itemsize == 1 or pool.dtype == dtype else jnp.float32)
+        items = 1 if num_heads >= _MANY_HEADS else _ITEMS_OF_FEW
+        takes_more = target.generation == "v7x" and compute_dtype == jnp.bfloat16 and items > 1
         return cls(
             num_heads=-(-num_heads // 8) * 8,
             lanes=pool.key_dim,
             value_dim=pool.value_dim,
             block_size=pool.block_size,
             pool_dtype=pool.dtype,
-            compute_dtype=jnp.dtype(dtype if pool.dtype.itemsize == 1 or pool.dtype == dtype else jnp.float32),
+            compute_dtype=compute_dtype,
             decode=DecodeConfig(
                 tile_kv=tile,
                 chunk=tile,  # in one dot: a sum of several is a chain of them
-                items=1 if num_heads >= _MANY_HEADS else _ITEMS_OF_FEW,
+                items=items,
                 vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
             ).for_tables(num_rows, max_blocks, pool.block_size, target),
+            compiler_scalars=_SCALARS_OF_V7X if takes_more else 0,
         )
 
     def scalar_bytes(self, num_tokens: int, num_rows: int, max_blocks: int) -> int:
         """Scalar memory that a step of so many rows takes, as `TpuConfig` has it."""
-        return self.decode.smem_bytes(num_rows, max_blocks, self.block_size)
+        return self.decode.smem_bytes(num_rows, max_blocks, self.block_size) + self.compiler_scalars
 
     @property
     def group(self) -> int:
