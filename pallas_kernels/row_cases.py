@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.on_device import on_device
 from pallas_kernels.state_rows import StateRows
 
 MIXED = ((5, 1), (0, 2), (1, 1), (13, 20), (30, 0), (7, 11), (0, 1))
@@ -46,7 +46,7 @@ def make_rows(rows: tuple[tuple[int, int], ...], num_rows: int, slots: np.ndarra
     starts, counts = np.array([*rows, *[(0, 0)] * absent], np.int32).reshape(-1, 2).T
     offsets = np.cumsum(counts) - counts
     where = np.pad(slots[: len(rows)], (0, absent))
-    slots_, starts, counts, offsets = (jnp.asarray(x, jnp.int32) for x in (where, starts, counts, offsets))
+    slots_, starts, counts, offsets = (on_device(x, np.int32) for x in (where, starts, counts, offsets))
     return StateRows(slots=slots_, starts=starts, counts=counts, offsets=offsets, **options)
 
 
@@ -68,6 +68,6 @@ def recurrent_arguments(
     for array in tokens:
         array[case.num_real :] = np.nan
     dtypes = (case.dtype,) * 3 + ("float32",) * (len(tokens) - 2)
-    arrays = (jnp.asarray(array, dtype) for array, dtype in zip((*tokens, pool), dtypes, strict=True))
+    arrays = (on_device(array, dtype) for array, dtype in zip((*tokens, pool), dtypes, strict=True))
     options = {"decode_only": case.decode_only, "sequential": case.sequential}
     return *arrays, make_rows(case.rows, case.num_rows, slots, **options)

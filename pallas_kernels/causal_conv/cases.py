@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.on_device import on_device
 from pallas_kernels.row_cases import RowCase, make_pool, make_rows
 
 
@@ -39,5 +39,5 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[Any, ...]:
             pool[slot, : max(0, case.taps - 1 - start)] = 0
     x = rng.standard_normal((case.num_tokens, case.width))
     weight = rng.standard_normal((case.width, case.taps)) * case.taps**-0.5
-    arrays = (jnp.asarray(array, case.dtype) for array in (x, weight, pool))
+    arrays = (on_device(array, case.dtype) for array in (x, weight, pool))
     return *arrays, make_rows(case.rows, case.num_rows, slots)

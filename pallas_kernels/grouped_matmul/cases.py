@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.on_device import on_device
 from pallas_kernels.quantized_matmul import QuantizedWeight
 from pallas_kernels.quantized_matmul import cases as product_cases
 
@@ -81,7 +81,7 @@ def make_packed_arguments(
     def stack(O: int, I: int, first: int) -> QuantizedWeight:
         one = dataclasses.replace(form, num_outputs=O, num_inputs=I, dtype=case.dtype)
         each = [product_cases.make_arguments(one, seed + first + e)[1] for e in range(E)]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *each))
 
     packed = ExpertStack(gate=stack(F, D, 1), up=stack(F, D, 1 + E), down=stack(D, F, 1 + 2 * E))
     return x, ids, weights, packed
@@ -95,8 +95,8 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax
     ids = np.stack([rng.permutation(chosen)[:X] for _ in range(T)])
     weights = rng.dirichlet(np.ones(X), T)
     x, gate, up, down = (
-        jnp.asarray(rng.standard_normal(shape) * scale, case.dtype)
+        on_device(rng.standard_normal(shape) * scale, case.dtype)
         for shape, scale in (((T, D), 1), ((E, F, D), D**-0.5), ((E, F, D), D**-0.5), ((E, D, F), F**-0.5))
     )
     experts = ExpertStack(gate=gate, up=up, down=down)
-    return x, jnp.asarray(ids, jnp.int32), jnp.asarray(weights, jnp.float32), experts
+    return x, on_device(ids, np.int32), on_device(weights, np.float32), experts

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.kv_write.oracle import encode
+from pallas_kernels.on_device import on_device
 
 _BF16 = {"dtype": "bfloat16", "kv_dtype": "bfloat16", "tiny": False}
 
@@ -84,8 +86,8 @@ def make_arguments(
         places[: case.num_real] = rng.permutation(runs).ravel()[: case.num_real]
     context = rng.standard_normal((case.num_blocks, C, 2 * K, H)).astype(np.float32) * 8
     pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
-    k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
-    return pool, k, v, jnp.asarray(places // C, jnp.int32), jnp.asarray(places % C, jnp.int32)
+    k, v = (on_device(x, case.dtype) for x in rng.standard_normal((2, case.num_tokens, K, H)))
+    return pool, k, v, on_device(places // C, np.int32), on_device(places % C, np.int32)
 
 
 def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> tuple[Any, ...]:
@@ -117,11 +119,13 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVP
         dtype=dtype,
         implementation=implementation,
     )
-    scales = encode(jnp.asarray(context), dtype)[1]
     lanes = 0 if shape.is_packed else shape.values.shape[3] - H
-    padding = np.broadcast_to(np.where(np.isnan(context[..., :1]), np.nan, 0.0), (*context.shape[:3], lanes))
-    values, _ = encode(jnp.asarray(np.concatenate([context, padding], axis=-1), jnp.float32), dtype)
-    values = as_bits(values.reshape(shape.values.shape), shape)
+    lacks = np.isnan(context[..., :1])
+    padding = np.broadcast_to(np.where(lacks, np.float32(np.nan), np.float32(0)), (*context.shape[:3], lanes))
+    if dtype == np.int8:  # it has no NaN: scales do
+        context, padding = np.where(lacks, 0, context), np.zeros_like(padding)
+    values, scales = encode(np.concatenate([context, padding], axis=-1), dtype)
+    values = values.reshape(shape.values.shape).view(shape.values.dtype)
     if scales is not None:
-        scales = jnp.where(np.isnan(context).any(axis=-1), jnp.nan, scales).transpose(0, 2, 1)
-    return dataclasses.replace(shape, values=values, scales=scales)
+        scales = on_device(np.where(lacks[..., 0], np.nan, scales).transpose(0, 2, 1), np.float32)
+    return dataclasses.replace(shape, values=jax.device_put(values), scales=scales)

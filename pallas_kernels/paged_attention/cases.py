@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, as_bits, encode, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.kv_write.cases import make_pool
+from pallas_kernels.kv_write.oracle import encode
+from pallas_kernels.on_device import on_device
 from pallas_kernels.ragged_batch import RaggedBatch
 
 
@@ -387,14 +389,14 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
         for position in range(_oldest(case, starts[r]), starts[r]):
             context[tables[r, position // C], position % C] = rng.standard_normal(vectors)
         tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
-    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.has_sinks else None
-    q = jnp.asarray(rng.standard_normal((case.num_tokens, case.num_heads, case.key_dim)), case.dtype)
+    sinks = on_device(rng.standard_normal(case.num_heads), np.float32) if case.has_sinks else None
+    q = on_device(rng.standard_normal((case.num_tokens, case.num_heads, case.key_dim)), case.dtype)
     if case.rope_dim is None:
-        k, v = jnp.asarray(rng.standard_normal((2, case.num_tokens, K, H)), case.dtype)
+        k, v = (on_device(x, case.dtype) for x in rng.standard_normal((2, case.num_tokens, K, H)))
         pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
     else:
-        new = jnp.asarray(rng.standard_normal((case.num_tokens, K, case.key_dim)), case.dtype)
-        k, v = jnp.split(new, [H], axis=-1)
+        new = rng.standard_normal((case.num_tokens, K, case.key_dim))
+        k, v = (on_device(x, case.dtype) for x in np.split(new, [H], axis=-1))
         pool = _latents(case, context, implementation)
     return Arguments(q=q, k=k, v=v, pool=pool, batch=make_batch(case, tables), sinks=sinks)
 
@@ -405,11 +407,11 @@ def make_batch(case: Case, tables: np.ndarray) -> RaggedBatch:
     for r, (start, count) in enumerate(case.rows):
         starts[r], counts[r] = start, count
     return RaggedBatch(
-        block_tables=jnp.asarray(tables),
-        starts=jnp.asarray(starts),
-        counts=jnp.asarray(counts),
-        query_offsets=jnp.asarray(np.cumsum(counts) - counts, jnp.int32),
-        seen_ends=None if case.seen_ends is None else jnp.asarray(case.seen_ends),
+        block_tables=on_device(tables, np.int32),
+        starts=on_device(starts, np.int32),
+        counts=on_device(counts, np.int32),
+        query_offsets=on_device(np.cumsum(counts) - counts, np.int32),
+        seen_ends=None if case.seen_ends is None else on_device(case.seen_ends, np.int32),
     )
 
 
@@ -445,13 +447,14 @@ def _latents(case: Case, context: np.ndarray, implementation: str) -> KVPool:
     form = pool_shape(
         num_blocks=P, block_size=C, num_kv_heads=1, **case.kept, dtype=dtype, implementation=implementation
     )
-    parts = [encode(jnp.asarray(part), dtype) for part in np.split(context, [case.head_dim], axis=-1)]
-    values = as_bits(jnp.concatenate([values for values, _ in parts], axis=-1), form)
+    unowned = np.isnan(context[..., 0, 0])
+    context = np.nan_to_num(context) if dtype == np.int8 else context  # it has no NaN: scales do
+    parts = [encode(part, dtype) for part in np.split(context, [case.head_dim], axis=-1)]
+    values = jax.device_put(np.concatenate([values for values, _ in parts], axis=-1).view(form.values.dtype))
     if form.scales is None:
         return dataclasses.replace(form, values=values)
-    unowned = np.isnan(context[..., 0, 0])
-    scales: Any = jnp.stack([jnp.where(unowned, jnp.nan, s[..., 0]) for _, s in parts if s is not None], axis=1)
-    return dataclasses.replace(form, values=values, scales=scales)
+    scales = np.stack([np.where(unowned, np.nan, s[..., 0]) for _, s in parts if s is not None], axis=1)
+    return dataclasses.replace(form, values=values, scales=on_device(scales, np.float32))
 
 
 def _oldest(case: Case, start: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.on_device import on_device
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight
 
 
@@ -100,12 +101,12 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[jnp.ndarray, QuantizedWei
     sizes = rng.uniform(0.5, 1, scales) / {"int8": 100, "int4": 6, "fp8_e4m3": 200, "mxfp4": 4}[case.kind] / I**0.5
     zeros = rng.integers(-20, 20, scales) if case.kind == "int8" else rng.integers(0, 16, scales)
     exponents = rng.integers(118, 123, scales)
-    return jnp.asarray(rng.standard_normal((T, I)), case.dtype), QuantizedWeight(
+    return on_device(rng.standard_normal((T, I)), case.dtype), QuantizedWeight(
         codes=_draw_codes(rng, case.kind, O, I),
-        scales=jnp.asarray(exponents if case.scale_dtype == "uint8" else sizes, case.scale_dtype),
-        zeros=jnp.asarray(zeros, "int16" if case.kind == "int8" else "int8") if case.has_zeros else None,
-        order=jnp.asarray(rng.permutation(I), jnp.int32) if case.has_order else None,
-        input_scale=jnp.asarray([0.02], jnp.float32) if case.has_input_scale else None,
+        scales=on_device(exponents if case.scale_dtype == "uint8" else sizes, case.scale_dtype),
+        zeros=on_device(zeros, "int16" if case.kind == "int8" else "int8") if case.has_zeros else None,
+        order=on_device(rng.permutation(I), np.int32) if case.has_order else None,
+        input_scale=on_device([0.02], np.float32) if case.has_input_scale else None,
         kind=case.kind,
         activations=case.activations,
         activation_group=case.activation_group,
@@ -115,7 +116,7 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[jnp.ndarray, QuantizedWei
 
 def _draw_codes(rng: np.random.Generator, kind: str, num_outputs: int, num_inputs: int) -> jnp.ndarray:
     if kind == "int8":
-        return jnp.asarray(rng.integers(-128, 128, (num_outputs, num_inputs)), jnp.int8)
+        return on_device(rng.integers(-128, 128, (num_outputs, num_inputs)), np.int8)
     if kind == "fp8_e4m3":
-        return jnp.asarray(rng.uniform(-448, 448, (num_outputs, num_inputs)), jnp.float8_e4m3fn)
-    return jnp.asarray(rng.integers(0, 256, (num_outputs, num_inputs // 2)), jnp.uint8)
+        return on_device(rng.uniform(-448, 448, (num_outputs, num_inputs)), jnp.float8_e4m3fn)
+    return on_device(rng.integers(0, 256, (num_outputs, num_inputs // 2)), np.uint8)

@@ -83,11 +83,10 @@ def stand(ids: jax.Array, num_here: int, rows: int) -> tuple[jax.Array, ...]:
 
 def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
     """For experts that all want, that nobody wants and that are elsewhere."""
-    rng = np.random.default_rng(0)
+    rng, stood = np.random.default_rng(0), jax.jit(stand, static_argnames=("num_here", "rows"))
     for T, X, E, rows, chosen in ((40, 2, 5, 16, 3), (33, 3, 8, 32, 9)):
         ids = np.stack([rng.permutation(max(chosen, X))[:X] for _ in range(T)]).clip(max=E).astype(np.int32)
-        found = jax.jit(stand, static_argnames=("num_here", "rows"))(jnp.asarray(ids), num_here=E, rows=rows)
-        places, owners, tokens, num_tiles = map(np.asarray, found)
+        places, owners, tokens, num_tiles = map(np.asarray, stood(ids, num_here=E, rows=rows))
         here = ids < E
         assert (places[~here] == len(tokens)).all()
         assert len(set(places[here])) == here.sum()
@@ -111,7 +110,7 @@ def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
     x, ids, weights, experts = make_packed_arguments(case, form)
     gate = matrices_of(experts)[0]
     assert refusals(gate, x.dtype, V5E) == []
-    ordered = dataclasses.replace(gate, order=jnp.zeros((4, 320), jnp.int32), input_scale=jnp.ones((4, 1)))
+    ordered = dataclasses.replace(gate, order=np.zeros((4, 320), np.int32), input_scale=np.ones((4, 1)))
     assert refusals(ordered, x.dtype, V5E) == [
         "experts have an order of inputs each",
         "experts have a scale of activations each",

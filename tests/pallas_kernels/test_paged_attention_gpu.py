@@ -14,13 +14,14 @@ import pytest
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
-from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments, make_shapes
+from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments, make_batch, make_shapes
 from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.paged_attention.gpu.schedule import Field, WorkItems
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
+from tests.fast_compile import FAST_COMPILE
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
 H200 = Target.named("gpu:h200")
@@ -69,7 +70,7 @@ def _make_schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSche
 
 
 def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
-    return jax.jit(lambda batch: _make_schedule(case, batch, config))(batch)
+    return jax.jit(lambda batch: _make_schedule(case, batch, config), compiler_options=FAST_COMPILE)(batch)
 
 
 def _attend(case: Case, arguments: Arguments, programs: int = 1) -> np.ndarray:
@@ -210,9 +211,7 @@ def test_one_long_row_and_many_short_ones_both_fill_the_chip() -> None:
         pool = _pool(num_kv_heads=8)
         config = GpuConfig.choose(num_heads=32, pool=pool, decode_only=True, target=H200, dtype=jnp.bfloat16)
         case = Case(name="", rows=((context - 1, 1),) * rows, num_tokens=rows, num_rows=rows, decode_only=True)
-        tables = jnp.zeros((rows, case.max_blocks), jnp.int32)
-        starts, ones = jnp.full(rows, context - 1), jnp.ones(rows, jnp.int32)
-        batch = RaggedBatch(block_tables=tables, starts=starts, counts=ones, query_offsets=jnp.arange(rows))
+        batch = make_batch(case, np.zeros((rows, case.max_blocks), np.int32))
         items = int(_schedule(case, batch, config).decode.num_items[0]) * 8
         rounds = -(-items // config.programs)
         assert items / (rounds * config.programs) > 0.95

@@ -105,17 +105,17 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     """Values and scales of a pool after the step; the token's place by its row's table."""
     tables = np.asarray(a.batch.block_tables)
     values, scales = np.array(before.values), None if before.scales is None else np.array(before.scales)
+    encoded, units = encode(jnp.asarray(np.stack([a.k, a.v], axis=2)), before.dtype)  # [T, K, 2, H], [T, K, 2]
+    encoded, units = np.asarray(encoded), None if units is None else np.asarray(units)
     vectors, lanes = values.shape[2:]
     token = 0
     for r, (start, count) in enumerate(case.rows):
         for position in range(start, start + count):
             block, offset = tables[r, position // case.block_size], position % case.block_size
-            pairs = np.stack([np.asarray(a.k)[token], np.asarray(a.v)[token]], axis=1).reshape(-1, case.head_dim)
-            kept, units = encode(jnp.asarray(pairs), before.dtype)
-            kept = np.asarray(kept).reshape(vectors, -1)  # a packed pool has both of a head side by side
+            kept = encoded[token].reshape(vectors, -1)  # a packed pool has both of a head side by side
             values[block, offset] = np.pad(kept, ((0, 0), (0, lanes - kept.shape[1])))
             if scales is not None:
-                scales[block, :, offset] = units
+                scales[block, :, offset] = units[token].reshape(-1)
             token += 1
     return values, scales
 

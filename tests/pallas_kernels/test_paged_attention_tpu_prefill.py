@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import RaggedBatch
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile, make_prefill_schedule
+from tests.fast_compile import FAST_COMPILE
 
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 
 
 def _batch(rows: list[tuple[int, int]]) -> RaggedBatch:
-    starts, counts = jnp.asarray(rows, jnp.int32).T
-    return RaggedBatch(
-        block_tables=jnp.zeros((len(rows), 32), jnp.int32),
-        starts=starts,
-        counts=counts,
-        query_offsets=jnp.cumsum(counts) - counts,
-    )
+    starts, counts = np.array(rows, np.int32).T
+    tables, offsets = np.zeros((len(rows), 32), np.int32), np.cumsum(counts, dtype=np.int32) - counts
+    return RaggedBatch(block_tables=tables, starts=starts, counts=counts, query_offsets=offsets)
 
 
 def test_tiles_cover_each_query_once_and_see_no_more_than_they_may() -> None:
     rows = [(7, 1), (200, 70), (0, 1), (0, 0), (3, 2), (130, 30), (0, 0)]
-    schedule = make_prefill_schedule(_batch(rows), num_tokens=120, block_size=16, config=_SMALL, window=50)
+    make = functools.partial(make_prefill_schedule, num_tokens=120, block_size=16, config=_SMALL, window=50)
+    schedule = jax.jit(make, compiler_options=FAST_COMPILE)(_batch(rows))
     tiles, offsets = np.asarray(schedule.tiles), np.cumsum([0] + [count for _, count in rows])
     seen = []
     for t in range(int(schedule.num_tiles[0])):

@@ -128,14 +128,14 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
     with pytest.raises(ValueError, match="axis N"):
         gated_delta(q, k, v[:, :3], *rest)
     with pytest.raises(ValueError, match="v has 4 heads, no multiple of the 3 of k"):
-        gated_delta(*(jnp.repeat(x, 2, axis=1)[:, :3] for x in (q, k)), v, *rest)
+        gated_delta(*(np.repeat(x, 2, axis=1)[:, :3] for x in (q, k)), v, *rest)
     with pytest.raises(ValueError, match="tile is 0; it must be a whole number, 1 or more"):
         gated_delta(*arguments, tile=0)
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
         gated_delta(*arguments, implementation="mosaic_tpu")
     c, b, *others = space.make_arguments(space.CASES[0])
     with pytest.raises(ValueError, match="v has 4 heads, no multiple of the 3 groups of b"):
-        state_space(*(jnp.repeat(x, 2, axis=1)[:, :3] for x in (c, b)), *others)
+        state_space(*(np.repeat(x, 2, axis=1)[:, :3] for x in (c, b)), *others)
     with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
         state_space(c, b, *others, implementation="mosaic_tpu")
     x, weight, pool, rows = conv.make_arguments(conv.CASES[0])
