@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from ferrum_jax.layers.attention import ForwardContext, causal_attention
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
-from pallas_kernels.kv_pool import KV_DTYPES, make_pool, pool_shape, round_trip
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, make_pool, pool_shape, round_trip
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
+from tests.fast_compile import FAST_COMPILE
 
 N, A, H, V, C, D, T = 3, 6, 4, 5, 8, 10, 21
 
@@ -38,7 +40,7 @@ def layer() -> LatentAttention:
     made = LatentAttention(spec, 0, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(3))
     for name in ("q_a", "q_b", "kv_a", "kv_b", "o"):
         weight = getattr(made, name).weight
-        weight[...] = weight[...] * 50  # drawn at 0.02
+        weight[...] = jax.device_put(np.asarray(weight[...]) * 50)  # drawn at 0.02
     return made
 
 
@@ -62,7 +64,7 @@ def expanded(layer: LatentAttention, x: np.ndarray) -> np.ndarray:
 
 def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(layer):
     x = np.random.default_rng(1).normal(size=(T, D)).astype(np.float32)
-    found = layer(jnp.asarray(x), Rotation(), ForwardContext())
+    found = jax.jit(lambda x: layer(x, Rotation(), ForwardContext()), compiler_options=FAST_COMPILE)(x)
     np.testing.assert_allclose(found, expanded(layer, x.astype(np.float64)), rtol=0, atol=2e-4)
 
 
@@ -72,26 +74,34 @@ def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(laye
 def test_a_pool_of_latents_gives_what_plain_attention_to_the_kept_latents_gives(kv_dtype):
     """Two rows in blocks of four, one that goes on after six tokens; what is not written is NaN."""
     rng, dtype = np.random.default_rng(2), KV_DTYPES[kv_dtype]
-    q, c, r = (jnp.asarray(rng.normal(size=(T, n, w)), jnp.float32) for n, w in ((N, C + H), (1, C), (1, H)))
+    q, c, r = (rng.normal(size=(T, n, w)).astype(np.float32) for n, w in ((N, C + H), (1, C), (1, H)))
     form = {"num_kv_heads": 1, "head_dim": C, "v_head_dim": H, "is_latent": True, "implementation": "xla"}
-    pool = make_pool(pool_shape(num_blocks=9, block_size=4, dtype=dtype, **form), fill=np.nan)
-    attend = functools.partial(paged_attention, scale=0.3)
+    shape = pool_shape(num_blocks=9, block_size=4, dtype=dtype, **form)
+    pool = jax.jit(lambda: make_pool(shape, fill=np.nan))()
+
+    @functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+    def attend(q: jax.Array, c: jax.Array, r: jax.Array, pool: KVPool, batch: RaggedBatch) -> tuple[jax.Array, KVPool]:
+        config = AttentionConfig.choose(num_tokens=len(q), block_size=4, decode_only=False, invariant=False)
+        schedule = make_schedule(batch, num_tokens=len(q), block_size=4, config=config)
+        return paged_attention(q, c, r, pool, schedule, scale=0.3)
+
     out = []
     for starts, counts in (((0, 0), (6, 4)), ((6, 4), (5, 6))):
         batch = RaggedBatch(
-            block_tables=jnp.asarray([[1, 2, 3, 0], [6, 5, 4, 0]], jnp.int32),
-            starts=jnp.asarray(starts, jnp.int32),
-            counts=jnp.asarray(counts, jnp.int32),
-            query_offsets=jnp.asarray([0, counts[0]], jnp.int32),
+            block_tables=np.array([[1, 2, 3, 0], [6, 5, 4, 0]], np.int32),
+            starts=np.array(starts, np.int32),
+            counts=np.array(counts, np.int32),
+            query_offsets=np.array([0, counts[0]], np.int32),
         )
         of = np.concatenate([np.arange(s, s + n) + first for s, n, first in zip(starts, counts, (0, 11), strict=True)])
-        config = AttentionConfig.choose(num_tokens=len(of), block_size=4, decode_only=False, invariant=False)
-        schedule = make_schedule(batch, num_tokens=len(of), block_size=4, config=config)
-        given, pool = attend(q[of], c[of], r[of], pool, schedule)
+        given, pool = attend(q[of], c[of], r[of], pool, batch)
         out.append((of, given))
-    kept = [round_trip(x, dtype) for x in (c, r)]
+    plain = jax.jit(
+        lambda q, *new: causal_attention(0, q, *(round_trip(x, dtype) for x in new), scale=0.3, is_latent=True),
+        compiler_options=FAST_COMPILE,
+    )
     for row in (slice(0, 11), slice(11, 21)):
-        wanted = causal_attention(0, q[row], *(x[row] for x in kept), scale=0.3, is_latent=True)
+        wanted = plain(q[row], c[row], r[row])
         found = np.full((T, N, C), np.nan, np.float32)
         for of, given in out:
             found[of] = given

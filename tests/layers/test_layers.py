@@ -47,8 +47,8 @@ def strict():
 
 def draw(seed: int, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> tuple[jax.Array, np.ndarray]:
     """(array in dtype, the same numbers in float64)."""
-    x = jnp.asarray(np.random.default_rng(seed).normal(0, scale, shape), dtype)
-    return x, np.asarray(x, np.float64)
+    x = np.random.default_rng(seed).normal(0, scale, shape).astype(np.dtype(dtype))
+    return jax.device_put(x), x.astype(np.float64)
 
 
 def fill(module: nnx.Module, dtype: str) -> dict[str, np.ndarray]:
@@ -58,7 +58,7 @@ def fill(module: nnx.Module, dtype: str) -> dict[str, np.ndarray]:
         name = ".".join(map(str, path))
         value, wide = draw(seed, parameter.shape, dtype, 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5)
         if "norm" in name or (name == "weight" and parameter.ndim == 1):
-            value = value + jnp.ones_like(value)
+            value = jax.device_put((np.asarray(value, np.float32) + 1).astype(value.dtype))
             wide = np.asarray(value, np.float64)
         found[name] = wide
         nnx.update(module, nnx.from_flat_state([(path, nnx.Param(value))]))
@@ -105,7 +105,7 @@ def test_the_order_of_the_dot_survives_compilation_on_the_cpu_for_a_few_rows():
 def test_projections_of_bfloat16_to_float32_are_not_rounded_between():
     x, wide = draw(3, (5, 300), "bfloat16")
     weight, wide_weight = draw(4, (11, 300), "bfloat16")
-    found = project(x, weight, out_dtype=jnp.float32)
+    found = jitted(functools.partial(project, out_dtype=jnp.float32))(x, weight)
     np.testing.assert_allclose(np.asarray(found, np.float64), wide @ wide_weight.T, rtol=1e-5, atol=1e-4)
 
 
@@ -206,7 +206,7 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
     rope = RopeSpec(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.2)
     positions = np.array([0, 1, 7, 300], np.int32)
     x, wide = draw(1, (4, 3, 10), dtype)
-    cos, sin = rotations(jnp.asarray(positions), rope, 10)
+    cos, sin = jitted(lambda at: rotations(at, rope, 10))(positions)
     wanted = oracle.rotate(wide, positions, frequencies(rope, 10).astype(np.float64), 1.2)
     found = jitted(rotate)(x, cos, sin)
     assert found.dtype == dtype
@@ -218,9 +218,14 @@ def test_a_partial_rotation_turns_a_heads_first_dimensions_and_leaves_the_others
     x = np.random.default_rng(3).standard_normal((5, 3, 16)).astype(np.float32)
     positions = np.array([0, 1, 7, 40, 1000], np.int32)
     part, whole = RopeSpec(partial_rotary_factor=0.5), RopeSpec()
-    found = rotate(jnp.asarray(x), *rotations(jnp.asarray(positions), part, 16))
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def turned(x: jax.Array, rope: RopeSpec) -> jax.Array:
+        return rotate(x, *rotations(jnp.asarray(positions), rope, x.shape[-1]))
+
+    found = np.asarray(turned(x, part))
     np.testing.assert_array_equal(found[..., 8:], x[..., 8:])
-    np.testing.assert_array_equal(found[..., :8], rotate(jnp.asarray(x[..., :8]), *rotations(positions, whole, 8)))
+    np.testing.assert_array_equal(found[..., :8], turned(x[..., :8], whole))
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (4, None), (4, 0.7)])
@@ -268,7 +273,7 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     w = fill(layer, "float32")
     x, wide = draw(1, (num_tokens, 20), "float32")
     ids, weights = oracle.route(wide, w["router.weight"], 2, norm_topk_prob)
-    found_ids, found_weights = layer.route(x)
+    found_ids, found_weights = jitted(layer.route)(x)
     np.testing.assert_array_equal(found_ids, ids)
     assert_close(found_weights, weights, "float32")
     experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
@@ -283,7 +288,7 @@ def test_experts_are_weighed_among_their_rivals(within: float):
     w = fill(layer, "float32")
     x, wide = draw(1, (33, 20), "float32")
     ids, weights = oracle.route_among_rivals(wide, w["router.weight"], 2, within)
-    found_ids, found_weights = layer.route(x)
+    found_ids, found_weights = jitted(layer.route)(x)
     np.testing.assert_array_equal(found_ids, ids)
     assert_close(found_weights, weights, "float32")
     assert np.any(weights < 1)
@@ -310,7 +315,7 @@ def test_padding_goes_to_no_expert():
     x, _ = draw(1, (9, 20), "float32")
     is_token = np.arange(9) % 4 < 3
     run = jitted(lambda x, m: layer(x, ForwardContext(is_token=m)))
-    padded, full = run(x, is_token), run(x, is_token | True)
+    padded, full = (np.asarray(run(x, mask)) for mask in (is_token, is_token | True))
     assert not np.any(padded[~is_token]) and np.all(full)
     np.testing.assert_array_equal(padded[is_token], full[is_token])
 
