@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,6 +27,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import PUBLISHED_ENCODERS
+from tests.fast_compile import FAST_COMPILE
 from tests.support import COMPILED, GOLDENS
 
 ENCODERS = GOLDENS / "encoders"
@@ -93,19 +93,25 @@ def test_a_step_takes_texts_of_one_length_until_its_tokens_are_full():
 
 
 def test_texts_that_stand_end_to_end_are_spread_over_rows_and_joined_again():
-    rows = TextRows(jnp.asarray([3, 1, 0, 4], jnp.int32), length=4, num_tokens=10)
-    x = jnp.arange(10, dtype=jnp.float32).at[8:].set(jnp.nan)
-    spread = rows.spread(x)
+
+    @jax.jit
+    def there_and_back(lengths: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        rows = TextRows(lengths, length=4, num_tokens=10)
+        return (spread := rows.spread(x)), rows.join(spread), rows.positions
+
+    x = np.array([*range(8), np.nan, np.nan], np.float32)
+    spread, joined, positions = there_and_back(np.array([3, 1, 0, 4], np.int32), x)
     assert spread.tolist() == [[0, 1, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [4, 5, 6, 7]]
-    assert rows.join(spread)[:8].tolist() == x[:8].tolist()
-    assert rows.positions[:8].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+    assert np.asarray(joined)[:8].tolist() == x[:8].tolist()
+    assert np.asarray(positions)[:8].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
 
 
 def test_a_reach_hides_what_is_farther_away_on_both_sides():
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((1, 1024, 1, 4)), jnp.float32) for _ in range(3))
-    found = np.asarray(attend(q, k, v, jnp.asarray([900], jnp.int32), scale=0.5, reach=3))[0, :, 0]
-    wide = [np.asarray(a, np.float64)[0, :, 0] for a in (q, k, v)]
+    arrays = rng.standard_normal((3, 1, 1024, 1, 4)).astype(np.float32)
+    run = jax.jit(functools.partial(attend, scale=0.5, reach=3), compiler_options=FAST_COMPILE)
+    found = np.asarray(run(*arrays, np.array([900], np.int32)))[0, :, 0]
+    wide = arrays.astype(np.float64)[:, 0, :, 0]
     for place in (0, 511, 512, 898):
         near = slice(max(place - 3, 0), min(place + 4, 900))
         weights = np.exp(wide[0][place] @ wide[1][near].T / 2)
@@ -123,11 +129,11 @@ def test_a_ladder_of_other_row_counts_changes_no_bit_of_a_vector():
 def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
     """The same queries in one tile and in two, and keys beyond a row's length count nothing."""
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((2, 1024, 1, 4)), jnp.float32) for _ in range(3))
-    lengths = jnp.asarray([700, 1024], jnp.int32)
-    found = np.asarray(attend(q, k, v, lengths, scale=0.5))
-    for row, length in enumerate((700, 1024)):
-        wide = [np.asarray(a, np.float64)[row, :, 0] for a in (q, k, v)]
+    arrays = rng.standard_normal((3, 2, 1024, 1, 4)).astype(np.float32)
+    lengths = np.array([700, 1024], np.int32)
+    found = np.asarray(jax.jit(functools.partial(attend, scale=0.5), compiler_options=FAST_COMPILE)(*arrays, lengths))
+    for row, length in enumerate(lengths):
+        wide = arrays.astype(np.float64)[:, row, :, 0]
         scores = wide[0] @ wide[1][:length].T / 2
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         wanted = weights @ wide[2][:length] / weights.sum(axis=1, keepdims=True)
