@@ -7,36 +7,24 @@ import dataclasses
 import pytest
 
 from ferrum_jax.models.registry import (
-    abstract_model,
     abstract_parts,
     spec_of,
 )
 from ferrum_jax.spec import CacheGroup, RopeSpec
 from scripts.published import PUBLISHED, config_of
+from tests.models.tiny import TINY
 
 GEMMA2_2B = config_of("Gemma-2-2B")
 GEMMA2_27B = config_of("Gemma-2-27B")
 GEMMA3_1B = config_of("Gemma-3-1B")
 GEMMA3_4B = config_of("Gemma-3-4B")
-GEMMA3_270M = config_of("Gemma-3-270M")
 GPT_OSS_20B = config_of("gpt-oss-20b")
-LLAMA3_8B = config_of("Llama-3-8B")
 LLAMA32_1B = config_of("Llama-3.2-1B")
 MISTRAL_7B_01 = config_of("Mistral-7B-v0.1")
 PHI3_MINI_4K = config_of("Phi-3-mini-4k")
 QWEN3_06B = config_of("Qwen3-0.6B")
 QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
 QWEN25_05B = config_of("Qwen2.5-0.5B")
-
-TINY = QWEN3_06B | {
-    "vocab_size": 40,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "head_dim": 8,
-    "num_key_value_heads": 3,
-    "intermediate_size": 20,
-}
 
 
 @pytest.mark.parametrize(("config", "num_full"), [(QWEN25_05B, 5), (QWEN3_06B, 5), (QWEN3_30B_A3B, 0)])
@@ -53,10 +41,6 @@ def test_layer_types_say_which_layers_have_a_window():
     kinds = ["sliding_attention", "full_attention"] * 14
     spec = spec_of(QWEN3_06B | {"use_sliding_window": True, "sliding_window": 100, "layer_types": kinds})
     assert [group.layers for group in spec.cache_groups] == [tuple(range(1, 28, 2)), tuple(range(0, 28, 2))]
-    with pytest.raises(ValueError, match="layer_types names 2 layers, and num_hidden_layers is 28"):
-        spec_of(QWEN3_06B | {"layer_types": kinds[:2]})
-    with pytest.raises(ValueError, match=r"layer_types has \['linear_attention'\]; known are"):
-        spec_of(QWEN3_06B | {"layer_types": ["linear_attention"] * 28})
 
 
 @pytest.mark.parametrize(
@@ -130,8 +114,6 @@ def test_gemma_3_turns_windowed_layers_at_their_own_frequencies():
     assert spec_of(new).attention.rope == RopeSpec(rope_theta=1e6), "the reference's default"
     always = spec_of(GEMMA3_4B | {"sliding_window": 131072})
     assert always.attention_of(0).rope == near, "also where the window is as long as any context"
-    with pytest.raises(ValueError, match=r"rope_parameters has \['default'\]; known are"):
-        spec_of(new | {"rope_parameters": {"default": {}}})
 
 
 def test_soft_caps_and_the_scale_of_queries_and_embeddings_are_gemmas():
@@ -141,12 +123,6 @@ def test_soft_caps_and_the_scale_of_queries_and_embeddings_are_gemmas():
     silent = {key: value for key, value in GEMMA2_27B.items() if "softcapping" not in key}
     assert spec_of(silent) == spec, "the reference's defaults"
     assert spec_of(GEMMA2_27B | {"attn_logit_softcapping": None}).attention.attn_logit_softcapping is None
-    with pytest.raises(ValueError, match="final_logit_softcapping is -1; it must be a number"):
-        spec_of(GEMMA2_27B | {"final_logit_softcapping": -1})
-    with pytest.raises(ValueError, match="Gemma 3 does not cap the logits of attention"):
-        spec_of(GEMMA3_1B | {"attn_logit_softcapping": 50.0})
-    with pytest.raises(ValueError, match="use_bidirectional_attention is true"):
-        spec_of(GEMMA3_270M | {"use_bidirectional_attention": True})
 
 
 def test_a_window_that_is_not_named_is_the_references_and_null_is_none():
@@ -181,45 +157,6 @@ def test_both_spellings_of_rope_give_one_spec():
     assert spec_of(new).attention.rope.original_max_position_embeddings == 8192
 
 
-@pytest.mark.parametrize(
-    ("scaling", "message"),
-    [
-        ("linear", "rope_scaling is 'linear'; it must be an object whose rope_type is one of"),
-        ({"type": "mrope", "factor": 2.0}, "of type 'mrope'; supported are"),
-        ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}, r"not understood: \['mrope_section'\]"),
-        ({"rope_type": "linear"}, r"lacks \['factor'\]"),
-        ({"rope_type": "llama3", "factor": 8.0}, r"lacks \['high_freq_factor', 'low_freq_factor'\]"),
-        ({"rope_type": "linear", "factor": 0.5}, "factor is 0.5"),
-        (
-            {"rope_type": "default", "partial_rotary_factor": 0.5},
-            "partial_rotary_factor is 0.5; this architecture turns whole heads",
-        ),
-    ],
-)
-def test_rope_scaling_that_is_not_understood_is_refused(scaling, message: str):
-    with pytest.raises(ValueError, match=message):
-        spec_of(LLAMA3_8B | {"rope_scaling": scaling})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_key_value_heads": 4}, "num_attention_heads is 6, no multiple of num_key_value_heads, 4"),
-        ({"head_dim": 7}, "head_dim is 7"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"rms_norm_eps": 1e-6, "hidden_act": "tanhshrink"}, "hidden_act is 'tanhshrink'; supported are"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(change, message: str):
-    with pytest.raises(ValueError, match=message):
-        abstract_model(spec_of(TINY | change))
-
-
-def test_more_experts_per_token_than_experts_is_refused():
-    with pytest.raises(ValueError, match="num_experts_per_tok is 129 of 128 experts"):
-        spec_of(QWEN3_30B_A3B | {"num_experts_per_tok": 129})
-
-
 def test_the_digest_text_is_canonical_and_blind_to_dtype_and_end_tokens():
     text = spec_of(TINY).digest_text()
     assert (
@@ -232,26 +169,6 @@ def test_end_tokens_and_dtype_come_from_the_config():
     spec = spec_of(LLAMA32_1B)
     assert (spec.eos_token_ids, spec.dtype) == ((128001, 128008, 128009), "bfloat16")
     assert spec_of(TINY | {"eos_token_id": None}).eos_token_ids == ()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"vocab_size": "40"}, 'vocab_size is "40"; it must be a whole number'),
-        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5; it must be a whole number"),
-        ({"head_dim": True}, "head_dim is true; it must be a whole number"),
-        ({"rms_norm_eps": "x"}, 'rms_norm_eps is "x"; it must be a number'),
-        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"; it must be true or false'),
-        ({"rope_theta": "1e6"}, 'rope_theta is "1e6"; it must be a number'),
-        ({"hidden_act": 3}, "hidden_act is 3; it must be a string"),
-        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; it must be a token id or a list of them"),
-        ({"eos_token_id": [1, -1]}, r"eos_token_id is \[1, -1\]"),
-        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": -4, "use_sliding_window": True}, "window is -4"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_by_its_key(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        spec_of(TINY | wrong)
 
 
 def test_one_cache_group_holds_all_layers():
@@ -267,17 +184,6 @@ def test_gpt_oss_names_one_thing_twice_and_both_must_agree():
     rope = spec.attention.rope
     assert spec.window_of(0) == 128 and rope.truncate is False and rope.attention_factor > 1.3
     assert spec_of({key: x for key, x in GPT_OSS_20B.items() if key not in ("layer_types", "sliding_window")}) == spec
-    for change, message in (
-        ({"experts_per_token": 8}, "experts_per_token is 8 and num_experts_per_tok 4; they must be equal"),
-        ({"initial_context_length": 8192}, "initial_context_length is 8192 and original_max_position_embeddings"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this architecture has its own clamped SwiGLU"),
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "says gptq of 4 bits, which is not supported yet; .*; of this architecture mxfp4 is",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            spec_of(GPT_OSS_20B | change)
 
 
 def test_longrope_takes_the_long_factors_beyond_the_original_context():
@@ -290,13 +196,6 @@ def test_longrope_takes_the_long_factors_beyond_the_original_context():
     assert spec.fitted(4096).digest_text() != spec.digest_text() == spec.fitted(5000).digest_text()
     for kind in ("su", "yarn"):
         assert spec_of(config | {"rope_scaling": scaling | {"type": kind}}) == spec
-    with pytest.raises(ValueError, match="47 short and 48 long factors; half of the dimensions that turn are 48"):
-        spec_of(config | {"rope_scaling": scaling | {"short_factor": [1.0] * 47}})
-    with pytest.raises(ValueError, match=r"lacks \['long_factor'\]"):
-        spec_of(config | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48}})
-    for key, value in (("attention_bias", True), ("lm_head_bias", True), ("full_attn_mod", 2)):
-        with pytest.raises(ValueError, match=f"{key} is {str(value).lower()}; of this architecture it must be"):
-            spec_of(config | {key: value})
     assert spec_of(PHI3_MINI_4K).window_of(0) == 2047
 
 
@@ -312,16 +211,6 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
     published += ("partial_rotary_factor", "rope_theta", "swa_rope_theta", "sliding_window")
     assert spec_of({key: value for key, value in config.items() if key not in published}) == spec
     assert spec_of(config | {"attention_value_scale": None}).attention.output_multiplier == 1
-    for change, message in (
-        ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads is 4; of this architecture it must be 8"),
-        ({"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias is true"),
-        ({"n_shared_experts": 1}, "n_shared_experts is 1; of this architecture it must be 0"),
-        ({"moe_layer_freq": [0, 1]}, "it must name 'dense' or 'sparse' for each of 48 layers"),
-        ({"sliding_window_size": "128"}, 'sliding_window_size is "128"; it must be a number'),
-        ({"attention_value_scale": 0}, "attention_value_scale is 0; it must be a number"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            spec_of(config | change)
 
 
 def test_phi35_moe_is_read_with_one_mscale_and_a_head_with_a_bias():
@@ -336,10 +225,3 @@ def test_phi35_moe_is_read_with_one_mscale_and_a_head_with_a_bias():
     assert spec.experts.rivals_within == 0.02 and "head.bias" in abstract_parts(spec)[1]
     without_head = spec_of(config, has_head=lambda: False)
     assert without_head.tie_word_embeddings and not without_head.head_bias
-    for change, message in (
-        ({"num_experts_per_tok": 4}, "num_experts_per_tok is 4; of this architecture it must be 2"),
-        ({"rope_scaling": scaling | {"long_mscale": 1.3}}, "long_mscale 1.3 of the rope; they must be one number"),
-        ({"tie_word_embeddings": True}, "lm_head_bias and tie_word_embeddings are true"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            spec_of(config | change)

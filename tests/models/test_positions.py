@@ -17,7 +17,6 @@ from scripts.published import config_of
 
 LLAMA3_8B = config_of("Llama-3-8B")
 PHI3_MINI_4K = config_of("Phi-3-mini-4k")
-PHI3_MINI_128K = config_of("Phi-3-mini-128k")
 QWEN35_35B_A3B = config_of("Qwen3.5-35B-A3B")
 
 DYNAMIC = LLAMA3_8B | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
@@ -31,8 +30,6 @@ def test_a_dynamic_rope_takes_the_theta_of_the_longest_context_that_an_engine_ha
     assert frequencies(long, 128)[-1] == pytest.approx(5e5 ** (-126 / 128) / 13, rel=1e-5)  # 4 * 4 - 3
     assert spec.fitted(100).digest_text() == spec.fitted(8192).digest_text() != spec.fitted(8193).digest_text()
     assert spec_of(DYNAMIC | {"rope_scaling": {"rope_type": "dynamic", "factor": 4}}) == spec
-    with pytest.raises(ValueError, match=r"lacks \['factor'\]"):
-        spec_of(DYNAMIC | {"rope_scaling": {"type": "dynamic"}})
 
 
 def test_a_context_may_be_as_long_as_the_factor_of_a_dynamic_rope_says():
@@ -52,12 +49,6 @@ def test_of_an_odd_number_of_turning_dimensions_the_last_ones_pair_turns_too():
     rope = spec_of(odd).attention.rope
     assert rope.rotary_dim(84) == 64
     np.testing.assert_allclose(frequencies(rope, 84), [1e4 ** (-i / 63) for i in range(0, 64, 2)], rtol=1e-6)
-    for change, message in (
-        ({"hidden_size": 32 * 83, "partial_rotary_factor": 1.0}, "head_dim is 83, and 83 of its dimensions turn"),
-        ({"rope_scaling": PHI3_MINI_128K["rope_scaling"]}, "63 of its dimensions turn; .* of type 'longrope' need an"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            spec_of(odd | change)
 
 
 def test_a_width_of_dense_layers_changes_nothing_where_there_are_none():
