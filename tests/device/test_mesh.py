@@ -19,6 +19,7 @@ from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.run_case import choose_config
 from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
@@ -76,16 +77,9 @@ def _spec_of_scales(pool: KVPool) -> P | None:
 
 def _step(case: Case, q: Any, k: Any, v: Any, pool: KVPool, batch: RaggedBatch, sinks: Any) -> Any:
     """One device's part: its heads of its shard's rows and blocks."""
-    config = TpuConfig.choose(
-        num_tokens=case.num_tokens,
-        num_rows=case.num_rows,
-        max_blocks=case.max_blocks,
-        num_heads=q.shape[1],
-        dtype=q.dtype,
-        pool=pool,
-        decode_only=case.decode_only,
-        target=Target.named("tpu:v5e"),
-    )
+    case_here = dataclasses.replace(case, num_heads=q.shape[1])
+    config = choose_config(case_here, "mosaic_tpu", Target.named("tpu:v5e"), pool)
+    assert isinstance(config, TpuConfig)
     tile = max(256 // config.shape.words, case.block_size)  # small: each operation costs the interpreter milliseconds
     config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=128))
     schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")

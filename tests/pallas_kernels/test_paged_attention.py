@@ -21,6 +21,8 @@ from pallas_kernels.paged_attention.cases import (
     Case,
     make_arguments,
 )
+from pallas_kernels.paged_attention.run_case import choose_config
+from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 
@@ -31,9 +33,7 @@ BY_NAME = {case.name: case for case in CASES}
 @functools.partial(jax.jit, static_argnames=("case",), compiler_options=FAST_COMPILE)
 def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
     q, k, v, pool, batch, sinks = arguments
-    config = AttentionConfig.choose(
-        num_tokens=case.num_tokens, block_size=case.block_size, decode_only=case.decode_only, invariant=case.invariant
-    )
+    config = choose_config(case, "xla", Target.named("cpu"), pool)
     schedule = make_schedule(batch, **case.step, config=config)
     return paged_attention(q, k, v, pool, schedule, **case.attention, sinks=sinks)
 

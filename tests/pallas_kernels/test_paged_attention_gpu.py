@@ -18,10 +18,12 @@ from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, ma
 from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.paged_attention.gpu.schedule import Field, WorkItems
+from pallas_kernels.paged_attention.run_case import choose_config
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.alone import alone_of
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
 H200 = Target.named("gpu:h200")
@@ -57,9 +59,8 @@ QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks")
 
 def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
     """The chosen one with splits so short that rows have several, and few programs, which run one after the other."""
-    config = GpuConfig.choose(
-        num_heads=case.num_heads, pool=arguments.pool, decode_only=case.decode_only, target=H200, dtype=jnp.bfloat16
-    )
+    config = choose_config(case, "mosaic_gpu", H200, arguments.pool)
+    assert isinstance(config, GpuConfig)
     return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=64))
 
 
@@ -135,19 +136,7 @@ def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(
     case = BY_NAME["decode_gqa"]
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _attend(case, a, programs=3)
-    np.testing.assert_array_equal(_attend(*_alone(case, a, 1))[0], together[1])
-
-
-def _alone(case: Case, a: Arguments, r: int) -> tuple[Case, Arguments]:
-    """Row r of rows of one query each."""
-    batch = RaggedBatch(
-        block_tables=a.batch.block_tables[r : r + 1],
-        starts=a.batch.starts[r : r + 1],
-        counts=a.batch.counts[r : r + 1],
-        query_offsets=jnp.zeros(1, jnp.int32),
-    )
-    one = dataclasses.replace(a, q=a.q[r : r + 1], k=a.k[r : r + 1], v=a.v[r : r + 1], batch=batch)
-    return dataclasses.replace(case, rows=(case.rows[r],), num_tokens=1, num_rows=1), one
+    np.testing.assert_array_equal(_attend(*alone_of(case, a, 1))[0], together[1])
 
 
 @pytest.mark.gpu
@@ -156,7 +145,7 @@ def test_a_row_on_a_gpu_has_the_same_bits_in_any_company() -> None:
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _run(case, a, _config(case, a, programs=132), interpret=False)
     for r, programs in ((0, 1), (1, 7), (3, 131)):
-        alone, one = _alone(case, a, r)
+        alone, one = alone_of(case, a, r)
         np.testing.assert_array_equal(_run(alone, one, _config(alone, one, programs), interpret=False)[0], together[r])
 
 

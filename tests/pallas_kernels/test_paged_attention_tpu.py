@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
 from pallas_kernels.logits import Logits
-from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
+from pallas_kernels.paged_attention import TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import (
     LONG_CASES,
     REAL_CASES,
@@ -27,14 +27,15 @@ from pallas_kernels.paged_attention.cases import (
     make_arguments,
     make_shapes,
 )
+from pallas_kernels.paged_attention.run_case import choose_config, smallest_tiles
 from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.alone import alone_of
 
 BY_NAME = {case.name: case for case in TINY_CASES}
-_SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
 _TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2)
 _TWO_CHUNKS = PrefillConfig(tile_q=32, chunk_q=16, part_q=16, tile_kv=128, step_kv=128, stretch=2, sums_by_product=True)
 _PREFILL = {
@@ -62,20 +63,10 @@ def _by_cost(cases: Sequence[Case]) -> list[Any]:
 
 def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
     """The chosen one with tiles as small as they can be, for each operation costs the interpreter milliseconds."""
-    config = TpuConfig.choose(
-        num_tokens=case.num_tokens,
-        num_rows=case.num_rows,
-        max_blocks=case.max_blocks,
-        num_heads=case.num_heads,
-        dtype=arguments.q.dtype,
-        pool=arguments.pool,
-        decode_only=case.decode_only,
-        target=Target.named("tpu:v5e"),
-    )
-    tile = max(256 // config.shape.words, case.block_size)
-    decode = dataclasses.replace(config.decode, tile_kv=tile, items=items, chunk=128)
-    prefill = None if config.prefill is None else _PREFILL.get(case.name, _SMALL)
-    return dataclasses.replace(config, decode=decode, prefill=prefill)
+    config = smallest_tiles(choose_config(case, "mosaic_tpu", Target.named("tpu:v5e"), arguments.pool), case.block_size)
+    assert isinstance(config, TpuConfig)
+    prefill = None if config.prefill is None else _PREFILL.get(case.name, config.prefill)
+    return dataclasses.replace(config, decode=dataclasses.replace(config.decode, items=items), prefill=prefill)
 
 
 def _attend(
@@ -172,14 +163,7 @@ def test_a_row_has_the_same_bits_with_other_rows_and_more_items_a_step() -> None
     together, _ = _attend(case, arguments, items=2)
     r = 1
     assert case.rows[r][0] >= 128, "the row has more than one tile"
-    a, alone = arguments, dataclasses.replace(case, rows=(case.rows[r],), num_tokens=1, num_rows=1)
-    batch = RaggedBatch(
-        block_tables=a.batch.block_tables[r : r + 1],
-        starts=a.batch.starts[r : r + 1],
-        counts=a.batch.counts[r : r + 1],
-        query_offsets=jnp.zeros(1, jnp.int32),
-    )
-    one = dataclasses.replace(a, q=a.q[r : r + 1], k=a.k[r : r + 1], v=a.v[r : r + 1], batch=batch)
+    alone, one = alone_of(case, arguments, r)
     np.testing.assert_array_equal(_attend(alone, one)[0][0], together[r])
 
 
@@ -218,14 +202,5 @@ def test_scalar_memory_bounds_the_tokens_of_a_step_and_not_the_contexts_of_its_r
 def test_every_real_case_has_tiles_of_whole_blocks_that_fit_on_every_generation() -> None:
     cases = [case for case in REAL_CASES + LONG_CASES if case.rope_dim is None]
     for case, generation in itertools.product(cases, ("v5e", "v5p", "v6e", "v7x")):
-        config = TpuConfig.choose(
-            num_tokens=case.num_tokens,
-            num_rows=case.num_rows,
-            max_blocks=case.max_blocks,
-            num_heads=case.num_heads,
-            dtype=jnp.dtype(case.dtype),
-            pool=make_shapes(case).pool,
-            decode_only=case.decode_only,
-            target=Target.named(f"tpu:{generation}"),
-        )
+        config = choose_config(case, "mosaic_tpu", Target.named(f"tpu:{generation}"), make_shapes(case).pool)
         assert config.decode.tile_kv % case.block_size == 0, (case.name, generation)
