@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
@@ -10,21 +9,10 @@ from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporar
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
-from tests.runtime.test_layout import Device, spec_of
+from scripts.slices_page import Described
+from tests.runtime.test_layout import spec_of
 
-
-@dataclasses.dataclass(frozen=True)
-class Described(Device):
-    """One that is known by description only."""
-
-    platform: str = "tpu"
-    device_kind: str = "TPU v5 lite"
-
-    def memory_stats(self):
-        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: it is not here")
-
-
-V5E = [Described(id=number, coords=(number, 0, 0)) for number in range(4)]
+V5E = [Described("tpu", "TPU v5 lite", number, coords=(number, 0, 0)) for number in range(4)]
 # 13.8 GiB of weights, which leave 1.4 of a v5e's 15.25
 LARGE_SIZES = {"hidden_size": 8192, "intermediate_size": 300_000, "heads": 16, "kv_heads": 8}
 LARGE = spec_of(**LARGE_SIZES)
@@ -71,7 +59,7 @@ def test_what_no_mesh_of_the_target_holds_is_told_how_many_devices_would():
 def test_a_mesh_that_leaves_a_host_of_a_slice_idle_is_no_advice():
     """dp=5,tp=3 would fit, and takes 15 of 16 devices; the next that divides 6 KV heads, tp=6, takes 12."""
     spec = spec_of(hidden_size=8192, intermediate_size=720_000, heads=12, kv_heads=6)
-    slice_of_hosts = [Described(id=number, coords=(number, 0, 0)) for number in range(16)]
+    slice_of_hosts = [dataclasses.replace(V5E[0], id=number, coords=(number, 0, 0)) for number in range(16)]
     config = dataclasses.replace(CONFIG, mesh="dp=8,tp=2")
     assert changes(config, slice_of_hosts, spec) == []
 

@@ -1,6 +1,5 @@
 """What follows from spec, config and device: implementation, KV dtype and block size, or every reason against them."""
 
-import dataclasses
 import re
 from typing import Any
 
@@ -15,24 +14,12 @@ from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
+from scripts.slices_page import Described
 
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What a layout asks of a device that is not here."""
-
-    platform: str
-    device_kind: str
-    id: int = 0
-    process_index: int = 0
-    coords: tuple[int, ...] = (0, 0, 0)
-    core_on_chip: int = 0
-
-
-CPU = Device("cpu", "cpu")
-V6E = Device("tpu", "TPU v6 lite")
-V5E = Device("tpu", "TPU v5 lite")
-H200 = Device("gpu", "NVIDIA H200")
+CPU = Described("cpu", "cpu", 0)
+V6E = Described("tpu", "TPU v6 lite", 0)
+V5E = Described("tpu", "TPU v5 lite", 0)
+H200 = Described("gpu", "NVIDIA H200", 0)
 
 
 def spec_of(*, heads=8, kv_heads=8, head_dim=128, intermediate_size=8, **fields) -> ModelSpec:
