@@ -23,11 +23,12 @@ ON_TRIAL = ("ferrum_jax/startup/choose_attention.py", "ferrum_jax/runtime/fit.py
 def rewrites(path: Path) -> list[int]:
     """Lines that call `dataclasses.replace` on a config."""
     names = {"config", "EngineConfig()"}
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = [], path.read_text()
+    nodes = [*ast.walk(ast.parse(text))] if "dataclasses.replace" in text else []
+    for node in nodes:
         if isinstance(node, ast.arg) and node.annotation is not None and "EngineConfig" in ast.unparse(node.annotation):
             names.add(node.arg)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "dataclasses.replace":
             parts = ast.unparse(node.args[0]).split(" or ")
             found += [node.lineno] if any(part in names or part.endswith(".config") for part in parts) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import io
 import pathlib
 import re
@@ -39,6 +40,7 @@ def _sources() -> list[pathlib.Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+@functools.cache
 def _classes() -> dict[str, list[str]]:
     """The places of top-level classes by name; a leading underscore makes no other name."""
     found = collections.defaultdict(list)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,17 +23,13 @@ gather = jax.jit(gather_blocks, static_argnames="head_copies")
 scatter = jax.jit(scatter_blocks, static_argnames="head_copies")
 
 
+def shape_of(implementation: str, head_dim: int, dtype: str, *, num_kv_heads: int = K) -> KVPool:
+    sizes = {"num_blocks": P, "block_size": C, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    return pool_shape(**sizes, dtype=KV_DTYPES[dtype], implementation=implementation)
+
+
 def filled_pool(implementation: str, head_dim: int, dtype: str) -> KVPool:
-    """A pool of distinct small values, zeros in padding lanes."""
-    shape = pool_shape(
-        num_blocks=P,
-        block_size=C,
-        num_kv_heads=K,
-        head_dim=head_dim,
-        dtype=KV_DTYPES[dtype],
-        implementation=implementation,
-    )
-    return filled(shape)
+    return filled(shape_of(implementation, head_dim, dtype))
 
 
 def filled(shape: KVPool) -> KVPool:
@@ -71,10 +66,7 @@ def test_blocks_come_out_in_the_logical_form_and_go_back_bit_for_bit(implementat
 def test_a_block_is_the_same_from_every_form():
     logical = filled_pool("xla", 64, "bfloat16")
     (blocks,) = gather((logical,), np.arange(P), head_copies=1)
-    packed = pool_shape(
-        num_blocks=P, block_size=C, num_kv_heads=K, head_dim=64, dtype=jnp.bfloat16, implementation="mosaic_tpu"
-    )
-    pools = scatter((zeros(packed),), np.arange(P), (blocks,), head_copies=1)
+    pools = scatter((zeros(shape_of("mosaic_tpu", 64, "bfloat16")),), np.arange(P), (blocks,), head_copies=1)
     (again,) = gather(pools, np.arange(P), head_copies=1)
     assert np.array_equal(np.asarray(again.values), np.asarray(blocks.values))
     k = np.asarray(blocks.values)[:, :, 0::2]
@@ -100,9 +92,7 @@ def test_blocks_with_vectors_of_two_sizes_go_back_to_a_mesh_that_repeats_them(v_
 def test_heads_that_a_mesh_repeats_are_kept_once(dtype):
     once = filled_pool("xla", 16, dtype)
     blocks = gather((once,), np.arange(P), head_copies=1)
-    wide = pool_shape(
-        num_blocks=P, block_size=C, num_kv_heads=3 * K, head_dim=16, dtype=KV_DTYPES[dtype], implementation="xla"
-    )
+    wide = shape_of("xla", 16, dtype, num_kv_heads=3 * K)
     pools = scatter((zeros(wide),), np.arange(P), blocks, head_copies=3)
     heads = np.asarray(pools[0].values).reshape(P, C, K, 3, 2, 16)
     assert (heads == heads[:, :, :, :1]).all()

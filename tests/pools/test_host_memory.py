@@ -9,10 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.pools.blocks import gather_blocks
 from ferrum_jax.pools.host_blocks import blocks_of, from_buffers, host_block_bytes, to_buffers
 from ferrum_jax.pools.host_memory import MOST_ARRIVING, HostMemory, host_memory_kind
-from tests.pools.test_blocks import FORMS, filled_pool, leaves, zeros
+from tests.pools.test_blocks import FORMS, filled_pool, gather, leaves, zeros
 
 
 @pytest.mark.parametrize(("implementation", "head_dim", "dtype"), FORMS)
@@ -26,7 +25,7 @@ def test_a_block_goes_through_its_buffers_bit_for_bit_and_to_files_in_their_form
     for old, new in zip(leaves(pools), leaves(back), strict=True):
         assert np.array_equal(new[[1, 2]], old[[3, 5]]) and not new[[0, 3, 4, 5]].any()
     found = blocks_of(pools, [[[buffer] for buffer in block] for block in blocks], head_copies=1)
-    for array, wanted in zip(leaves(found), leaves(gather_blocks(pools, np.array([3, 5]), head_copies=1)), strict=True):
+    for array, wanted in zip(leaves(found), leaves(gather(pools, np.array([3, 5]), head_copies=1)), strict=True):
         assert array.dtype == wanted.dtype and np.array_equal(array, wanted)
 
 
@@ -36,10 +35,10 @@ def test_two_devices_parts_of_a_block_join_and_a_shared_head_is_kept_once():
         tuple(dataclasses.replace(p, values=p.values[:, :, part], scales=p.scales[:, part]) for p in pools)
         for part in (slice(0, 2), slice(2, 4))
     ]
-    each = [to_buffers(half, np.array([4]))[0] for half in halves]
+    each = [jax.jit(to_buffers)(half, np.array([4]))[0] for half in halves]
     (block,) = [list(zip(*each, strict=True))]
     for copies in (1, 2):
-        wanted = gather_blocks(pools, np.array([4]), head_copies=copies)
+        wanted = gather(pools, np.array([4]), head_copies=copies)
         for array, expected in zip(leaves(blocks_of(pools, [block], copies)), leaves(wanted), strict=True):
             assert np.array_equal(array, expected)
 
