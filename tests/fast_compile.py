@@ -2,6 +2,7 @@
 
 from pallas_kernels.fast_compile import FAST_COMPILE
 
-UNOPTIMISED = {"xla_backend_optimization_level": 0}  # for tests of memory: buffers are assigned before machine code is
+# For tests of memory: buffers are assigned before machine code is made.
+UNOPTIMISED = {name: FAST_COMPILE[name] for name in FAST_COMPILE if name != "xla_cpu_use_fusion_emitters"}
 
 __all__ = ["FAST_COMPILE", "UNOPTIMISED"]
