@@ -1,4 +1,7 @@
-"""Models of every family against the outputs of the reference implementation, float32, plain causal attention."""
+"""Models of every family against the outputs of the reference implementation, float32, plain causal attention.
+
+A golden's tests stand together, for it is compiled once: that is the module's scope of their names.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def slow_but(*names: str) -> list:
     return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "layers", "fast")))
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "layers", "fast")), scope="module")
 def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
     _, _, _, golden = load(name)
     for i in golden["observed"]:
@@ -84,7 +87,7 @@ def test_every_layer_of_a_golden_model_gives_the_reference_output(name: str):
         assert_close("logits", logits, golden[f"logits_{i}"])
 
 
-@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "fast")))
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "fast")), scope="module")
 def test_greedy_tokens_of_a_golden_model_are_the_reference_tokens(name: str):
     """The reference's own tokens go in; each next one must come out, unless its two best logits nearly tie."""
     _, _, _, golden = load(name)
