@@ -1,12 +1,14 @@
-"""Attention with grouped heads, and the context in which a model runs.
+"""Attention with grouped heads, and the context in which a model and each of its layers run.
 
-A model never sees a pool or a batch: it asks its `ForwardContext` to attend. In the engine's step that
-writes K and V to the pool and reads paged blocks; in training and in tests it is `causal_attention`.
+A layer never sees a pool, a batch, or its own place in the model: it asks its `LayerContext` to attend. In the engine's
+step that writes K and V to the pool and reads paged blocks; in training and in tests it is `causal_attention`. So
+layers with equal sizes are equal programs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -108,31 +110,69 @@ def recur_from_empty(
     return compute(jax.tree.map(lambda state: jnp.zeros((2, *state.shape), state.dtype), shapes), rows)[0]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ForwardContext:
-    """The surroundings of one forward pass.
+KeysAndValues = tuple[jax.Array, jax.Array]  # [T, K, H], [T, K, V]
 
-    attend: see `Attend`. recur: see `Recur`. expert_tile: rows of a tile of one expert, None for the kernel's own
-    choice. implementation: of the kernels. shards: the devices that share each layer's work. expert_shards: the data
-    shards whose tokens go to the experts together. is_token: [T], False for padding, which goes to no expert; None
-    where there is none. images: what tokens of images have in place of embeddings; None where no token is of one.
-    lent: by layer the keys and values that it lends to later ones, which a forward pass fills.
-    routed: gets what each layer with experts has chosen, [T, X] int32, in their order; None where nobody asks.
-    observe: called with the name and value of the embedding, of every layer's output and of the
-    final norm, for tests that compare them.
+
+_attend_alone, _recur_alone = functools.partial(causal_attention, 0), functools.partial(recur_from_empty, 0)
+
+
+@dataclasses.dataclass(kw_only=True)
+class LayerContext:
+    """The surroundings of one layer in one forward pass.
+
+    attend: see `Attend`, of this layer. recur: see `Recur`, of this layer. expert_tile: rows of a tile of one expert,
+    None for the kernel's own choice. implementation: of the kernels. shards: the devices that share the layer's work.
+    expert_shards: the data shards whose tokens go to the experts together. is_token: [T], False for padding, which goes
+    to no expert; None where there is none. borrowed: the keys and values of the layer that lends to this one.
+    The layer leaves here what it gives beside its output: lent, what it lends to later ones; routed, the experts that
+    each token goes to, [T, X] int32.
     """
 
-    attend: Attend = causal_attention
-    recur: Recur = recur_from_empty
+    attend: Callable[..., jax.Array] = _attend_alone
+    recur: Callable[..., jax.Array] = _recur_alone
     expert_tile: int | None = None
     implementation: str = "xla"
     shards: Shards = WHOLE
     expert_shards: Shards = WHOLE
     is_token: jax.Array | None = None
+    borrowed: KeysAndValues | None = None
+    lent: KeysAndValues | None = None
+    routed: jax.Array | None = None
+
+
+class RunLayer(Protocol):
+    """Runs the layer of an index in its `LayerContext`; beside: what it takes beside the residual."""
+
+    def __call__(self, index: int, layer: Any, x: jax.Array, beside: LayerArguments) -> jax.Array: ...  # [T, D] -> same
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerArguments:
+    """What a layer takes beside the residual, where it has such: the rotation of its heads, an input of its own, and
+    what images add to its output."""
+
+    rotation: Rotation
+    own_input: jax.Array | None = None  # [T, P]
+    added: jax.Array | None = None  # [T, D]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardContext:
+    """The surroundings of one forward pass.
+
+    attend: see `Attend`. recur: see `Recur`. shards: the devices that share each layer's work. images: what tokens of
+    images have in place of embeddings; None where no token is of one. observe: called with the name and value of the
+    embedding, of every layer's output and of the final norm, for tests that compare them. run: of each layer; None
+    calls them here, one after the other, with `attend` and `recur`.
+    """
+
+    attend: Attend = causal_attention
+    recur: Recur = recur_from_empty
+    shards: Shards = WHOLE
     images: ImageTokens | None = None
-    lent: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
-    routed: list[jax.Array] | None = None
     observe: Callable[[str, jax.Array], None] | None = None
+    run: RunLayer | None = None
 
     def show(self, name: str, value: jax.Array) -> None:
         """Hands a value to the observer, if there is one."""
@@ -154,9 +194,8 @@ class Attention(nnx.Module):
         own, D = spec.attention_of(layer), spec.hidden_size
         N, K, H, V = own.num_attention_heads, own.num_key_value_heads, own.head_dim, own.value_dim
         assert not own.gate or H == V, "q brings the gates along, one for each of its values"
-        self.layer, self.lender = layer, spec.lender_of(layer)
         self.lends = layer in dict(spec.borrowed).values()
-        borrows = self.lender != layer
+        borrows = spec.lender_of(layer) != layer
         self.head_dim, self.value_dim = H, V
         self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
         self.chunked = spec.is_chunked(layer)
@@ -181,7 +220,7 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,  # [T, D]
         rotation: Rotation,
-        context: ForwardContext,
+        context: LayerContext,
     ) -> jax.Array:  # [T, D]
         T = x.shape[0]
         q = self.q(x)
@@ -191,7 +230,6 @@ class Attention(nnx.Module):
         q = self._placed(q, self.q_norm, rotation.of_queries)
         k, v = self._keys_and_values(x, rotation, context)
         attended = context.attend(
-            self.layer,
             q,
             k,
             v,
@@ -206,18 +244,17 @@ class Attention(nnx.Module):
             attended = attended * jnp.asarray(self.output_multiplier, attended.dtype)
         return self.o(attended.reshape(T, -1), context.shards)
 
-    def _keys_and_values(
-        self, x: jax.Array, rotation: Rotation, context: ForwardContext
-    ) -> tuple[jax.Array, jax.Array]:  # [T, K, H], [T, K, V]
+    def _keys_and_values(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> KeysAndValues:
         if self.k is None:
-            return context.lent[self.lender]
+            assert context.borrowed is not None, "the layer borrows, and nothing was lent to it"
+            return context.borrowed
         k = self.k(x)
         v = (k if self.v is None else self.v(x)).reshape(len(x), -1, self.value_dim)
         v = unit_rms(v, self.eps) if self.norms_v else v
         k = k if self.k_heads_norm is None else self.k_heads_norm(k, context.shards)
         k = self._placed(k.reshape(len(x), -1, self.head_dim), self.k_norm, rotation.of_keys)
         if self.lends:
-            context.lent[self.layer] = k, v
+            context.lent = k, v
         return k, v
 
     def _placed(

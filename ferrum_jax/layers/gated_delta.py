@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear, random_weight
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import RMSNorm
@@ -59,7 +59,6 @@ class GatedDeltaNet(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = _sizes(spec), spec.hidden_size
         K, N, A, B = own.num_key_heads, own.num_value_heads, own.key_head_dim, own.value_head_dim
-        self.layer = layer
         self.key_dim, self.value_dim, self.group = A, B, N // K
         self.grouped = own.grouped
         if own.grouped:
@@ -76,7 +75,7 @@ class GatedDeltaNet(nnx.Module):
         self.o = Linear(N * B, D, dtype=dtype, rngs=rngs)
         self.act = activation_of(spec.mlp.hidden_act)
 
-    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, rotation: object, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         T, A, B = x.shape[0], self.key_dim, self.value_dim
         mixed, z, b, a = self._by_group(x) if self.grouped else self._one_by_one(x)
         wide = a.astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32)[None]
@@ -97,7 +96,7 @@ class GatedDeltaNet(nnx.Module):
             "conv": jax.ShapeDtypeStruct((weight.shape[1] - 1, weight.shape[0]), x.dtype),
             "delta": jax.ShapeDtypeStruct((beta.shape[1], A, B), jnp.float32),
         }
-        out = context.recur(self.layer, shapes, compute, T)  # [T, N, B]
+        out = context.recur(shapes, compute, T)  # [T, N, B]
         gate = self.act(z.reshape(out.shape).astype(jnp.float32))
         gated = (self.norm(out).astype(jnp.float32) * gate).astype(x.dtype)
         return self.o(gated.reshape(T, -1), context.shards)
@@ -115,7 +114,7 @@ class GatedDeltaNet(nnx.Module):
         v = self.v_heads(x).reshape(*q.shape[:2], -1)
         return jnp.concatenate([q, k, v], axis=-1), self.z_heads(x), self.b_heads(x), self.a_heads(x)
 
-    def _conv_by_head(self, context: ForwardContext) -> jax.Array:
+    def _conv_by_head(self, context: LayerContext) -> jax.Array:
         """[I, W]: the weights of this device's key heads, group by group."""
         A, W = self.key_dim, self.conv.shape[-1]
         keys = self.conv.shape[0] // (2 * A + self.group * self.value_dim) * A

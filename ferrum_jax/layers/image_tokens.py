@@ -22,11 +22,10 @@ class ImageTokens:
         """Embeddings of a step's tokens, with those of images where tokens are of one."""
         return jnp.where(self.are_here[:, None], self._part(0, x), x)
 
-    def added(self, x: jax.Array, layer: int) -> jax.Array:  # [T, D] -> the same
-        """The output of a layer, with what deepstack adds to it."""
-        if (layer + 2) * x.shape[1] > self.embeddings.shape[1]:
-            return x
-        return x + self._part(1 + layer, x)
+    def added(self, x: jax.Array, layer: int) -> jax.Array | None:  # [T, D]
+        """What deepstack adds to the output of a layer, as x is; None where it adds nothing."""
+        is_there = (layer + 2) * x.shape[1] <= self.embeddings.shape[1]
+        return self._part(1 + layer, x) if is_there else None
 
     def _part(self, index: int, x: jax.Array) -> jax.Array:
         D = x.shape[1]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm
 from ferrum_jax.layers.rope import Rotation
@@ -32,7 +32,7 @@ class LatentAttention(nnx.Module):
         assert own.latent is not None and own.qk_norm is None and not (own.gate or own.sinks), "no layer computes this"
         N, A, H, V = own.num_attention_heads, own.latent.qk_nope_head_dim, own.head_dim, own.value_dim
         C, rank = own.latent.kv_lora_rank, own.latent.q_lora_rank
-        self.layer, self.scale = layer, own.scale
+        self.scale = own.scale
         self.window, self.soft_cap = spec.window_of(layer), own.attn_logit_softcapping
         self.key_dim, self.value_dim = A, V
         if rank is None:
@@ -51,7 +51,7 @@ class LatentAttention(nnx.Module):
         self,
         x: jax.Array,  # [T, D]
         rotation: Rotation,
-        context: ForwardContext,
+        context: LayerContext,
     ) -> jax.Array:  # [T, D]
         T, A, C = len(x), self.key_dim, self.kv_a_norm.weight.shape[0]
         of_keys, of_values = self._absorbed(x.dtype)
@@ -63,7 +63,6 @@ class LatentAttention(nnx.Module):
             rotation.of_queries(turning),  # [T, N, H]
         )
         attended = context.attend(
-            self.layer,
             jnp.concatenate(queries, axis=-1),
             self.kv_a_norm(latent),
             rotation.of_keys(shared),

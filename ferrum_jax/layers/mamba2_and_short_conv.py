@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear, random_weight
 from ferrum_jax.layers.norm import GroupedNorm
 from ferrum_jax.sharding import StateArray
@@ -52,7 +52,7 @@ class Mamba2(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D, W = _sizes(spec), spec.hidden_size, _sizes(spec).conv_kernel_dim
         N, size, whole = own.num_heads, own.output_size, 2 * own.group_size
-        self.layer, self.spec = layer, own
+        self.spec = own
         self.z_heads, self.v_heads = (Linear(D, size, dtype=dtype, rngs=rngs) for _ in range(2))
         self.bc_whole = Linear(D, whole, dtype=dtype, rngs=rngs)
         self.s_heads = Linear(D, N, dtype=dtype, rngs=rngs)
@@ -66,7 +66,7 @@ class Mamba2(nnx.Module):
         self.heads_norm = GroupedNorm(size, own.num_groups, eps=spec.norm.eps, dtype=dtype) if own.norm else None
         self.o = Linear(size, D, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, rotation: object, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         by_z, by_v, by_b, by_c, by_s = self.spec.multipliers
         z, v, bc = _times(self.z_heads(x), by_z), _times(self.v_heads(x), by_v), self.bc_whole(x)
         if (by_b, by_c) != (1, 1):
@@ -87,7 +87,7 @@ class Mamba2(nnx.Module):
             out += self.skip[...][None, :, None] * heads
             return out, {"conv_heads": conv_heads, "conv_whole": conv_whole, "state": state}
 
-        out = context.recur(self.layer, self._state_shapes(v, bc, steps), compute, len(x))  # [T, N, B] float32
+        out = context.recur(self._state_shapes(v, bc, steps), compute, len(x))  # [T, N, B] float32
         gated = out.reshape(z.shape) * jax.nn.silu(z.astype(jnp.float32))
         if self.heads_norm is not None:
             gated = self.heads_norm(gated, x.dtype, context.shards)
@@ -139,18 +139,17 @@ class ShortConv(nnx.Module):
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = _conv_sizes(spec), spec.hidden_size
-        self.layer = layer
         size = own.conv_channels
         self.b_heads, self.c_heads, self.v_heads = (Linear(D, size, dtype=dtype, rngs=rngs) for _ in range(3))
         self.conv_heads = random_weight((size, 1, own.conv_kernel_dim), dtype, rngs)
         self.o = Linear(size, D, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, rotation: object, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         given, weight = self.b_heads(x) * self.v_heads(x), self.conv_heads[...][:, 0]
 
         def compute(pool: Any, rows: StateRows) -> tuple[jax.Array, Any]:
             return causal_conv(given, weight, pool, rows, implementation=context.implementation)
 
         state = jax.ShapeDtypeStruct((weight.shape[1] - 1, weight.shape[0]), x.dtype)
-        convolved = context.recur(self.layer, state, compute, len(x))
+        convolved = context.recur(state, compute, len(x))
         return self.o(self.c_heads(x) * convolved, context.shards)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.spec import MlpSpec
 
@@ -75,7 +75,7 @@ class MLP(nnx.Module):
         self.act = activation_of(spec.hidden_act)
         self.gate_multiplier, self.output_multiplier = spec.gate_multiplier, spec.output_multiplier
 
-    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         return _times(self.down(self.hidden(x), context.shards), self.output_multiplier)
 
     def hidden(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, F]

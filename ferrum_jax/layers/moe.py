@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.adapted_weight import Adapted
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import MLP, activation_of, gating_of
@@ -134,7 +134,7 @@ class MoE(nnx.Module):
         is_chosen = jnp.any(best[:, :, None] == jnp.arange(groups)[None, None, :], axis=1)
         return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)
 
-    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         expert_ids, expert_weights = self._routes(x, context)
         given = x
         if self.spec.weighs_inputs:  # a token has one expert
@@ -145,11 +145,10 @@ class MoE(nnx.Module):
             out += shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared
         return context.shards.sum(out)
 
-    def _routes(self, x: jax.Array, context: ForwardContext) -> tuple[jax.Array, jax.Array]:  # [T, X] each
+    def _routes(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:  # [T, X] each
         """`route`, noted in the context where that is asked for, and with padding sent to no expert."""
         expert_ids, expert_weights = self.route(x)
-        if context.routed is not None:
-            context.routed.append(expert_ids)
+        context.routed = expert_ids
         if context.is_token is not None:
             expert_ids = jnp.where(context.is_token[:, None], expert_ids, self.spec.num_experts)
         return expert_ids, expert_weights
@@ -159,7 +158,7 @@ class MoE(nnx.Module):
         x: jax.Array,  # [T, D]
         expert_ids: jax.Array,  # [T, X], num_experts for none
         expert_weights: jax.Array,  # [T, X]
-        context: ForwardContext,
+        context: LayerContext,
     ) -> jax.Array:  # [T, D], a summand on every device of `context.shards`
         data = context.expert_shards
         row_slots, X = self.experts.row_slots, expert_ids.shape[1]
@@ -210,7 +209,7 @@ class NormedMoE(MoE):
         expert_ids, weights = super().route(given)
         return expert_ids, weights * self.expert_scales[...].astype(jnp.float32)[expert_ids]
 
-    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         assert self.shared is not None, "the spec has a shared expert"
         routed = self._sum_of_experts(self.experts_norm(x), *self._routes(x, context), context)
         shared = self.shared.down(self.shared.hidden(self.shared_norm(x)))

@@ -9,8 +9,9 @@ frequency is 10⁻² of a radian.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,11 @@ def axes_of_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     return axes
 
 
-class Rotation(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("cos", "sin", "query_factor"), meta_fields=("interleaved",)
+)
+@dataclasses.dataclass(frozen=True)
+class Rotation:
     """The rotation of a step's q and k by their positions: cos and sin of their angles, and a factor for q alone.
 
     Each is [T, 1, H'/2] float32, the 1 for heads; query_factor is [T, 1, 1]. None where a layer has no such thing.

@@ -11,15 +11,22 @@ the context's `attend`. A family adds how its config.json is read; see llama.py,
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import Attention, ForwardContext
+from ferrum_jax.layers.attention import (
+    Attention,
+    ForwardContext,
+    KeysAndValues,
+    LayerArguments,
+    LayerContext,
+    RunLayer,
+)
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
@@ -56,16 +63,16 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: jax.Array,  # [T, D]
-        rotation: Rotation,
-        context: ForwardContext,
-        own_input: jax.Array | None = None,  # [T, P], of a model whose layers have such
+        beside: LayerArguments,
+        context: LayerContext,
     ) -> jax.Array:  # [T, D]
-        x = self._mixed(x, rotation, context)
-        if self.own_input is not None and own_input is not None:
-            x = x + self.own_input_norm(self.own_input(x, own_input))
-        return x if self.scale is None else x * self.scale[...][None]
+        x = self._mixed(x, beside.rotation, context)
+        if self.own_input is not None and beside.own_input is not None:
+            x = x + self.own_input_norm(self.own_input(x, beside.own_input))
+        x = x if self.scale is None else x * self.scale[...][None]
+        return x if beside.added is None else x + beside.added
 
-    def _mixed(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def _mixed(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         """The residual with what attention and MLP add."""
         normed = self.attention_norm(x)
         if self.attention is not None:
@@ -85,7 +92,7 @@ class SideBySide(nnx.Module):
     def __init__(self, attention: Mixer, recurrence: Mixer) -> None:
         self.attention, self.recurrence = attention, recurrence
 
-    def __call__(self, x: jax.Array, rotation: Rotation, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         return self.attention(x, rotation, context) + self.recurrence(x, rotation, context)
 
 
@@ -140,7 +147,7 @@ class Decoder(nnx.Module):
         positions: jax.Array,  # [T] int32, absolute; [3, T] where rotary positions have sections
         context: ForwardContext,
     ) -> jax.Array:  # [T, D], after the final norm
-        context = dataclasses.replace(context, lent={})
+        run = context.run or _one_by_one(self.spec, context)
         images = context.images
         x = self.embed(token_ids, context.shards)
         x = x if images is None else images.in_place_of(x)
@@ -149,8 +156,12 @@ class Decoder(nnx.Module):
         kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
         rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
         for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
-            x = layer(x, rotations[kind], context, None if inputs is None else inputs[:, i])
-            x = x if images is None else images.added(x, i)
+            beside = LayerArguments(
+                rotation=rotations[kind],
+                own_input=None if inputs is None else inputs[:, i],
+                added=None if images is None else images.added(x, i),
+            )
+            x = run(i, layer, x, beside)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
         context.show("norm", x)
@@ -174,3 +185,22 @@ class Decoder(nnx.Module):
             scores = scores * self.spec.logit_scale
         cap = self.spec.final_logit_softcapping
         return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def _one_by_one(spec: ModelSpec, context: ForwardContext) -> RunLayer:
+    """Layers called where they stand, each with the keys and values that an earlier one lent to it."""
+    lent: dict[int, KeysAndValues] = {}
+
+    def run(index: int, layer: Any, x: jax.Array, beside: LayerArguments) -> jax.Array:
+        own = LayerContext(
+            attend=functools.partial(context.attend, index),
+            recur=functools.partial(context.recur, index),
+            shards=context.shards,
+            borrowed=lent.get(spec.lender_of(index)),
+        )
+        x = layer(x, beside, own)
+        if own.lent is not None:
+            lent[index] = own.lent
+        return x
+
+    return run

@@ -9,7 +9,7 @@ executables are kept with their trees.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,28 +19,21 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
-from ferrum_jax.layers.adapted_weight import put_adapters
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
+from ferrum_jax.runtime.layer_calls import LayerCalls
 from ferrum_jax.runtime.step_options import StepOptions, attention_config, compiler_options, implementation_of
 from ferrum_jax.sharding import crosses_processes, formats, on_mesh, partition, partitions
 from ferrum_jax.sharding.shards import DATA
 from ferrum_jax.sizes import invariance
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.low_rank import pairs_of
-from pallas_kernels.paged_attention import (
-    RaggedBatch,
-    make_schedule,
-    paged_attention,
-)
+from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of
+from pallas_kernels.paged_attention import RaggedBatch, make_schedule
 from pallas_kernels.state_rows import StateRows
-
-# Traced once for all layers and, where shapes agree, for all buckets; XLA inlines the calls.
-_attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
 
 ForwardResult = tuple[Any, ...]  # kv, hidden and, where they are asked for, the experts of each token
 
@@ -51,13 +44,13 @@ def make_forward(
     bucket: Bucket,
     pools: Pools,
     options: StepOptions,
-    put: Callable[[nnx.Module, tuple[jax.Array, ...], jax.Array], None] = lambda model, adapters, slots: None,
+    slots_of: AdapterSlots | None = None,
 ) -> Callable[..., ForwardResult]:
     """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
 
     kv: the arrays of `pools.caches`, whose tree alone is read here. With `options.gives_experts` the result has one
-    more array, [T, layers with experts * X] of `expert_dtype`; padding has experts too. put: gives a model the adapters
-    of its tokens, by slot.
+    more array, [T, layers with experts * X] of `expert_dtype`; padding has experts too. slots_of: of a bucket whose
+    rows may name adapters.
     """
     tree = jax.tree.structure(pools.caches)
 
@@ -73,39 +66,41 @@ def make_forward(
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = _lay_out_tokens(inputs, bucket.num_tokens)
-        put(model, adapters, tokens.adapter_slots)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
-        layers, recurrent = map(list, jax.tree.unflatten(tree, kv))
-        context = _forward_context(layers, recurrent, inputs, tokens, bucket, options)
-        if images is not None:
-            context = dataclasses.replace(context, images=_image_tokens(images, inputs, tokens))
-        routed: list[jax.Array] = []
-        if options.gives_experts:
-            context = dataclasses.replace(context, routed=routed)
-        states = model(token_ids, _rope_positions(inputs, tokens, options), context)  # [T, D]
-        hidden = jax.lax.dynamic_update_slice_in_dim(hidden, states, 0, 0)
-        experts = (_experts_of(routed, options.spec),) if options.gives_experts else ()
-        return tuple(jax.tree.leaves((layers, recurrent))), hidden, *experts
+        of_layers, states = jax.tree.unflatten(tree, kv)
+        calls = LayerCalls(
+            options,
+            of_layers,
+            states,
+            _schedules(of_layers, inputs, tokens, bucket, options),
+            _state_rows(inputs, tokens, bucket, options),
+            tokens.are_real,
+            None if slots_of is None else _adapters(slots_of, adapters, tokens, options),
+        )
+        context = ForwardContext(
+            run=calls,
+            shards=options.shards,
+            images=None if images is None else _image_tokens(images, inputs, tokens),
+        )
+        final = model(token_ids, _rope_positions(inputs, tokens, options), context)  # [T, D]
+        hidden = jax.lax.dynamic_update_slice_in_dim(hidden, final, 0, 0)
+        experts = (_experts_of(calls.routed, options.spec),) if options.gives_experts else ()
+        return tuple(jax.tree.leaves((calls.pools, calls.states))), hidden, *experts
 
     return forward
 
 
-def make_adapted_forward(
-    graph: nnx.GraphDef,
-    names: tuple[str, ...],
-    bucket: Bucket,
-    pools: Pools,
-    options: StepOptions,
-    slots_of: AdapterSlots,
-) -> Callable[..., ForwardResult]:
+def _adapters(
+    slots_of: AdapterSlots, arrays: tuple[jax.Array, ...], tokens: _TokenLayout, options: StepOptions
+) -> tuple[dict[str, LowRankSlots | ExpertSlots], Pairs]:
+    """The slots of layers' weights by name, and which tokens of the step name them."""
+    tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
+    counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
+    return slots_of.of_layers(arrays), pairs_of(tokens.adapter_slots, **counts, **tile)
+
+
+def make_adapted_forward(forward: Callable[..., ForwardResult]) -> Callable[..., ForwardResult]:
     """As `make_forward`, of a bucket whose rows may name adapters: their arrays come before the packed input."""
-
-    def put(model: nnx.Module, arrays: tuple[jax.Array, ...], slots: jax.Array) -> None:
-        tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
-        counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
-        put_adapters(model, slots_of.of_layers(arrays), pairs_of(slots, **counts, **tile))
-
-    forward = make_forward(graph, names, bucket, pools, options, put)
 
     def adapted(
         weights: tuple[jax.Array, ...],
@@ -180,12 +175,10 @@ def trace_forward(
     kv = pools.flat_caches()
     words = on_mesh(mesh, (forward_words(bucket, len(options.spec.kv_groups)),), jnp.int32, "words")
     arguments: tuple[Any, ...] = (tuple(weights.values()), kv, pools.slots, pools.hidden, words)
-    if bucket.adapted:
-        assert adapters is not None, f"{bucket} is for an engine with adapters"
-        forward = make_adapted_forward(graph, tuple(weights), bucket, pools, options, adapters)
+    forward = make_forward(graph, tuple(weights), bucket, pools, options, adapters)
+    if adapters is not None:
+        forward = make_adapted_forward(forward)
         arguments = (*arguments[:-1], tuple(jax.tree.leaves(adapters.pools)), words)
-    else:
-        forward = make_forward(graph, tuple(weights), bucket, pools, options)
     if bucket.imaged:
         forward, arguments = make_imaged_forward(forward), (*arguments[:-1], images, words)
     if mesh.size > 1:
@@ -250,7 +243,7 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
 
 
 def _schedules(
-    layers: list[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
+    layers: Sequence[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
 ) -> dict[int, tuple[str, Any]]:
     """By layer: what computes its attention, and the schedule for it."""
     found: dict[int, tuple[str, Any]] = {}
@@ -277,58 +270,6 @@ def _schedules(
         )
         found |= dict.fromkeys(group.layers, (implementation, schedule))
     return found
-
-
-def _forward_context(
-    layers: list[Any],
-    recurrent: list[Any],
-    inputs: ForwardInputs,
-    tokens: _TokenLayout,
-    bucket: Bucket,
-    options: StepOptions,
-) -> ForwardContext:
-    """The context that a model's layers call; it leaves each layer's pool in `layers`, its states in `recurrent`."""
-    schedule_of = _schedules(layers, inputs, tokens, bucket, options)
-
-    def attend(
-        layer: int,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        is_latent: bool = False,
-        **how: Any,
-    ) -> jax.Array:
-        lender = options.spec.lender_of(layer)  # whose keys and values these are; they are written again where they are
-        implementation, schedule = schedule_of[lender]
-        assert schedule.window == window, f"layer {layer} has window {window}, its cache group {schedule.window}"
-        assert chunked == getattr(schedule, "chunked", False), f"layer {layer} and its schedule see other positions"
-        assert layers[lender].is_latent == is_latent, f"layer {layer} and its pool do not keep alike"
-        out, layers[lender] = _attend(q, k, v, layers[lender], schedule, implementation=implementation, **how)
-        return out
-
-    rows = _state_rows(inputs, tokens, bucket, options)
-
-    def recur(
-        layer: int, shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int
-    ) -> jax.Array:
-        kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(recurrent[layer])]
-        asked = [(state.shape, state.dtype) for state in jax.tree.leaves(shapes)]
-        assert kept == asked, f"layer {layer} has states {asked}, its pool {kept}"
-        out, recurrent[layer] = compute(recurrent[layer], rows)
-        return out
-
-    expert_tile = invariance.EXPERT_TILE if options.invariant else None
-    return ForwardContext(
-        attend=attend,
-        recur=recur,
-        expert_tile=expert_tile,
-        shards=options.shards,
-        expert_shards=options.expert_shards,
-        is_token=tokens.are_real,
-    )
 
 
 def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions) -> StateRows:

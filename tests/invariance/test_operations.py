@@ -18,7 +18,7 @@ import pytest
 from flax import nnx
 
 from ferrum_jax.layers import text_rows
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.linear import project
 from ferrum_jax.layers.mlp import ACTIVATIONS, Gated
@@ -64,7 +64,7 @@ def _route(num: int, per_token: int, is_normed: bool) -> Operation:
 
 def _experts(num: int, per_token: int) -> Operation:
     moe = _moe(num, per_token, True)
-    return lambda x: moe(x, ForwardContext(expert_tile=EXPERT_TILE))
+    return lambda x: moe(x, LayerContext(expert_tile=EXPERT_TILE))
 
 
 def _gate(name: str) -> Operation:

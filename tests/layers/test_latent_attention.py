@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.attention import ForwardContext, causal_attention
+from ferrum_jax.layers.attention import LayerContext, causal_attention
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
@@ -64,7 +64,7 @@ def expanded(layer: LatentAttention, x: np.ndarray) -> np.ndarray:
 
 def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(layer):
     x = np.random.default_rng(1).normal(size=(T, D)).astype(np.float32)
-    found = jax.jit(lambda x: layer(x, Rotation(), ForwardContext()), compiler_options=FAST_COMPILE)(x)
+    found = jax.jit(lambda x: layer(x, Rotation(), LayerContext()), compiler_options=FAST_COMPILE)(x)
     np.testing.assert_allclose(found, expanded(layer, x.astype(np.float64)), rtol=0, atol=2e-4)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.attention import Attention, ForwardContext, causal_attention
+from ferrum_jax.layers.attention import Attention, ForwardContext, LayerContext, causal_attention
 from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import ACTIVATIONS, MLP
@@ -157,7 +157,7 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
     gate = oracle.silu(oracle.linear(wide, w["gate.weight"], w["gate.bias"]))
     inner = gate * oracle.linear(wide, w["up.weight"], w["up.bias"])
     assert_close(
-        jitted(lambda x: layer(x, ForwardContext()))(x), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype
+        jitted(lambda x: layer(x, LayerContext()))(x), oracle.linear(inner, w["down.weight"], w["down.bias"]), dtype
     )
 
 
@@ -262,7 +262,7 @@ def test_attention_norms_heads_before_it_turns_them(qk_norm: QkNorm | None):
     attended = oracle.causal_attention(turn(heads("q")), turn(heads("k")), heads("v"), 10**-0.5).reshape(8, -1)
     rotation = rotation_of(jnp.asarray(positions, jnp.int32), spec.attention)
     wanted = oracle.linear(attended, w["o.weight"], w["o.bias"])
-    assert_close(jitted(lambda x: layer(x, rotation, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, rotation, LayerContext()))(x), wanted, "float32")
 
 
 @pytest.mark.parametrize("norm_topk_prob", [True, False])
@@ -278,7 +278,7 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     assert_close(found_weights, weights, "float32")
     experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts)
-    assert_close(jitted(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, LayerContext()))(x), wanted, "float32")
 
 
 @pytest.mark.parametrize("within", [0.02, 0.5, 1.5])
@@ -305,7 +305,7 @@ def test_experts_with_biases_and_a_clamped_gate():
     biases = tuple(w[f"experts.{name}_bias"] for name in ("gate", "up", "down"))
     gated = functools.partial(oracle.clamped_swiglu, limit=0.4, alpha=1.5)
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts, biases, gated)
-    assert_close(jitted(lambda x: layer(x, ForwardContext()))(x), wanted, "float32")
+    assert_close(jitted(lambda x: layer(x, LayerContext()))(x), wanted, "float32")
 
 
 def test_padding_goes_to_no_expert():
@@ -314,7 +314,7 @@ def test_padding_goes_to_no_expert():
     fill(layer, "float32")
     x, _ = draw(1, (9, 20), "float32")
     is_token = np.arange(9) % 4 < 3
-    run = jitted(lambda x, m: layer(x, ForwardContext(is_token=m)))
+    run = jitted(lambda x, m: layer(x, LayerContext(is_token=m)))
     padded, full = (np.asarray(run(x, mask)) for mask in (is_token, is_token | True))
     assert not np.any(padded[~is_token]) and np.all(full)
     np.testing.assert_array_equal(padded[is_token], full[is_token])

@@ -19,7 +19,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from checkpoints.rules import Rule
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.decoder import Decoder, SideBySide
@@ -37,12 +37,11 @@ class Recurrence(nnx.Module):
     """Stands where a layer's attention stands; its parameters have the names of attention's."""
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        self.layer = layer
         self.q = Linear(spec.hidden_size, STATE_SIZE, dtype=dtype, rngs=rngs)
         self.k = Linear(spec.hidden_size, STATE_SIZE, dtype=dtype, rngs=rngs)
         self.o = Linear(STATE_SIZE, spec.hidden_size, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotation: object, context: ForwardContext) -> jax.Array:  # [T, D] -> [T, D]
+    def __call__(self, x: jax.Array, rotation: object, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         gate, value = jax.nn.sigmoid(self.q(x)), self.k(x)
 
         def compute(pool: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
@@ -57,7 +56,7 @@ class Recurrence(nnx.Module):
             return jnp.where((row_of < len(states))[:, None], out, 0), pool.at[rows.targets].set(states)
 
         state = jax.ShapeDtypeStruct(value.shape[1:], jnp.float32)
-        return self.o(context.recur(self.layer, state, compute, len(x)), context.shards)
+        return self.o(context.recur(state, compute, len(x)), context.shards)
 
 
 class Hybrid(Decoder):

@@ -1,0 +1,171 @@
+"""The layers of a step: one traced function for all that are alike.
+
+Layers are alike when their structure, sizes and pools are: the calls of such layers are calls of one function, which is
+traced and lowered once. What XLA makes of the calls is decided where the step is compiled (`executables/pieces.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from ferrum_jax.layers.adapted_weight import put_adapters
+from ferrum_jax.layers.attention import KeysAndValues, LayerArguments, LayerContext
+from ferrum_jax.models.registry import bind, unbind
+from ferrum_jax.runtime.step_options import StepOptions
+from ferrum_jax.sharding.shards import Shards
+from ferrum_jax.sizes import invariance
+from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.state_rows import StateRows
+
+# Traced once for all kinds of layers and, where shapes agree, for all buckets; XLA inlines the calls.
+_attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """All that decides a layer's program beside the shapes of its arguments."""
+
+    graph: nnx.GraphDef
+    implementation: str | None  # of attention
+    gives_experts: bool
+    expert_tile: int | None
+    shards: Shards
+    expert_shards: Shards
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arguments:
+    """What a layer is given beside its weights, its caches and the residual."""
+
+    beside: LayerArguments
+    schedule: Any
+    rows: StateRows | None
+    is_token: jax.Array
+    borrowed: KeysAndValues | None
+    adapters: dict[str, LowRankSlots | ExpertSlots]
+    pairs: Pairs | None
+
+
+def run_layer(
+    kind: _Kind,
+    weights: Mapping[str, jax.Array],
+    pool: KVPool | None,
+    state: Any,
+    x: jax.Array,  # [T, D]
+    given: _Arguments,
+) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, jax.Array | None]:
+    """(x, pool, state) after the layer, what it lends to later ones, and where its tokens' experts are asked for these.
+
+    pool: of the layer's keys and values, or of its lender's, which are written again where they are.
+    """
+    caches = {"pool": pool, "state": state}
+    layer = bind(kind.graph, weights)
+    if given.pairs is not None:
+        put_adapters(layer, given.adapters, given.pairs)
+
+    def attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        window: int | None = None,
+        chunked: bool = False,
+        is_latent: bool = False,
+        **how: Any,
+    ) -> jax.Array:
+        schedule, pool = given.schedule, caches["pool"]
+        assert schedule.window == window, f"a layer has window {window}, its cache group {schedule.window}"
+        assert chunked == getattr(schedule, "chunked", False), "a layer and its schedule see other positions"
+        assert pool.is_latent == is_latent, "a layer and its pool do not keep alike"
+        out, caches["pool"] = _attend(q, k, v, pool, schedule, implementation=kind.implementation, **how)
+        return out
+
+    def recur(shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int) -> jax.Array:
+        kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(caches["state"])]
+        asked = [(state.shape, state.dtype) for state in jax.tree.leaves(shapes)]
+        assert kept == asked and given.rows is not None, f"a layer has states {asked}, its pool {kept}"
+        out, caches["state"] = compute(caches["state"], given.rows)
+        return out
+
+    context = LayerContext(
+        attend=attend,
+        recur=recur,
+        expert_tile=kind.expert_tile,
+        shards=kind.shards,
+        expert_shards=kind.expert_shards,
+        is_token=given.is_token,
+        borrowed=given.borrowed,
+    )
+    x = layer(x, given.beside, context)
+    return x, caches["pool"], caches["state"], context.lent, context.routed if kind.gives_experts else None
+
+
+_run_layer = jax.jit(run_layer, static_argnums=0)
+
+
+class LayerCalls:
+    """The layers of one step, called one after the other; afterwards their caches are in `pools` and `states`, and in
+    `routed` the experts of their tokens, [T, X] of each layer that has experts.
+
+    schedules: by layer, what computes its attention and the schedule for it. rows: of recurrent layers. adapters: slots
+    by the name of the weight, and pairs which tokens name them; None in a step without.
+    """
+
+    def __init__(
+        self,
+        options: StepOptions,
+        pools: Sequence[KVPool | None],
+        states: Sequence[Any],
+        schedules: Mapping[int, tuple[str, Any]],
+        rows: StateRows,
+        is_token: jax.Array,
+        adapters: tuple[Mapping[str, LowRankSlots | ExpertSlots], Pairs] | None = None,
+    ) -> None:
+        self.pools, self.states = list(pools), list(states)
+        self.routed: list[jax.Array] = []
+        self._options, self._schedules, self._rows, self._is_token = options, schedules, rows, is_token
+        self._adapters, self._pairs = ({}, None) if adapters is None else adapters
+        self._lent: dict[int, KeysAndValues] = {}
+
+    def __call__(self, index: int, layer: nnx.Module, x: jax.Array, beside: LayerArguments) -> jax.Array:
+        options, lender = self._options, self._options.spec.lender_of(index)
+        implementation, schedule = self._schedules.get(lender, (None, None))
+        graph, weights = unbind(layer)
+        kind = _Kind(
+            graph=graph,
+            implementation=implementation,
+            gives_experts=options.gives_experts,
+            expert_tile=invariance.EXPERT_TILE if options.invariant else None,
+            shards=options.shards,
+            expert_shards=options.expert_shards,
+        )
+        given = _Arguments(
+            beside=beside,
+            schedule=schedule,
+            rows=self._rows if jax.tree.leaves(self.states[index]) else None,
+            is_token=self._is_token,
+            borrowed=self._lent.get(lender) if lender != index else None,
+            adapters=self._adapters_of(index),
+            pairs=self._pairs,
+        )
+        x, self.pools[lender], self.states[index], lent, routed = _run_layer(
+            kind, weights, self.pools[lender], self.states[index], x, given
+        )
+        if lent is not None:
+            self._lent[index] = lent
+        if routed is not None:
+            self.routed.append(routed)
+        return x
+
+    def _adapters_of(self, index: int) -> dict[str, LowRankSlots | ExpertSlots]:
+        """The slots of a layer's weights, by their names in the layer."""
+        prefix = f"layers.{index}."
+        return {name.removeprefix(prefix): own for name, own in self._adapters.items() if name.startswith(prefix)}
