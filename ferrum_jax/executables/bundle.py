@@ -33,6 +33,7 @@ from ferrum_jax.executables.executable_store import (
     write_beside,
 )
 from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.executables.pieces import LoweredPieces
 from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.files.store import UrlStore
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -159,7 +160,7 @@ class BundledExecutables:
     def hits(self) -> int:
         return len(self.found)
 
-    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
+    def get(self, description: str, lower: Callable[[], Lowered | LoweredPieces]) -> DeferredExecutable:
         """The executable, from the bundle or from elsewhere. ValueError instead of the latter if it is required."""
         payload = self._read(description) if self._fits else None
         if payload is None:
@@ -168,7 +169,7 @@ class BundledExecutables:
             self.found.append(_what(description))
         return DeferredExecutable(lambda: self._load(description, payload, lower))
 
-    def _load(self, description: str, payload: bytes, lower: Callable[[], Lowered]) -> Any:
+    def _load(self, description: str, payload: bytes, lower: Callable[[], Lowered | LoweredPieces]) -> Any:
         try:
             return load_executable(payload, self._devices)
         except Unloadable as error:
@@ -177,7 +178,7 @@ class BundledExecutables:
                 self.found.remove(_what(description))
             return self._elsewhere(description, lower).result()
 
-    def _elsewhere(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
+    def _elsewhere(self, description: str, lower: Callable[[], Lowered | LoweredPieces]) -> DeferredExecutable:
         with self._lock:
             self.misses += 1
         if self._required:

@@ -31,6 +31,7 @@ from jax.experimental import serialize_executable
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.executables.pieces import LoweredPieces, PiecedExecutable, Plan
 from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.files.store import UrlStore
 from ferrum_jax.files.whole_files import write_whole
@@ -45,7 +46,7 @@ STRAY_S = 3600  # nobody writes a file for so long
 class ExecutableCache(Protocol):
     """Where executables come from: the store, or a bundle."""
 
-    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
+    def get(self, description: str, lower: Callable[[], Lowered | LoweredPieces]) -> DeferredExecutable:
         """The executable that `description` names: kept from an earlier time, to be loaded, or compiled now.
 
         description: all that decides it beside the environment; equal text must mean equal programs.
@@ -88,7 +89,7 @@ class ExecutableStore:
         self.hits = 0
         self.misses = 0
 
-    def get(self, description: str, lower: Callable[[], Lowered]) -> DeferredExecutable:
+    def get(self, description: str, lower: Callable[[], Lowered | LoweredPieces]) -> DeferredExecutable:
         """The executable that `description` names, from disk, or compiled and kept.
 
         A damaged file is compiled again and replaced, and so is one that cannot be loaded, with a warning. So is one
@@ -116,16 +117,18 @@ class ExecutableStore:
         name = self._find(self._path(self._tracing, description))
         return None if name is None else self._folder / pathlib.PurePath(name.decode()).name
 
-    def _path_of(self, lowered: Lowered, described: pathlib.Path) -> pathlib.Path:
+    def _path_of(self, lowered: Lowered | LoweredPieces, described: pathlib.Path) -> pathlib.Path:
         """The file of a lowered program; where its text does not hold all of it, one for its description alone."""
         text = lowered.text()
         return self._path(self._compiling, text) if text is not None else self._path("", described.name)
 
-    def _found(self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered]) -> DeferredExecutable:
+    def _found(
+        self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered | LoweredPieces]
+    ) -> DeferredExecutable:
         self.hits += 1
         return DeferredExecutable(lambda: self._load(path, payload, lower))
 
-    def _load(self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered]) -> Any:
+    def _load(self, path: pathlib.Path, payload: bytes, lower: Callable[[], Lowered | LoweredPieces]) -> Any:
         try:
             return load_executable(payload, self._devices)
         except Unloadable as error:
@@ -133,7 +136,7 @@ class ExecutableStore:
             warnings.warn(f"{path} is compiled anew: {error}", RuntimeWarning, stacklevel=2)
             return self._make(path, lower())
 
-    def _make(self, path: pathlib.Path, lowered: Lowered) -> Any:
+    def _make(self, path: pathlib.Path, lowered: Lowered | LoweredPieces) -> Any:
         self.misses += 1
         executable = lowered.compile()
         self._write(path, _checked(serialize(executable)))
@@ -210,6 +213,8 @@ class ExecutableStore:
 
 def serialize(executable: Any) -> bytes:
     """An executable that `load_executable` brings back, in this environment or an equal one."""
+    if isinstance(executable, PiecedExecutable):
+        return pickle.dumps((executable.plan, [serialize(piece) for piece in executable.pieces]))
     return pickle.dumps(serialize_executable.serialize(executable))
 
 
@@ -221,7 +226,10 @@ def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
     if b"lapack_" in payload:
         _prepare_lapack()
     try:
-        return serialize_executable.deserialize_and_load(*pickle.loads(payload), execution_devices=list(devices))
+        first, *rest = pickle.loads(payload)
+        if isinstance(first, Plan):
+            return PiecedExecutable(first, [load_executable(piece, devices) for piece in rest[0]])
+        return serialize_executable.deserialize_and_load(first, *rest, execution_devices=list(devices))
     except Exception as error:  # of pickle, of jax or of a plugin
         if str(error).startswith("RESOURCE_EXHAUSTED"):
             raise

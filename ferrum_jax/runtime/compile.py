@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, load_behind
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.executables.pieces import LoweredPieces, lower_pieces
 from ferrum_jax.executables.refused_kernel import is_of_kernel, refused_kernel
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -55,7 +56,8 @@ class Program:
 
     what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
     effort: about how long it compiles, compared to others. kernels: those that it has, with their shapes, "" if none.
-    is_kept: a file can hold it; else each start compiles it.
+    is_kept: a file can hold it; else each start compiles it. pieces_at: the function at whose calls it is cut into
+    pieces, "" for one executable. compiler_options: those of its trace, for its pieces.
     """
 
     what: str
@@ -65,10 +67,12 @@ class Program:
     effort: int = 1
     kernels: str = ""
     is_kept: bool = True
+    pieces_at: str = ""
+    compiler_options: Mapping[str, str] | None = None
 
     @property
     def description(self) -> str:
-        return f"{self.what}\n{self.shapes}"
+        return f"{self.what}\n{'in pieces ' if self.pieces_at else ''}{self.shapes}"
 
     def compile(self) -> Executable:
         """Compiled for the mesh's devices, whether they are here or known by description only.
@@ -77,11 +81,19 @@ class Program:
         """
         return self.lower().compile()
 
-    def lower(self) -> Lowered:
+    def lower(self) -> Lowered | LoweredPieces:
         """Traced and lowered; raises as `compile` does."""
         platform = lowering_platform(self.mesh.devices.flat[0])
+
+        def lower(traced: jax.stages.Traced) -> Lowered:
+            return Lowered(traced.lower(lowering_platforms=(platform,)), self._watching)
+
         with self._watching():
-            return Lowered(self.trace().lower(lowering_platforms=(platform,)), self._watching)
+            traced = self.trace()
+            if not self.pieces_at:
+                return lower(traced)
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            return lower_pieces(traced, self.pieces_at, lower, sharding=whole, compiler_options=self.compiler_options)
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:

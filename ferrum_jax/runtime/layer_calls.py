@@ -29,7 +29,7 @@ _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Kind:
+class _LayerKind:
     """All that decides a layer's program beside the shapes of its arguments."""
 
     graph: nnx.GraphDef
@@ -42,7 +42,7 @@ class _Kind:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments:
+class _LayerOperands:
     """What a layer is given beside its weights, its caches and the residual."""
 
     beside: LayerArguments
@@ -55,12 +55,12 @@ class _Arguments:
 
 
 def run_layer(
-    kind: _Kind,
+    kind: _LayerKind,
     weights: Mapping[str, jax.Array],
     pool: KVPool | None,
     state: Any,
     x: jax.Array,  # [T, D]
-    given: _Arguments,
+    given: _LayerOperands,
 ) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, jax.Array | None]:
     """(x, pool, state) after the layer, what it lends to later ones, and where its tokens' experts are asked for these.
 
@@ -139,7 +139,7 @@ class LayerCalls:
         options, lender = self._options, self._options.spec.lender_of(index)
         implementation, schedule = self._schedules.get(lender, (None, None))
         graph, weights = unbind(layer)
-        kind = _Kind(
+        kind = _LayerKind(
             graph=graph,
             implementation=implementation,
             gives_experts=options.gives_experts,
@@ -147,7 +147,7 @@ class LayerCalls:
             shards=options.shards,
             expert_shards=options.expert_shards,
         )
-        given = _Arguments(
+        given = _LayerOperands(
             beside=beside,
             schedule=schedule,
             rows=self._rows if jax.tree.leaves(self.states[index]) else None,

@@ -25,13 +25,16 @@ from ferrum_jax.pools.copies import trace_copies
 from ferrum_jax.pools.pools import are_untouched, trace_fresh
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.compile import Program, make_all
+from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks, trace_write_slot
 from ferrum_jax.runtime.step import trace_forward
+from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
 Part = Bucket | RowBucket | str
+LEAST_LAYER_BYTES = 8 << 20  # whose reading alone takes 0.5 ms or more; a call of one more piece takes 0.015 ms
 OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
@@ -87,6 +90,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     whole = f"{describe((layout.decoder_targets, pools.caches, pools.slots, pools.hidden))} {text}"
     of_rows = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden)  # blocks may be of any number
     rows = f"{describe(of_rows)} {text}"
+    in_pieces = _pays_in_pieces(layout)
 
     def program(what: str, shapes: str, trace: Callable[[], jax.stages.Traced], effort: int = 1) -> Program:
         return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
@@ -99,7 +103,8 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
         shapes = shapes if images is None else f"{describe(images.pool)} {shapes}"
         part = program(f"forward {bucket}", shapes, trace, effort)
-        return dataclasses.replace(part, kernels=_kernels_of(layout))
+        cut = {"pieces_at": run_layer.__name__, "compiler_options": compiler_options(options)} if in_pieces else {}
+        return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
 
     def sample(bucket: RowBucket) -> Program:
         trace = functools.partial(trace_sample, head, pools, bucket.num_rows, options, mesh)
@@ -145,6 +150,17 @@ def _programs_of_images(
 def encoder_name(num_patches: int) -> str:
     """The part that encodes images of so many patches."""
     return f"encode {num_patches} patches"
+
+
+def _pays_in_pieces(layout: Layout) -> bool:
+    """Whether a forward is an executable for each kind of layer: on one CPU, of layers that take long enough."""
+    mesh, targets = layout.mesh, layout.decoder_targets
+    num_bytes = sum(target.size * target.dtype.itemsize for name, target in targets.items() if "layers." in name)
+    return (
+        mesh.size == 1
+        and mesh.devices.flat[0].platform == "cpu"
+        and num_bytes >= LEAST_LAYER_BYTES * layout.spec.num_hidden_layers
+    )
 
 
 def _kernels_of(layout: Layout) -> str:
