@@ -205,9 +205,9 @@ class EngineConfig:
     ready: str = setting(
         "first",
         "'first': serve once the first executables are compiled; 'all': once all are",
-        more="a few can serve every request; another process compiles the rest meanwhile, and steps use them as they "
-        "come. first holds on the CPU, in one process, with a compilation_cache_dir and without a bundle; elsewhere it "
-        "means all",
+        more="a few can serve every request; each of the others is compiled meanwhile once it would have saved more "
+        "than its compile takes. first holds on the CPU, in one process, with a compilation_cache_dir and without a "
+        "bundle; elsewhere it means all",
         choices=("first", "all"),
         is_planned=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,8 +37,13 @@ class EncoderRunner:
 
     @property
     def num_missing(self) -> int:
-        """Executables that are still being compiled: all are made before the first text."""
+        """Executables that are not there: all are made before the first text."""
         return 0
+
+    @property
+    def compiled(self) -> list[dict[str, Any]]:
+        """Those that were compiled while steps ran."""
+        return []
 
     @property
     def num_executables(self) -> int:

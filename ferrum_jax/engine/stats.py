@@ -26,6 +26,9 @@ class StepCounts(Protocol):
     @property
     def num_missing(self) -> int: ...
 
+    @property
+    def compiled(self) -> list[dict[str, Any]]: ...
+
 
 def snapshot(runner: StepCounts, ledger: Ledger, reuse: ReuseMetrics | None) -> dict[str, Any]:
     """Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
@@ -40,6 +43,7 @@ def snapshot(runner: StepCounts, ledger: Ledger, reuse: ReuseMetrics | None) -> 
         "executables": runner.num_executables,
         "executables_loaded": runner.num_loaded,
         "executables_missing": runner.num_missing,
+        "executables_compiled": runner.compiled,
         "weights_bytes": ledger.weights_bytes,
         "kv_bytes": ledger.kv_bytes,
         "kv_repeated_bytes": ledger.repeated_bytes,

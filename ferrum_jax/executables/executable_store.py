@@ -99,13 +99,22 @@ class ExecutableStore:
         payload = None if path is None else self._find(path)
         if path is not None and payload is not None:
             return self._found(path, payload, lower)
+        began_s = time.monotonic()
         lowered, described = lower(), self._path(self._tracing, description)
         path = self._path_of(lowered, described)
         self._write(described, _checked(path.name.encode()))
         payload = self._find(path)
         if payload is not None:
             return self._found(path, payload, lambda: lowered)
-        return DeferredExecutable.made(self._make(path, lowered))
+        made = DeferredExecutable.made(self._make(path, lowered))
+        self._write(self._path_of_seconds(description), _checked(f"{time.monotonic() - began_s:.3f}".encode()))
+        return made
+
+    def compile_seconds(self, description: str) -> float | None:
+        """What the last compile took of a program whose description differs in its first line at most; None if there
+        was none."""
+        text = self._find(self._path_of_seconds(description))
+        return None if text is None else float(text)
 
     def has(self, description: str) -> bool:
         """Whether there is a file for `description`, which is fetched from behind a URL; it may be damaged."""
@@ -116,6 +125,10 @@ class ExecutableStore:
         """The file of the executable that a description was found to be."""
         name = self._find(self._path(self._tracing, description))
         return None if name is None else self._folder / pathlib.PurePath(name.decode()).name
+
+    def _path_of_seconds(self, description: str) -> pathlib.Path:
+        """Programs of one layout take about as long, those that sample as those that sample."""
+        return self._path(f"seconds {self._compiling}", description.partition("\n")[2])
 
     def _path_of(self, lowered: Lowered | LoweredPieces, described: pathlib.Path) -> pathlib.Path:
         """The file of a lowered program; where its text does not hold all of it, one for its description alone."""

@@ -4,7 +4,7 @@
     pieces    [f] [g] [g] [h]                                         three executables, called one after the other
 
 An array that no later piece reads is donated where an output can take its memory, so pools stay where they are. Between
-two pieces the host does nothing but call: about 15 us on a CPU, where a layer that is worth it takes a millisecond or more.
+two pieces the host does nothing but call: 15 us on a CPU, where a layer that is worth it takes a millisecond or more.
 """
 
 from __future__ import annotations

@@ -15,20 +15,18 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from ferrum_jax.processes.fresh import call; call()"
 
 
-def start(
-    function: str, order: object, *, environment: Sequence[str] = (), is_told_more: bool = False, **how: Any
-) -> subprocess.Popen[bytes]:
+def start(function: str, order: object, *, environment: Sequence[str] = (), **how: Any) -> subprocess.Popen[bytes]:
     """A process that calls function(order). Ctrl-C is not for it, but for this one to handle.
 
     function: "package.module:name". order: whatever can be pickled; it goes through standard input.
-    environment: more of it, in words as NAME=value. is_told_more: the input stays open. how: of subprocess.Popen.
+    environment: more of it, in words as NAME=value. how: of subprocess.Popen.
     """
     words = ["/usr/bin/env", *environment, sys.executable, "-X", "faulthandler", "-c", _PROGRAM, str(_ROOT), function]
     process: subprocess.Popen[Any] = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **how)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
         process.stdin.write(pickle.dumps(order))
-        (process.stdin.flush if is_told_more else process.stdin.close)()
+        process.stdin.close()
     return process
 
 

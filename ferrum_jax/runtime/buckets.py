@@ -27,6 +27,7 @@ _FINE_TOKENS = 256  # from here on a mixed step's time grows with its tokens, so
 _WIDTH_STEP = 4  # from one table width to the next
 _LEAST_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of other lengths would share no executable
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
+FIRST_ROWS = 16  # of the first decode there
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -147,11 +148,13 @@ class Ladder:
 
     def first_parts(self, least_tokens: int) -> tuple[Bucket | RowBucket, ...]:
         """A mixed bucket of each kind with at least so many tokens, if there is one, and all rows: steps fit these, or
-        are cut."""
+        are cut. And decode of some rows, so that nobody waits for 128 tokens to draw one."""
         least, found = max(least_tokens, self.row_buckets[-1].num_rows), []
         for buckets in self.kinds.values():
             mixed = [bucket for bucket in buckets if not bucket.decode_only]
             found.append(next((bucket for bucket in mixed if bucket.num_tokens >= least), mixed[-1]))
+            decode = [bucket for bucket in buckets if bucket.decode_only]
+            found += [bucket for bucket in decode if bucket.num_rows >= FIRST_ROWS][:1] or decode[-1:]
         return *found, self.row_buckets[-1]
 
 
@@ -184,7 +187,8 @@ def make_ladder(
         decode = _powers(min(_ACCELERATOR_ROWS, max_num_seqs) if accelerator else 1, max_num_seqs)
     if reach is not None:  # the first forward stays, so that starts with other requests find it
         tokens = _up_to(tokens, max(reach.num_tokens, FIRST_TOKENS, rows))
-        decode = _up_to(decode, reach.num_rows)
+        first = [] if accelerator else [rows for rows in decode if rows >= min(FIRST_ROWS, max_num_seqs)][:1]
+        decode = sorted({*_up_to(decode, reach.num_rows), *first})
     buckets = [Bucket(num_tokens=r, num_rows=r, table_width=table_width, decode_only=True) for r in decode]
     buckets += [Bucket(num_tokens=t, num_rows=rows, table_width=table_width, decode_only=False) for t in tokens]
     if adapters:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks, trace_write_slot
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
+from ferrum_jax.runtime.worth import Worth
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
@@ -49,7 +49,7 @@ class Executables:
     forwards: Prepared[Bucket]
     samples: Prepared[RowBucket]
     others: Prepared[str]
-    wanted: Counter[Part] = dataclasses.field(default_factory=Counter)  # what missing parts would have saved steps
+    worth: Worth = dataclasses.field(default_factory=Worth)
 
     def __getitem__(self, name: str) -> Executable:
         """One of those beside steps, by its name."""

@@ -8,6 +8,8 @@ dispatch is the only synchronisation. One runner serves one thread.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,6 +33,7 @@ from ferrum_jax.runtime.inputs import (
 )
 from ferrum_jax.runtime.programs import Executables, encoder_name
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
+from ferrum_jax.runtime.worth import Saving
 from ferrum_jax.towers.image_slots import ImageSlots
 
 
@@ -43,10 +46,13 @@ class InFlight:
     _rows: jax.Array
     _last: jax.Array
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
+    _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
 
     def rows(self) -> np.ndarray:
         """[rows, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
-        return _without_padding(self._rows, [shard.num_rows for shard in self.plan.shards])
+        rows = _without_padding(self._rows, [shard.num_rows for shard in self.plan.shards])
+        self._done()
+        return rows
 
     @property
     def is_done(self) -> bool:
@@ -124,6 +130,7 @@ class Runner:
         self._images: tuple[jax.Array, ...] = () if images is None else (executables["fresh_images"](),)
         self.num_encoder_calls = 0
         self._executables = executables
+        self._head_share = sum(x.size for x in self._head) / max(sum(x.size for x in self._weights), 1)
         self._ladder, self._full_ladder = ladder, ladder
         self._num_parts = 0
         self.take_parts()
@@ -160,8 +167,13 @@ class Runner:
 
     @property
     def num_missing(self) -> int:
-        """Executables that are still being compiled."""
+        """Executables of the ladder that are not there."""
         return len(self._ladder.missing)
+
+    @property
+    def compiled(self) -> list[dict[str, Any]]:
+        """Executables that were compiled while steps ran, as `Worth.report` tells of them."""
+        return self._executables.worth.report()
 
     @property
     def num_executables(self) -> int:
@@ -300,19 +312,25 @@ class Runner:
         self.num_padded_tokens += bucket.num_tokens * len(shards)
         num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
         self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts)
+        worth = self._executables.worth
+        worth.ran(bucket)
+        worth.ran(row_bucket)
+        done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _done=done)
 
     def _want(self, plan: StepPlan, bucket: Bucket, row_bucket: RowBucket) -> None:
         """Counts the padding that missing executables would have saved, and steps that were cut to the largest one."""
-        ladder, wanted = self._full_ladder, self._executables.wanted
+        ladder, want = self._full_ladder, self._executables.worth.want
         best, best_rows = ladder.bucket_of(plan), ladder.row_bucket_of(plan)
-        wanted[best] += bucket.num_tokens - best.num_tokens
-        wanted[best_rows] += row_bucket.num_rows - best_rows.num_rows
+        if best != bucket:
+            want(best, Saving(tokens=bucket.num_tokens - best.num_tokens))
+        if best_rows != row_bucket:
+            want(best_rows, Saving(tokens=(row_bucket.num_rows - best_rows.num_rows) * self._head_share))
         most = self.most_tokens
         if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
             kind = ladder.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
-            larger = (b for b in kind if not b.decode_only and b.num_tokens > most)
-            wanted.update({b: b.num_tokens - most for b in larger})
+            for larger in (b for b in kind if not b.decode_only and b.num_tokens > most):
+                want(larger, Saving(steps=1 - most / larger.num_tokens))
 
     def score(self, asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
         """Starts prompt log-probabilities of tokens of the step that was dispatched last, before the next is.

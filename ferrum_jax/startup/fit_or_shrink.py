@@ -65,7 +65,7 @@ class Start:
         """
         loaded, engine = self._load(reach)
         if self._first is not None:
-            compile_behind(loaded.layout, loaded.executables, self._first, reach)
+            compile_behind(loaded.layout, loaded.executables, self._first)
         if loaded.layout.ledger.num_host_blocks:
             loaded.copies.warm_up(tier=True)
         if self.config.check_writes:

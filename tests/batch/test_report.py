@@ -62,11 +62,13 @@ def test_plots_begin_with_the_start_of_a_run_and_show_where_the_time_of_rows_wen
     tally = Tally(num_rows=1_000)
     recorder = Recorder(tally, interval_s=0.0)
     for number in range(1_000):
-        tally.num_own, missing = number, 9 if number < 500 else 0
+        tally.num_own = number
         tally.started_s = time.monotonic() - number / 50
-        recorder.sample(lambda missing=missing: fake_stats() | {"executables_missing": missing})
+        recorder.sample(fake_stats)
         recorder.row(tally.started_s + number / 100, tally.started_s + number / 80)
-    run = recorder.run("one", "all done", fake_stats() | {"startup_s": 20.0}, journal_s=0.0)
+    came = {"what": "decode T=1", "began_s": 2.0, "seconds": 8.0, "saved_s": 4.0}
+    stats = fake_stats() | {"startup_s": 20.0, "executables_compiled": [came]}
+    run = recorder.run("one", "all done", stats, journal_s=0.0)
     assert 100 < len(run["row_times"]["values"]) <= 200 and len(run["samples"]["values"]) <= 400
     assert all(began <= first <= ended for began, first, ended in run["row_times"]["values"])
     shown = figures([run])
@@ -74,7 +76,11 @@ def test_plots_begin_with_the_start_of_a_run_and_show_where_the_time_of_rows_wen
     assert rows.count('<line class="b"') == rows.count('<line class="a"') == len(run["row_times"]["values"])
     assert shown.count(">starting</text>") == shown.count(">compiling</text>") == shown.count("<figure>") == 5
     old = {name: value for name, value in run.items() if name != "row_times"}  # of a run that kept none
-    old["samples"] = {"fields": FIELDS[:-1], "values": [values[:-1] for values in run["samples"]["values"]]}
+    old["engine"] = {name: value for name, value in run["engine"].items() if name != "executables_compiled"}
+    old["samples"] = {
+        "fields": [*FIELDS, "executables_missing"],  # which once was among them
+        "values": [[*values, 0] for values in run["samples"]["values"]],
+    }
     assert figures([old, run]).count("<figure>") == 5 and figures([old]).count("<figure>") == 4
 
 

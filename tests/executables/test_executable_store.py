@@ -160,7 +160,8 @@ def test_over_its_size_what_was_used_longest_ago_goes(tmp_path):
     store.get("c", lower_trivial)
     for name in ("a", "c"):
         store.get(name, refuse)
-    assert len([*tmp_path.iterdir()]) == 5 and (path.parent / "tmp_being_written").exists()
+    kept = "two executables, a name for each, what compiles took, and what is being written"
+    assert len([*tmp_path.iterdir()]) == 6 and (path.parent / "tmp_being_written").exists(), kept
 
 
 def test_stores_that_share_a_folder_always_give_what_was_asked_for(tmp_path):

@@ -191,12 +191,12 @@ def test_clearing_deletes_what_is_ours_and_nothing_else(machine, url, bundle_url
     (kept / "processes.secret").write_text("secret")
     sizes = [path.stat().st_size for path in kept.rglob("*") if path.suffix in (".executable", ".json")]
     assert main(["cache", "clear", "--compilation-cache-dir", url]) == 0
-    assert f"{local_folder(url)}: 2 files of compiled programs deleted" in capsys.readouterr().out
+    assert f"{local_folder(url)}: 3 files of compiled programs deleted" in capsys.readouterr().out
     assert main(["cache", "clear", "--compilation-cache-dir", ""]) == 2  # not the usual folder
     assert "leave it out to clear the usual one" in capsys.readouterr().err
     assert main(["cache", "clear"]) == 0
     printed = capsys.readouterr().out
-    assert len(sizes) == 6 and "4 files of compiled programs deleted" in printed
+    assert len(sizes) == 8 and "5 files of compiled programs deleted" in printed
     left = sorted(str(path.relative_to(kept)) for path in kept.rglob("*"))
     assert left == ["executables", "executables/notes.txt", "processes.secret"]
     machine("two")

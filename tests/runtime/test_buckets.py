@@ -103,7 +103,8 @@ def test_a_reach_leaves_out_what_no_step_of_its_requests_takes_and_nothing_else(
     step = {"num_tokens": tokens, "num_rows": rows, "longest": ceil_div(tokens, rows)}
     assert short.find(**step) == full.find(**step)
     for before, bucket in itertools.pairwise([b for b in short.buckets if b.decode_only]):
-        assert before.num_rows < reach.num_rows, f"{bucket} is never taken"
+        begins_with = not accelerator and bucket in full.first_parts(FIRST_TOKENS)  # as any other start does
+        assert before.num_rows < reach.num_rows or begins_with, f"{bucket} is never taken"
     for before, bucket in itertools.pairwise([b for b in short.buckets if not b.decode_only]):
         assert before.num_tokens < max(reach.num_tokens, FIRST_TOKENS, bucket.num_rows), f"{bucket} is never taken"
     assert short.row_buckets[-1] == full.row_buckets[-1], "what samples all rows is there in any case"

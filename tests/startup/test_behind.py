@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
+import jax
 import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.executables.deferred import DeferredExecutable, Prepared
-from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.executables.executable_store import ExecutableStore, _checked
+from ferrum_jax.executables.lowered import Lowered
 from ferrum_jax.llm import LLM
-from ferrum_jax.runtime.buckets import FIRST_TOKENS, make_ladder
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, RowBucket, make_ladder
 from ferrum_jax.runtime.programs import Executables, programs_of
+from ferrum_jax.runtime.worth import Saving, Worth
 from ferrum_jax.startup import behind
 from ferrum_jax.startup.behind import compile_behind
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, INVARIANT, ROOT, SMALL, finish, run, small_llm, step
+from tests.support import GOLDENS, INVARIANT, SMALL, finish, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
@@ -42,8 +40,9 @@ def executables_of(loaded, *, only_first: bool) -> Executables:
 
 def test_the_first_bucket_holds_all_rows_and_enough_tokens():
     ladder = make_ladder(max_num_seqs=16, max_num_batched_tokens=2048, table_width=8, invariant=False)
-    forward, rows = ladder.first_parts(FIRST_TOKENS)
+    forward, decode, rows = ladder.first_parts(FIRST_TOKENS)
     assert (forward.num_tokens, forward.decode_only, rows.num_rows) == (128, False, 16)
+    assert (decode.num_tokens, decode.decode_only) == (16, True), "no step of 16 tokens is computed as 128"
     many = make_ladder(max_num_seqs=300, max_num_batched_tokens=2048, table_width=8, invariant=False)
     assert many.first_parts(FIRST_TOKENS)[0].num_tokens == 384
     few = make_ladder(max_num_seqs=4, max_num_batched_tokens=16, table_width=8, invariant=False)
@@ -56,29 +55,29 @@ def test_the_budget_follows_the_largest_bucket_that_is_there():
     missing = frozenset((*ladder.buckets, *ladder.row_buckets)) - set(first)
     early = dataclasses.replace(ladder, missing=missing)
     assert early.most_tokens == 128 and ladder.most_tokens is None
-    assert early.find(num_tokens=1, num_rows=1, longest=1) == first[0]
+    assert early.find(num_tokens=1, num_rows=1, longest=1) == first[1]
     assert dataclasses.replace(ladder, missing=missing - {ladder.buckets[-1]}).most_tokens is None
 
 
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_answers_are_the_same_with_the_first_executables_and_when_others_come(steps_before):
     llm = small_llm("qwen3")
-    expected = [output.outputs[0] for output in run(llm, PROMPTS, GREEDY)]
+    expected = [output.outputs[0] for output in run(llm, PROMPTS[:2], GREEDY)]
     early = executables_of(llm.loaded, only_first=True)
     engine = build_engine(dataclasses.replace(llm.loaded, executables=early), llm.config, None)
-    assert engine.runner.num_missing == 5
-    ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
+    assert engine.runner.num_missing == 4
+    ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS[:2]]
     outputs = {}
     for _ in range(steps_before):
         outputs |= {output.request_id: output for output in step(engine)}
-    assert bool(early.wanted) == bool(steps_before), "padding says what is wanted"
+    assert bool(early.worth.wanted) == bool(steps_before), "padding says what is wanted"
     whole = executables_of(llm.loaded, only_first=False)
     if steps_before:
         for part in early.missing(llm.loaded.layout.ladder):
             of = whole.forwards if part in whole.forwards else whole.samples
             early.put(part, DeferredExecutable.made(of[part]))
     outputs |= finish(engine)
-    assert engine.runner.num_missing == (0 if steps_before else 5)
+    assert engine.runner.num_missing == (0 if steps_before else 4)
     for id, own in zip(ids, expected, strict=True):
         assert outputs[id].outputs[0].token_ids == own.token_ids
 
@@ -116,14 +115,20 @@ def test_a_background_compile_that_fails_is_said_once_and_the_engine_goes_on(tmp
     decode = llm.loaded.layout.ladder.buckets[0]
     store = store_without(tmp_path / "store", missing=[decode])
     early = executables_of(llm.loaded, only_first=True)
-    monkeypatch.setattr("ferrum_jax.processes.fresh._PROGRAM", "raise SystemExit(3)")
-    monkeypatch.setattr(behind, "_BEGIN_S", 0.0)
+    early.worth.done(16, 0.0)  # as if a step had taken long
+    early.worth.want(decode, Saving(tokens=15))
+
+    def fails(self, description, lower):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(ExecutableStore, "get", fails)
     said = []
     monkeypatch.setattr(behind.warnings, "warn", lambda text, *_, **__: said.append(text))
-    thread = compile_behind(llm.loaded.layout, early, store, None)
+    thread = compile_behind(llm.loaded.layout, early, store)
     assert thread is not None
     thread.join(60)
-    assert len(said) == 1 and "the engine continues with those that it has" in said[0]
+    assert len(said) == 1 and "no compiler" in said[0]
+    assert "the engine continues with the executables that it has" in said[0]
     engine = build_engine(dataclasses.replace(llm.loaded, executables=early), llm.config, None)
     id = engine.add(PROMPTS[0], GREEDY)
     assert len(finish(engine)[id].token_ids) == 6
@@ -133,51 +138,71 @@ def test_nothing_is_compiled_behind_an_engine_that_has_all():
     llm = small_llm("qwen3")
     layout = llm.loaded.layout
     store = ExecutableStore(SMALL.compilation_cache_dir, layout.mesh.devices.flatten().tolist())
-    assert compile_behind(layout, llm.loaded.executables, store, None) is None
+    assert compile_behind(layout, llm.loaded.executables, store) is None
+
+
+def wanting(early: Executables, wanted: dict[Bucket | RowBucket, Saving]) -> None:
+    """Steps of 16 and 128 tokens that took 2 and 9 seconds, and what was wanted."""
+    early.worth._seconds = {16: (2.0, 1), 128: (9.0, 1)}
+    for part, saving in wanted.items():
+        early.worth.want(part, saving)
+
+
+def test_what_pays_is_compiled_and_nothing_else(tmp_path):
+    llm = small_llm("qwen3")
+    ladder = llm.loaded.layout.ladder
+    early = executables_of(llm.loaded, only_first=True)
+    cheap, dear = sorted(b for b in early.missing(ladder) if isinstance(b, Bucket))[:2]
+    store = store_without(tmp_path / "store", missing=[])
+    assert store.compile_seconds(programs_of(llm.loaded.layout)[cheap].description) is None, "it compiled nothing yet"
+    wanting(early, {cheap: Saving(tokens=30), dear: Saving(tokens=60)})  # 1.9 and 3.8 of 3 seconds
+    thread = compile_behind(llm.loaded.layout, early, store)
+    assert thread is not None
+    until = time.monotonic() + 60
+    while dear not in early.forwards and time.monotonic() < until:
+        time.sleep(0.01)
+    assert dear in early.forwards and cheap not in early.forwards and not early.worth.wanted
+    (told,) = early.worth.report()
+    assert told["what"] == str(dear) and told["saved_s"] == 0
+    early.worth.ran(dear)
+    assert early.worth.report()[0]["saved_s"] > 0
+    del early  # its last user
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_step_and_its_tokens_are_told_apart_by_steps_of_two_sizes():
+    worth = Worth()
+    worth._seconds = {16: (2.0, 1)}
+    assert worth.seconds(Saving(tokens=16)) == 2.0 and worth.seconds(Saving(steps=1)) == 0
+    worth._seconds = {16: (4.0, 2), 128: (9.0, 1)}
+    assert worth.seconds(Saving(tokens=112)) == pytest.approx(7) and worth.seconds(Saving(steps=1)) == pytest.approx(1)
+    worth._seconds = {16: (9.0, 1), 128: (2.0, 1)}
+    assert worth.seconds(Saving(tokens=100)) == 0, "smaller steps that take longer save nothing"
+
+
+def test_the_store_knows_what_a_compile_of_a_layout_took(tmp_path):
+    store = ExecutableStore(str(tmp_path / "store"))
+    lower = jax.jit(lambda x: x + 1).lower
+    store.get("one\nof some shapes", lambda: Lowered(lower(1.0)))
+    measured = store.compile_seconds("two\nof some shapes")
+    assert measured is not None and 0 < measured < 60 and store.compile_seconds("one\nof other shapes") is None
 
 
 @pytest.mark.slow
-def test_a_child_compiles_what_is_missing_and_steps_take_it(tmp_path):
+def test_steps_take_what_was_compiled_while_they_ran(tmp_path):
     layout = small_llm("qwen3").loaded.layout
-    store_without(tmp_path / "store", missing=[layout.ladder.buckets[0], layout.ladder.row_buckets[0]])
+    missing = [layout.ladder.buckets[0], layout.ladder.row_buckets[0]]
+    store = store_without(tmp_path / "store", missing=missing)
+    description = programs_of(layout)[missing[0]].description
+    store._write(store._path_of_seconds(description), _checked(b"0.001"))
     llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(FIRST, compilation_cache_dir=str(tmp_path / "store")))
     assert llm.stats()["executables_missing"] == 2
-    expected = [output.token_ids for output in small_llm("qwen3").generate(PROMPTS, GREEDY, progress=False)]
+    prompts = PROMPTS[:1]
+    expected = [output.token_ids for output in small_llm("qwen3").generate(prompts, GREEDY, progress=False)]
     until = time.monotonic() + 300
-    while llm.stats()["executables_missing"] and time.monotonic() < until:
-        assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY, progress=False)] == expected
+    while llm.stats()["executables_missing"] == 2 and time.monotonic() < until:
+        assert [output.token_ids for output in llm.generate(prompts, GREEDY, progress=False)] == expected
     stats = llm.stats()
-    assert (stats["executables_missing"], stats["compiles_after_ready"]) == (0, 0)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_child(tmp_path):
-    layout = small_llm("qwen3").loaded.layout
-    store_without(tmp_path / "store", missing=[layout.ladder.buckets[0]])
-    program = (
-        "import sys, time; from ferrum_jax import LLM, EngineConfig\n"
-        f"config = EngineConfig(**{dataclasses.asdict(FIRST) | {'compilation_cache_dir': str(tmp_path / 'store')}!r})\n"
-        f"llm = LLM({str(GOLDENS / 'qwen3')!r}, config); print('ready', flush=True); time.sleep(600)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        until = time.monotonic() + 30
-        while not (children := _children(process.pid)) and time.monotonic() < until:
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-    assert children, "it has begun to compile"
-    until = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{child}") for child in children) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not [child for child in children if os.path.exists(f"/proc/{child}")]
-
-
-def _children(pid: int) -> list[int]:
-    """Children of all threads of a process."""
-    found = []
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in path.read_text().split()]
-    return found
+    assert stats["executables_compiled"][0]["what"] == str(missing[0]) and stats["compiles_after_ready"] == 0
+    assert stats["executables_compiled"][0]["seconds"] > 0

@@ -1,4 +1,4 @@
-"""A function in a fresh interpreter gets its order and its environment, and more where it is told more."""
+"""A function in a fresh interpreter gets its order and its environment."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from ferrum_jax.processes import fresh
 
 
 def shows(order) -> None:
-    print(order, os.environ.get("FRESH"), "jax" in sys.modules, sys.stdin.buffer.read().decode(), sep="|")
+    print(order, os.environ.get("FRESH"), "jax" in sys.modules, sep="|")
 
 
 def test_a_fresh_process_has_the_order_and_environment_and_no_library():
     with fresh.start("tests.startup.test_fresh:shows", ("a", 1), environment=["FRESH=yes"], stdout=-1) as process:
-        assert process.stdout is not None and process.stdout.read() == b"('a', 1)|yes|False|\n"
+        assert process.stdout is not None and process.stdout.read() == b"('a', 1)|yes|False\n"
     assert process.returncode == 0
-
-
-def test_what_comes_next_is_read_behind_the_order():
-    how = {"stdout": subprocess.PIPE, "is_told_more": True}
-    with fresh.start("tests.startup.test_fresh:shows", list(range(3)), **how) as process:
-        said, _ = process.communicate(b"more")
-    assert said == b"[0, 1, 2]|None|False|more\n"
 
 
 def test_a_process_that_ends_at_once_is_no_error_of_who_gives_it_a_large_order():

@@ -82,9 +82,9 @@ def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], 
         bases["wall_s"] += start_s
         begins.append(bases["wall_s"])
         samples = [dict(zip(run["samples"]["fields"], values, strict=True)) for values in run["samples"]["values"]]
-        compiling = [sample["wall_s"] for sample in samples if sample.get("executables_missing")]
-        if len(compiling) < len(samples):  # where some stay missing to the end, nobody waited for them
-            bands.append((begins[-1], begins[-1] + max(compiling, default=0.0), "compiling"))
+        for came in run["engine"].get("executables_compiled", ()):
+            began_s = begins[-1] + came["began_s"]
+            bands.append((began_s, began_s + came["seconds"], "compiling"))
         found += [sample | {name: sample[name] + base for name, base in bases.items()} for sample in samples]
         bases = {name: base + run[name] for name, base in bases.items()}
         ends.append(bases["wall_s"])

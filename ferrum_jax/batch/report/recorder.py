@@ -8,10 +8,7 @@ from typing import Any
 
 from ferrum_jax.batch.report.display import Tally
 
-FIELDS = (
-    *("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),
-    "executables_missing",
-)
+FIELDS = (*("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),)
 ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
 _MOST_SAMPLES = 400
 _MOST_ROWS = 200
@@ -38,8 +35,7 @@ class Recorder:
         tally.padding_waste = padding_waste(found)
         counts = (tally.num_prompt_tokens, tally.num_hit_tokens, tally.num_output_tokens)
         shares = (round(tally.pool_use, 4), round(tally.padding_waste, 4))
-        missing = found.get("executables_missing", 0)
-        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, missing])
+        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares])
         if len(self.samples) > _MOST_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2

@@ -1,0 +1,108 @@
+"""Worth: what executables that are not there would have saved, and what those that came while steps ran have saved.
+
+A step takes seconds for itself and seconds for each of its tokens, both measured. A smaller bucket saves tokens of
+padding, a larger one saves steps. Where only one size of step was measured, all of its time counts as its tokens'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Saving(NamedTuple):
+    """What is saved, in tokens that are not computed and steps that are not needed."""
+
+    tokens: float = 0
+    steps: float = 0
+
+    def plus(self, other: Saving) -> Saving:
+        return Saving(self.tokens + other.tokens, self.steps + other.steps)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Came:
+    """An executable that was compiled while steps ran. began_s: of time.monotonic(). saves: in each step with it."""
+
+    began_s: float
+    seconds: float
+    saves: Saving
+    num_steps: int = 0
+
+
+class Worth:
+    """Counted by the thread that runs steps, read by the one that compiles."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self.wanted: dict[Hashable, Saving] = {}
+        self.came: dict[Hashable, Came] = {}
+        self._lock = threading.Lock()
+        self._seconds: dict[int, tuple[float, int]] = {}  # by tokens of a step: of all such steps, and how many
+        self._done_s = 0.0
+
+    def done(self, num_tokens: int, dispatched_s: float) -> None:
+        """A step of so many tokens, padding too, has just ended. The device began it when the one before it ended."""
+        now_s = time.perf_counter()
+        seconds, count = self._seconds.get(num_tokens, (0.0, 0))
+        self._seconds[num_tokens] = seconds + now_s - max(dispatched_s, self._done_s), count + 1
+        self._done_s = now_s
+
+    def want(self, part: Hashable, saving: Saving) -> None:
+        """A step has just run that would have saved so much."""
+        with self._lock:
+            self.wanted[part] = self.wanted.get(part, Saving()).plus(saving)
+
+    def ran(self, part: Hashable) -> None:
+        """A step has just run in this bucket."""
+        if (came := self.came.get(part)) is not None:
+            came.num_steps += 1
+
+    def add(self, part: Hashable, came: Came) -> None:
+        """What was wanted before it came is counted anew: steps may take other buckets now."""
+        with self._lock:
+            self.came[part] = came
+            self.wanted.clear()
+
+    def seconds(self, saving: Saving) -> float:
+        """What a saving is worth, by the steps so far."""
+        own, of_token = self._fit()
+        return own * saving.steps + of_token * saving.tokens
+
+    def most_wanted(self, parts: Collection[Key]) -> tuple[Key | None, float]:
+        """That of the parts which would have saved most so far, and how many seconds; None if no step wanted any."""
+        with self._lock:
+            wanted = dict(self.wanted)
+        found = [(part, self.seconds(wanted[part])) for part in parts if part in wanted]
+        return max(found, key=lambda each: each[1], default=(None, 0.0))
+
+    def report(self) -> list[dict[str, Any]]:
+        """For each executable that came: what it is, when, what it took and what it has saved, in seconds."""
+        return [
+            {
+                "what": str(part),
+                "began_s": round(came.began_s - self.began_s, 3),
+                "seconds": round(came.seconds, 3),
+                "saved_s": round(came.num_steps * self.seconds(came.saves), 3),
+            }
+            for part, came in dict(self.came).items()
+        ]
+
+    def _fit(self) -> tuple[float, float]:
+        """Seconds of a step and of each of its tokens: the line through the means, by least squares."""
+        means = [(tokens, seconds / count, count) for tokens, (seconds, count) in dict(self._seconds).items()]
+        if not means:
+            return 0.0, 0.0
+        total = sum(count for *_, count in means)
+        x, y = (sum(each[i] * each[2] for each in means) / total for i in (0, 1))
+        spread = sum(count * (tokens - x) ** 2 for tokens, _, count in means)
+        if not spread:
+            return 0.0, y / x
+        slope = sum(count * (tokens - x) * (mean - y) for tokens, mean, count in means) / spread
+        slope = min(max(slope, 0.0), y / x)
+        return y - slope * x, slope

@@ -1,0 +1,55 @@
+"""Forwards in pieces: one executable for each kind of layer, and the tokens of whole forwards."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.executables.pieces import PiecedExecutable
+from ferrum_jax.llm import LLM
+from ferrum_jax.models import registry
+from ferrum_jax.runtime import programs
+from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm
+
+PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)
+# Those with layers of several kinds: windows, states, experts, latents, lent keys and inputs of their own.
+SLOW = ["gemma3", "gemma4", "qwen3_next", "granitemoehybrid", "deepseek_v3", "gpt_oss_mxfp4", "nemotron_h", "llama4"]
+
+
+@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
+    whole = small_llm(family)
+    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    pieced = LLM(str(GOLDENS / family), SMALL)
+    layers = registry.abstract_model(pieced.spec).layers
+    kinds = {registry.unbind(layer)[0] for layer in layers}
+    for executable in pieced.loaded.executables.forwards.values():
+        assert isinstance(executable, PiecedExecutable) and len(executable.pieces) >= len(kinds) + 2
+        assert len(executable.plan.steps) == len(layers) + 2, "nothing stands between layers"
+        assert len(executable.pieces) == len(kinds) + 2 or family == "gpt_oss_mxfp4"
+    own, theirs = run(pieced, PROMPTS, GREEDY), run(whole, PROMPTS, GREEDY)
+    assert [output.token_ids for output in own] == [output.token_ids for output in theirs]
+
+
+@pytest.mark.slow
+def test_in_invariant_mode_bits_in_pieces_are_those_of_the_whole(monkeypatch):
+    whole = small_llm("qwen3", INVARIANT)
+    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    pieced = LLM(str(GOLDENS / "qwen3"), INVARIANT)
+    own, theirs = run(pieced, PROMPTS, GREEDY), run(whole, PROMPTS, GREEDY)
+    assert [output.outputs[0].logprobs for output in own] == [output.outputs[0].logprobs for output in theirs]
+
+
+def test_small_layers_and_meshes_stay_whole(monkeypatch):
+    layout = small_llm("qwen3").loaded.layout
+    assert not any(program.pieces_at for program in programs.programs_of(layout).values())
+    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    cut = {part for part, program in programs.programs_of(layout).items() if program.pieces_at}
+    assert cut == set(layout.ladder.buckets)
+    mesh = jax.sharding.Mesh(layout.mesh.devices.repeat(2).reshape(1, 2), layout.mesh.axis_names)
+    there = dataclasses.replace(layout, mesh=mesh)
+    assert not programs._pays_in_pieces(there)
