@@ -2,8 +2,8 @@
 
 `map_tensors` maps every file and gives each tensor as a NumPy view of its pages: nothing is read until it
 is used, and what is read is the kernel's page cache, not our memory. `load` renames, takes apart, stacks and casts the
-views into device arrays, one parameter after the other. Peak anonymous host memory is that of the device
-arrays that live on the host, plus nothing but one parameter in flight.
+views into device arrays. Peak anonymous host memory is that of the device arrays that live on the host, plus
+nothing but two parameters in flight.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from checkpoints.fingerprint import check_copies_of_head
 from checkpoints.formats import Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
-from checkpoints.placement import form_problems, leaves_of, made_forms, place, stored_targets, whole_targets
+from checkpoints.placement import form_problems, made_forms, place_all, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
 from ferrum_jax.files.json_files import parse_json, read_json
-from ferrum_jax.spec.stored_weight import weight_of
 
 INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say
@@ -82,10 +81,7 @@ def load(
         targets=stored_targets(targets, expansions),
         has_scheme=scheme is not None,
     )
-    return {
-        name: place(leaves_of(sources[weight_of(name)], name), target, expansions.get(name))
-        for name, target in targets.items()
-    }
+    return place_all(sources, targets, expansions)
 
 
 def sources_of(

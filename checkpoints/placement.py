@@ -1,4 +1,4 @@
-"""From arrays in host memory (most often a mapped file) to device arrays, one at a time.
+"""From arrays in host memory (most often a mapped file) to device arrays, one or two at a time.
 
 Where the dtype is the asked one and the data lies on 64 bytes, jax on the CPU takes the mapped pages as
 they are and no memory is spent; the array keeps the mapping alive. Everything else is cast straight into
@@ -8,6 +8,7 @@ Mappings are private (copy on write): nothing done to a device array reaches the
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,37 @@ import jax
 import numpy as np
 
 from checkpoints.rules import Expansion
-from ferrum_jax.spec.stored_weight import WeightForm, is_packed, weight_of_leaf
+from ferrum_jax.spec.stored_weight import WeightForm, is_packed, weight_of, weight_of_leaf
 
 ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
+_AT_ONCE = 2  # weights: each is in host memory until its device has it
 
 Index = tuple[slice, ...]
+
+
+def place_all(
+    sources: Mapping[str, Sequence[Any]],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    expansions: Mapping[str, Expansion],
+) -> dict[str, jax.Array]:
+    """`place` of every target, in their order. sources: of each weight.
+
+    Two threads share the work, because memory that is written for the first time costs more than the copy. Leaves of
+    forms are made one after the other, so that no two weights are there in float32, and so is what has no sharding,
+    because a default device is of its thread.
+    """
+
+    def own(name: str) -> jax.Array:
+        return place(leaves_of(sources[weight_of(name)], name), targets[name], expansions.get(name))
+
+    alike = all(target.sharding is not None and weight_of_leaf(name) is None for name, target in targets.items())
+    if not alike:
+        return {name: own(name) for name in targets}
+    threads = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return dict(zip(targets, threads.map(own, targets), strict=True))
+    finally:
+        threads.shutdown(cancel_futures=True)  # after an error or Ctrl-C, waits only for those that run
 
 
 def place(sources: Sequence[Any], target: jax.ShapeDtypeStruct, expansion: Expansion | None = None) -> jax.Array:

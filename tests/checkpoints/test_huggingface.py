@@ -2,13 +2,14 @@
 
 import json
 import struct
+import threading
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints import open_checkpoint
+from checkpoints import open_checkpoint, placement
 from checkpoints.huggingface import map_tensors
 from checkpoints.placement import place
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
@@ -52,6 +53,29 @@ def test_an_aligned_mapped_tensor_is_not_copied_and_donation_spares_the_file(tmp
     added = jax.jit(lambda x: x + 1, donate_argnums=0)(array)
     np.testing.assert_array_equal(np.asarray(added), values + 1)
     assert file.read_bytes()[-values.nbytes :] == values.tobytes()
+
+
+@pytest.mark.parametrize(("leaf", "most"), [("", 2), (".codes", 1)])
+def test_two_dense_weights_are_placed_at_once_and_forms_one_after_the_other(monkeypatch, leaf, most):
+    here, now, counts, both = threading.Lock(), [], [], threading.Barrier(2)
+
+    def watched(sources, target, expansion):
+        with here:
+            now.append(target)
+            counts.append(len(now))
+        if not leaf:
+            both.wait(timeout=60)  # passes when there are two
+        with here:
+            now.pop()
+        return target
+
+    monkeypatch.setattr(placement, "place", watched)
+    monkeypatch.setattr(placement, "leaves_of", lambda sources, name: sources)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {f"layers.{i}.weight{leaf}": jax.ShapeDtypeStruct((i,), "float32", sharding=device) for i in range(4)}
+    placed = placement.place_all(dict.fromkeys(f"layers.{i}.weight" for i in range(4)), wanted, {})
+    assert list(placed.items()) == list(wanted.items())
+    assert max(counts) == most
 
 
 @pytest.mark.parametrize("length", [0, 5, 60, -1])
