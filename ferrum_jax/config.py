@@ -107,7 +107,7 @@ class EngineConfig:
         None,
         "size of the KV pool in bytes",
         more="on the CPU it is the largest of 1 GiB, the weights' size and one row at max_model_len, within a quarter "
-        "of the free memory",
+        "of the memory and half of what is free",
         unset="all that is left; on the CPU 1 GiB or more",
         least=1,
         vllm="kv_cache_memory_bytes",

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.pools.host_free import free_host_bytes
+from ferrum_jax.pools.host_free import free_host_bytes, host_bytes
 
-CPU_SHARE = 4  # the KV pool takes at most a quarter of the free host memory
+CPU_SHARE = 4  # the KV pool takes at most a quarter of the host's memory
+CPU_FREE_SHARE = 2  # and at most half of what is free
 CPU_LEAST_BYTES = 1 << 30  # and that much, unless all rows need less
 RESERVED_BYTES = 512 << 20  # of an accelerator's memory, for its runtime and the programs themselves
 
@@ -156,18 +157,22 @@ def choose_num_host_blocks(*, host_cache_bytes: int, block_bytes: int, block_siz
 def cpu_pool_bytes(devices: Sequence[Any], weights_bytes: int, row_bytes: int) -> int:
     """Bytes for the KV pool of each CPU device where the user names none.
 
-    The largest of 1 GiB, the weights' size and one row at max_model_len, row_bytes; at most a quarter of what is free
-    once the weights are there, which is a coarse number. Devices of the CPU share the host's memory. For an
-    accelerator the compiler must be asked first: see runtime/fit.py.
+    The largest of 1 GiB, the weights' size and one row at max_model_len, row_bytes; at most a quarter of the host's
+    memory beside the weights, halved until it is within half of what is free. So starts ask for pools of one size, and
+    for the same executables, unless half of the memory comes and goes. Devices of the CPU share the host's memory. For
+    an accelerator the compiler must be asked first: see runtime/fit.py.
     """
-    most = _coarse(max(free_host_bytes() // len(devices) - weights_bytes, 0) // CPU_SHARE)
+    most, free = (max(of_host // len(devices) - weights_bytes, 0) for of_host in (host_bytes(), free_host_bytes()))
+    most = _coarse(most // CPU_SHARE)
+    while most > free // CPU_FREE_SHARE:
+        most //= 2
     return min(most, max(CPU_LEAST_BYTES, weights_bytes, row_bytes))
 
 
 def _coarse(count: int) -> int:
     """The largest number of three significant bits within count.
 
-    Free memory differs a little at each start, and every pool size needs executables of its own.
+    A host's memory differs a little with its kernel, and every pool size needs executables of its own.
     """
     shift = max(count.bit_length() - 3, 0)
     return count >> shift << shift

@@ -1,4 +1,4 @@
-"""Memory that this process may still take of its host: the least of what the host has and what its cgroups leave it.
+"""Memory that this process may take of its host, now or at all: the least of what the host has and its cgroups allow.
 
 A container reads its host's /proc/meminfo; its own limit stands in its cgroup, and each cgroup above may have a lower
 one. Source: the kernel's documents cgroup-v2 and cgroup-v1/memory, and proc(5).
@@ -30,18 +30,23 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     Files that were read, such as weights, count as free where the kernel may drop them, as MemAvailable counts them.
     Raises ValueError where the system does not say.
     """
-    return max(min([_available(root), *_left_by_cgroups(root)]), 0)
+    return max(min([_of_host(root, "MemAvailable:"), *(limit - held for limit, held in _limits(root))]), 0)
 
 
-def _available(root: Path) -> int:
+def host_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process might take if nobody had taken any: the same at each start. Raises as above."""
+    return min([_of_host(root, "MemTotal:"), *(limit for limit, _ in _limits(root))])
+
+
+def _of_host(root: Path, what: str) -> int:
     for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(what):
             return int(line.split()[1]) * 1024
     raise ValueError("the host does not say how much memory is free; set kv_memory_bytes")
 
 
-def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """Bytes that each limit leaves, of this process's memory cgroups and the visible ones above them."""
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(bytes, bytes that are taken) of each limit, of this process's memory cgroups and the visible ones above them."""
     own = _own_cgroups(root)
     for mount, top, files in _mounts(root):
         path = own.get(files)
@@ -49,7 +54,7 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
             continue
         inside = path.relative_to(top) if path.is_relative_to(top) and ".." not in path.parts else PurePosixPath()
         for folder in (inside, *inside.parents):
-            yield from _left_by(mount / folder, files)
+            yield from _limits_in(mount / folder, files)
 
 
 def _own_cgroups(root: Path) -> dict[_Files, PurePosixPath]:
@@ -76,13 +81,13 @@ def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
             yield root / mount.lstrip("/"), PurePosixPath(top), _V1
 
 
-def _left_by(folder: Path, files: _Files) -> Iterator[int]:
+def _limits_in(folder: Path, files: _Files) -> Iterator[tuple[int, int]]:
     usage = _text(folder / files.usage).strip()
     limits = [_text(folder / name).strip() for name in files.limits]
     if usage.isdecimal():  # the root has no such files
         stat = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines())
         held = int(usage) - int(stat.get(files.reclaimable, 0))
-        yield from (int(limit) - held for limit in limits if limit.isdecimal())  # "max" is none
+        yield from ((int(limit), held) for limit in limits if limit.isdecimal())  # "max" is none
 
 
 def _text(path: Path) -> str:

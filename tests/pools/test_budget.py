@@ -42,13 +42,23 @@ def test_too_little_memory_for_one_block_is_an_error_with_the_repair():
 CPU = types.SimpleNamespace(platform="cpu")
 
 
-def test_free_memory_that_differs_a_little_gives_pools_of_one_size(monkeypatch):
-    free = [10**10 - used for used in range(10_000_000, 50_000_000, 10_000_000)]
+def of_host(monkeypatch, total, free):
+    monkeypatch.setattr(budget, "host_bytes", lambda: total)
+    monkeypatch.setattr(budget, "free_host_bytes", lambda: free)
+
+
+def test_a_host_on_which_others_take_and_give_back_memory_gives_pools_of_one_size(monkeypatch):
     sizes = set()
-    for count in free:
-        monkeypatch.setattr(budget, "free_host_bytes", lambda count=count: count)
-        sizes.add(cpu_pool_bytes([CPU], 0, 2**60))
-    assert len(sizes) == 1 and 0 < min(sizes) <= 10**10 // 4
+    for gib in range(13, 24):
+        of_host(monkeypatch, 24 << 30, gib << 30)
+        sizes.add(cpu_pool_bytes([CPU], 2 << 30, 2**60))
+    assert sizes == {5 << 30}
+
+
+@pytest.mark.parametrize(("free_gib", "expected"), [(11, 5 << 29), (6, 5 << 28), (2, 0)])
+def test_a_pool_is_halved_until_it_is_within_half_of_what_is_free(monkeypatch, free_gib, expected):
+    of_host(monkeypatch, 24 << 30, free_gib << 30)
+    assert cpu_pool_bytes([CPU], 2 << 30, 2**60) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,13 +66,13 @@ def test_free_memory_that_differs_a_little_gives_pools_of_one_size(monkeypatch):
     [(0, 0, 2**30), (2**31, 0, 2**31), (0, 2**31, 2**31), (2**31, 3 << 30, 3 << 30), (0, 2**40, 2**32)],
 )
 def test_the_cpus_pool_is_the_largest_of_three_within_a_quarter(monkeypatch, weights_bytes, row_bytes, expected):
-    monkeypatch.setattr(budget, "free_host_bytes", lambda: 2**34 + weights_bytes)
+    of_host(monkeypatch, 2**34 + weights_bytes, 2**34 + weights_bytes)
     assert cpu_pool_bytes([CPU], weights_bytes, row_bytes) == expected
 
 
 def test_devices_of_the_cpu_share_what_is_free_and_get_never_less_than_nothing(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(budget, "free_host_bytes", lambda: 2**34)
+        of_host(patch, 2**34, 2**34)
         assert cpu_pool_bytes([CPU, CPU], 2**32, 2**40) == 2**30
     assert cpu_pool_bytes([CPU], 2**60, 0) == 0
     with open("/proc/meminfo") as file:

@@ -1,4 +1,5 @@
-"""Free memory is the least of what the host has and what each cgroup above this process leaves of its limit."""
+"""Free memory is the least of what the host has and what each cgroup above this process leaves of its limit; all of
+it is the least of the host's and the limits."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.pools.host_free import free_host_bytes
+from ferrum_jax.pools.host_free import free_host_bytes, host_bytes
 
 V1 = "30 23 0:27 {top} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 V2 = "31 23 0:28 {top} /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -80,6 +81,17 @@ def test_the_first_kind_of_cgroup_limits_it_at_every_level(tmp_path, files, expe
 def test_a_container_finds_its_own_limit_where_its_cgroup_is_mounted(tmp_path, own, top):
     files = v2("", 50_000, 20_000)
     assert free_host_bytes(host(tmp_path, cgroup=own, mounts=V2.format(top=top), files=files)) == 30_000
+
+
+@pytest.mark.parametrize("usage", [0, 20_000, 60_000])
+def test_all_memory_is_the_lowest_limit_whatever_is_taken_of_it(tmp_path, usage):
+    files = v2("a/b/", "max", usage) | v2("a/", 50_000, usage, high=45_000)
+    assert host_bytes(host(tmp_path, cgroup="0::/a/b", mounts=V2.format(top="/"), files=files)) == 45_000
+
+
+def test_all_memory_is_what_the_host_has_where_no_limit_is_lower(tmp_path):
+    files = v2("a/b/", 2**40, 20_000)
+    assert host_bytes(host(tmp_path, cgroup="0::/a/b", mounts=V2.format(top="/"), files=files)) == 9000 * 1024
 
 
 def test_a_host_that_says_nothing_is_an_error_with_the_repair(tmp_path):
