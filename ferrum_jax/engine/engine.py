@@ -88,6 +88,8 @@ class Engine:
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
         submission = self._intake.take(prompt_token_ids, sampling, options)
+        if (scores := submission.scores) is not None:
+            submission.part = self.runner.begin_scores(every=scores.takes_all)
         if submission.waits:
             self._not_ready.put(submission)
         else:

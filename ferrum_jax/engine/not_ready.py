@@ -1,4 +1,4 @@
-"""NotReady: submissions whose grammar is being compiled, or whose adapter has no slot yet, before they are queued."""
+"""NotReady: submissions whose grammar or executable is being compiled, or whose adapter has no slot yet."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ class NotReady:
                 slots_are_asked |= not is_next
                 if not is_next:
                     continue
-            if submission.grammar is None or submission.grammar.is_ready:
+            if submission.has_parts:
                 yield submission.id
         self._adapters.keep_staged({s.adapter.key for s in self._waiting.values() if s.adapter is not None})

@@ -21,6 +21,7 @@ from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
+from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.outputs import CompletionOutput
 from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.request import Request
@@ -62,13 +63,16 @@ class Submission:
     rules: TokenRules | None = None  # of one that needs masks
     adapter: LoadedAdapter | None = None
     images: Sequence[EncodableImage] = ()  # of its prompt as it runs
+    part: DeferredExecutable | None = None  # that it needs and that is being compiled
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
     first_token_s: float | None = None  # of time.monotonic(), when the host had it
 
     def wait_for_grammar(self) -> ValueError | None:
-        """Why its grammar cannot be used; None where it can, or where there is none. Waits for the compile."""
+        """Why its grammar cannot be used; None where it can, or where there is none. Waits for what is compiled."""
+        if self.part is not None:
+            self.part.wait()
         return None if self.grammar is None else self.grammar.fault()
 
     @property
@@ -79,7 +83,12 @@ class Submission:
     @property
     def waits(self) -> bool:
         """Whether something has to be ready before it is queued."""
-        return self.grammar is not None or self.adapter is not None
+        return self.grammar is not None or self.adapter is not None or self.part is not None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its grammar and the executables that it needs are compiled."""
+        return (self.grammar is None or self.grammar.is_ready) and (self.part is None or self.part.done)
 
     @property
     def is_observed(self) -> bool:

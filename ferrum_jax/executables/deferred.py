@@ -16,9 +16,14 @@ Executable = Callable[..., Any]
 
 
 class DeferredExecutable:
-    """One executable. load: makes it; called once, or again if interrupted. Everybody who asks gets its error."""
+    """One executable. load: makes it; called once, or again if interrupted. Everybody who asks gets its error.
 
-    def __init__(self, load: Callable[[], Executable]) -> None:
+    compiles: making it is a compile, so that no step should wait for it; see `begin`.
+    """
+
+    def __init__(self, load: Callable[[], Executable], *, compiles: bool = False) -> None:
+        self.compiles = compiles
+        self._has_begun = False
         self._load: Callable[[], Executable] | None = load
         self._lock = threading.Lock()
         self._future: concurrent.futures.Future[Executable] = concurrent.futures.Future()
@@ -45,6 +50,18 @@ class DeferredExecutable:
                 self._future.set_exception(error)
             self._load = None  # and the bytes with it
 
+    def begin(self) -> None:
+        """Has a thread make it, if none does yet. The program ends after it."""
+        with self._lock:
+            if self._has_begun:
+                return
+            self._has_begun = True
+        threading.Thread(target=self.prepare, name="make an executable").start()
+
+    def wait(self) -> None:
+        """Returns when it is made, by whoever makes it."""
+        concurrent.futures.wait([self._future])
+
     def result(self) -> Executable:
         """The executable."""
         if not self._future.done():
@@ -60,6 +77,10 @@ class Prepared(Mapping[Key, Executable]):
 
     def put(self, key: Key, executable: DeferredExecutable) -> None:
         self._deferred[key] = executable
+
+    def deferred(self, key: Key) -> DeferredExecutable:
+        """One that need not be loaded."""
+        return self._deferred[key]
 
     def __getitem__(self, key: Key) -> Executable:
         return self._deferred[key].result()

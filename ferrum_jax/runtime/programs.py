@@ -34,8 +34,10 @@ from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
 Part = Bucket | RowBucket | str
+DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
 LEAST_LAYER_BYTES = 8 << 20  # whose reading alone takes 0.5 ms or more; a call of one more piece takes 0.015 ms
-OTHERS = ("score", "score_all", "write_slot", "write_masks", "copy_blocks", "fresh_pools")
+OF_SCORES = ("score", "score_all")
+OTHERS = (*OF_SCORES, "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
@@ -155,7 +157,9 @@ def encoder_name(num_patches: int) -> str:
 def _pays_in_pieces(layout: Layout) -> bool:
     """Whether a forward is an executable for each kind of layer: on one CPU, of layers that take long enough."""
     mesh, targets = layout.mesh, layout.decoder_targets
-    num_bytes = sum(target.size * target.dtype.itemsize for name, target in targets.items() if "layers." in name)
+    num_bytes = sum(
+        target.size * target.dtype.itemsize for name, target in targets.items() if name.startswith("layers.")
+    )
     return (
         mesh.size == 1
         and mesh.devices.flat[0].platform == "cpu"
@@ -198,14 +202,18 @@ def compile_all(
 ) -> Executables:
     """The executable of every part; see `make_all`.
 
-    first: with a store, only those that it has, and those without which some request could not be served.
+    first: with a store, only those that it has, and those without which some request could not be served. Of these
+    what gives prompt log-probabilities is compiled when it is asked for first, before the request that asks is queued.
     """
     programs = programs_of(layout)
+    later: dict[Part, DeferredExecutable] = {}
     if first is not None:
-        needed = {*layout.ladder.first_parts(_first_tokens(layout)), *others_of(layout)}
-        programs = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
+        needed = {*_first_parts(layout), *others_of(layout)} - set(OF_SCORES)
+        there = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
+        later = {name: _when_asked(programs[name], executable_cache) for name in OF_SCORES if name not in there}
+        programs = there
     made = make_all(
-        {part: programs[part] for part in largest_first(programs, layout)},
+        {part: programs[part] for part in largest_first(programs, layout) if part in programs},
         (part for part in in_order_of_use(layout) if part in programs),
         executable_cache=executable_cache,
         on_done=on_done,
@@ -214,8 +222,12 @@ def compile_all(
     return Executables(
         forwards=Prepared({bucket: made[bucket] for bucket in layout.ladder.buckets if bucket in made}),
         samples=Prepared({bucket: made[bucket] for bucket in layout.ladder.row_buckets if bucket in made}),
-        others=Prepared({name: made[name] for name in others_of(layout)}),
+        others=Prepared({name: made.get(name) or later[name] for name in others_of(layout)}),
     )
+
+
+def _when_asked(program: Program, executable_cache: ExecutableCache | None) -> DeferredExecutable:
+    return DeferredExecutable(lambda: program.get(executable_cache).result(), compiles=True)
 
 
 def in_order_of_use(layout: Layout) -> Iterator[Part]:
@@ -230,6 +242,15 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
     yield from ("copy_blocks", "write_masks", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)
     yield from () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
+
+
+def _first_parts(layout: Layout) -> list[Bucket | RowBucket]:
+    """What a start makes of the ladder: no decode of its own for a model so small that its compile pays late."""
+    parts = layout.ladder.first_parts(_first_tokens(layout))
+    num_values = sum(target.size for name, target in layout.decoder_targets.items() if name.startswith("layers."))
+    return [
+        part for part in parts if num_values >= DECODES_AT_ONCE or isinstance(part, RowBucket) or not part.decode_only
+    ]
 
 
 def _first_tokens(layout: Layout) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.plan import Copy, StepPlan
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.prompt import EncodableImage
@@ -331,6 +332,14 @@ class Runner:
             kind = ladder.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
             for larger in (b for b in kind if not b.decode_only and b.num_tokens > most):
                 want(larger, Saving(steps=1 - most / larger.num_tokens))
+
+    def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
+        """What `score`, or `score_all`, waits for until it is compiled; None where it is."""
+        part = self._executables.others.deferred("score_all" if every else "score")
+        if part.done or not part.compiles:
+            return None
+        part.begin()
+        return part
 
     def score(self, asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
         """Starts prompt log-probabilities of tokens of the step that was dispatched last, before the next is.

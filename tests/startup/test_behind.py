@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 import time
 
 import jax
@@ -206,3 +207,29 @@ def test_steps_take_what_was_compiled_while_they_ran(tmp_path):
     stats = llm.stats()
     assert stats["executables_compiled"][0]["what"] == str(missing[0]) and stats["compiles_after_ready"] == 0
     assert stats["executables_compiled"][0]["seconds"] > 0
+
+
+def test_scores_are_compiled_when_they_are_asked_for_and_no_step_waits(monkeypatch):
+    llm = small_llm("qwen3")
+    expected = run(llm, PROMPTS[:1], dataclasses.replace(GREEDY, prompt_logprobs=2))[0].prompt_logprobs
+    early = executables_of(llm.loaded, only_first=True)
+    may_end, made = threading.Event(), []
+
+    def slow():
+        may_end.wait(60)
+        made.append(threading.current_thread().name)
+        return llm.loaded.executables["score"]
+
+    others = {name: DeferredExecutable.made(early.others[name]) for name in early.others}
+    others["score"] = DeferredExecutable(slow, compiles=True)
+    loaded = dataclasses.replace(llm.loaded, executables=dataclasses.replace(early, others=Prepared(others)))
+    engine = build_engine(loaded, llm.config, llm.tokenizer)
+    plain = engine.add(PROMPTS[1], GREEDY)
+    asks = engine.add(PROMPTS[0], dataclasses.replace(GREEDY, prompt_logprobs=2))
+    outputs = {}
+    while plain not in outputs:
+        outputs |= {output.request_id: output for output in step(engine)}
+    assert not made and asks not in outputs, "the row beside it ended meanwhile"
+    may_end.set()
+    outputs |= finish(engine)
+    assert outputs[asks].prompt_logprobs == expected and made == ["make an executable"]
