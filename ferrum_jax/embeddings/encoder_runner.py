@@ -42,7 +42,7 @@ class EncoderRunner:
 
     @property
     def compiled(self) -> list[dict[str, Any]]:
-        """Those that were compiled while steps ran."""
+        """What was compiled while steps ran: nothing."""
         return []
 
     @property

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.executables.compile import Program, make_all
 from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.ints import round_up
@@ -25,7 +26,6 @@ from ferrum_jax.layers.text_rows import QUERY_TILE, TextRows
 from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import Ledger
-from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.layout import ModelLayout
 from ferrum_jax.runtime.settled import resolve_dtype, shared_refusals
 from ferrum_jax.sharding import describe, on_mesh, partition, partitions, shard_model

@@ -30,7 +30,7 @@ class NotReady:
     def take(self, submission_id: int) -> tuple[Submission, ValueError | None]:
         """A submission that is to be queued, which has the slot of its adapter until it ends; or what is wrong."""
         submission = self._waiting.pop(submission_id)
-        fault = submission.wait_for_grammar()
+        fault = _fault(submission)
         if fault is None and submission.adapter is not None:
             try:
                 submission.adapter_slot = self._adapters.hold(submission.adapter)
@@ -49,14 +49,14 @@ class NotReady:
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
         submission = self._waiting.get(submission_id)
-        fault = submission and submission.wait_for_grammar()
+        fault = submission and _fault(submission)
         if fault is not None:
             raise fault
 
     def wait_for_first(self) -> None:
         """Nothing else is to do."""
         first = next(iter(self._waiting.values()))
-        first.wait_for_grammar()
+        _fault(first)
         if first.adapter is not None:
             self._adapters.wait(first.adapter)
 
@@ -72,6 +72,19 @@ class NotReady:
                 slots_are_asked |= not is_next
                 if not is_next:
                     continue
-            if submission.has_parts:
+            if _has_parts(submission):
                 yield submission.id
         self._adapters.keep_staged({s.adapter.key for s in self._waiting.values() if s.adapter is not None})
+
+
+def _has_parts(submission: Submission) -> bool:
+    """Whether its grammar and the executable that it needs are compiled."""
+    is_compiled = submission.part is None or submission.part.done
+    return is_compiled and (submission.grammar is None or submission.grammar.is_ready)
+
+
+def _fault(submission: Submission) -> ValueError | None:
+    """Why its grammar cannot be used; None where it can, or where there is none. Waits for what is compiled."""
+    if submission.part is not None:
+        submission.part.wait()
+    return None if submission.grammar is None else submission.grammar.fault()

@@ -21,8 +21,8 @@ from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.outputs import RequestOutput
-from ferrum_jax.runtime.compile import CompileCounter
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)

@@ -69,12 +69,6 @@ class Submission:
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
     first_token_s: float | None = None  # of time.monotonic(), when the host had it
 
-    def wait_for_grammar(self) -> ValueError | None:
-        """Why its grammar cannot be used; None where it can, or where there is none. Waits for what is compiled."""
-        if self.part is not None:
-            self.part.wait()
-        return None if self.grammar is None else self.grammar.fault()
-
     @property
     def image_digests(self) -> tuple[str, ...]:
         """Digests of the prompt's images as they were given, in hexadecimal."""
@@ -84,11 +78,6 @@ class Submission:
     def waits(self) -> bool:
         """Whether something has to be ready before it is queued."""
         return self.grammar is not None or self.adapter is not None or self.part is not None
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether its grammar and the executables that it needs are compiled."""
-        return (self.grammar is None or self.grammar.is_ready) and (self.part is None or self.part.done)
 
     @property
     def is_observed(self) -> bool:

@@ -31,7 +31,7 @@ from jax.experimental import serialize_executable
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.lowered import Lowered
-from ferrum_jax.executables.pieces import LoweredPieces, PiecedExecutable, Plan
+from ferrum_jax.executables.pieces import CallPlan, LoweredPieces, PiecedExecutable
 from ferrum_jax.executables.remote_folder import local_folder, remote_of
 from ferrum_jax.files.store import UrlStore
 from ferrum_jax.files.whole_files import write_whole
@@ -240,7 +240,7 @@ def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
         _prepare_lapack()
     try:
         first, *rest = pickle.loads(payload)
-        if isinstance(first, Plan):
+        if isinstance(first, CallPlan):
             return PiecedExecutable(first, [load_executable(piece, devices) for piece in rest[0]])
         return serialize_executable.deserialize_and_load(first, *rest, execution_devices=list(devices))
     except Exception as error:  # of pickle, of jax or of a plugin

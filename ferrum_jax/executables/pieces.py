@@ -25,7 +25,7 @@ _JIT = ("jit", "pjit")  # what jax calls the call of a jitted function, by versi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One call: of which piece, and the places of its arguments and results among all arrays of the program.
+    """One call of a piece, with the places of its arguments and results among all arrays of the program.
 
     dead: places that no later step reads.
     """
@@ -37,7 +37,7 @@ class _Step:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class CallPlan:
     """The steps of a program. results: places of what it returns, in the order of out_tree."""
 
     steps: tuple[_Step, ...]
@@ -50,7 +50,7 @@ class Plan:
 class PiecedExecutable:
     """Executables that together do what one of the whole program would do; called as that one."""
 
-    def __init__(self, plan: Plan, pieces: Sequence[Callable[..., Sequence[jax.Array]]]) -> None:
+    def __init__(self, plan: CallPlan, pieces: Sequence[Callable[..., Sequence[jax.Array]]]) -> None:
         self.plan, self.pieces = plan, list(pieces)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -71,7 +71,7 @@ class PiecedExecutable:
 class LoweredPieces:
     """A program in pieces that XLA has not compiled yet, as `Lowered` is one that is whole."""
 
-    def __init__(self, plan: Plan, pieces: Sequence[Lowered]) -> None:
+    def __init__(self, plan: CallPlan, pieces: Sequence[Lowered]) -> None:
         self._plan, self._pieces = plan, pieces
 
     def text(self) -> str | None:
@@ -146,7 +146,7 @@ class _Cutting:
         self._pieces: list[_Piece] = []
         self._known: dict[Any, int] = {}
 
-    def result(self, traced: jax.stages.Traced) -> tuple[Plan, list[_Piece]]:
+    def result(self, traced: jax.stages.Traced) -> tuple[CallPlan, list[_Piece]]:
         blocks = self._blocks()
         last_read = {v: n for n, block in enumerate(blocks) for v in block.inputs}
         steps = []
@@ -157,7 +157,7 @@ class _Cutting:
                 tuple(map(self._place, variables)) for variables in (block.inputs, block.results, free)
             )
             steps.append(_Step(piece=piece, arguments=arguments, results=results, dead=dead))
-        plan = Plan(
+        plan = CallPlan(
             steps=tuple(steps),
             num_places=len(self._places),
             results=tuple(map(self._place, self._jaxpr.outvars)),

@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
+from ferrum_jax.executables.compile import Program
 from ferrum_jax.meshes.encoder_forecast import EncoderForecast, forecast_encoder
 from ferrum_jax.meshes.forecast import Forecast, Lengths, forecast
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.fit import expected_temporaries, fit, refuse_overfull
 from ferrum_jax.runtime.layout import Layout, ModelLayout
 from ferrum_jax.runtime.programs import largest_first, programs_of

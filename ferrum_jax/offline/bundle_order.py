@@ -16,13 +16,13 @@ from checkpoints import stored_forms
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.bundle import Purpose, purpose_of
+from ferrum_jax.executables.compile import Program
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.files.json_files import read_json
 from ferrum_jax.meshes.choices import MeshFit
 from ferrum_jax.meshes.on_paper import Encoding, Generating, Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models import registry
-from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import make_mesh, takes_all_hosts

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ferrum_jax.executables.compile import Program
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.pools.blocks import gather_blocks, scatter_blocks
 from ferrum_jax.pools.host_blocks import trace_from_buffers, trace_to_buffers
 from ferrum_jax.pools.pools import Pools
-from ferrum_jax.runtime.compile import Program
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import describe, formats, whole
 from ferrum_jax.sharding.shards import DATA

@@ -18,18 +18,19 @@ import jax
 from jax.sharding import Mesh
 
 from ferrum_jax.adapters.adapter_slots import trace_fresh_adapters, trace_write_adapter
+from ferrum_jax.executables.compile import Program, make_all
 from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.executables.worth import Saving, Worth
+from ferrum_jax.plan import StepPlan
 from ferrum_jax.pools.copies import trace_copies
 from ferrum_jax.pools.pools import are_untouched, trace_fresh
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
-from ferrum_jax.runtime.compile import Program, make_all
 from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks, trace_write_slot
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
-from ferrum_jax.runtime.worth import Worth
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
@@ -75,6 +76,23 @@ class Executables:
             self.forwards.put(part, executable)
         else:
             self.samples.put(part, executable)
+
+    def want(self, plan: StepPlan, ladder: Ladder, there: Ladder, head_share: float) -> None:
+        """Counts the padding that missing executables would have saved a step, and a step that was cut to the largest.
+
+        ladder, there: all buckets, and those that are there. head_share: a row's logits over a token's layers.
+        """
+        bucket, best = there.bucket_of(plan), ladder.bucket_of(plan)
+        rows, best_rows = there.row_bucket_of(plan), ladder.row_bucket_of(plan)
+        if best != bucket:
+            self.worth.want(best, Saving(tokens=bucket.num_tokens - best.num_tokens))
+        if best_rows != rows:
+            self.worth.want(best_rows, Saving(tokens=(rows.num_rows - best_rows.num_rows) * head_share))
+        most = there.most_tokens
+        if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
+            kind = ladder.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
+            for larger in (b for b in kind if not b.decode_only and b.num_tokens > most):
+                self.worth.want(larger, Saving(steps=1 - most / larger.num_tokens))
 
     def load(self) -> None:
         """Loads every executable that is not loaded yet."""
@@ -202,8 +220,8 @@ def compile_all(
 ) -> Executables:
     """The executable of every part; see `make_all`.
 
-    first: with a store, only those that it has, and those without which some request could not be served. Of these
-    what gives prompt log-probabilities is compiled when it is asked for first, before the request that asks is queued.
+    first: with a store, only those that it has, and those without which some request could not be served. What gives
+    prompt log-probabilities is compiled when it is asked for first, before the request that asks is queued.
     """
     programs = programs_of(layout)
     later: dict[Part, DeferredExecutable] = {}

@@ -34,7 +34,6 @@ from ferrum_jax.runtime.inputs import (
 )
 from ferrum_jax.runtime.programs import Executables, encoder_name
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
-from ferrum_jax.runtime.worth import Saving
 from ferrum_jax.towers.image_slots import ImageSlots
 
 
@@ -187,15 +186,8 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pools, also those that an interrupted step has donated and not returned."""
-        for pool in (
-            *self._caches,
-            self._slots,
-            self._prompts,
-            self._masks,
-            self._hidden,
-            *self._adapters,
-            *self._images,
-        ):
+        own = (self._slots, self._prompts, self._masks, self._hidden)
+        for pool in (*self._caches, *own, *self._adapters, *self._images):
             pool.delete()
         if self.host is not None:
             self.host.close()
@@ -297,7 +289,7 @@ class Runner:
         shards = plan.shards
         bucket, row_bucket = self._ladder.bucket_of(plan), self._ladder.row_bucket_of(plan)
         if self._ladder.missing:
-            self._want(plan, bucket, row_bucket)
+            self._executables.want(plan, self._full_ladder, self._ladder, self._head_share)
         for index, shard in enumerate(shards):
             if shard.spills or shard.loads:
                 self.move(index, shard.spills, shard.loads)
@@ -318,20 +310,6 @@ class Runner:
         worth.ran(row_bucket)
         done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _done=done)
-
-    def _want(self, plan: StepPlan, bucket: Bucket, row_bucket: RowBucket) -> None:
-        """Counts the padding that missing executables would have saved, and steps that were cut to the largest one."""
-        ladder, want = self._full_ladder, self._executables.worth.want
-        best, best_rows = ladder.bucket_of(plan), ladder.row_bucket_of(plan)
-        if best != bucket:
-            want(best, Saving(tokens=bucket.num_tokens - best.num_tokens))
-        if best_rows != row_bucket:
-            want(best_rows, Saving(tokens=(row_bucket.num_rows - best_rows.num_rows) * self._head_share))
-        most = self.most_tokens
-        if most is not None and max(shard.num_tokens for shard in plan.shards) == most:
-            kind = ladder.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
-            for larger in (b for b in kind if not b.decode_only and b.num_tokens > most):
-                want(larger, Saving(steps=1 - most / larger.num_tokens))
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """What `score`, or `score_all`, waits for until it is compiled; None where it is."""

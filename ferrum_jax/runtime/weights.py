@@ -12,7 +12,7 @@ import jax
 
 from checkpoints.fingerprint import fingerprint
 from checkpoints.memory import Copies
-from ferrum_jax.runtime.compile import beside
+from ferrum_jax.executables.compile import beside
 from ferrum_jax.runtime.layout import ModelLayout
 
 Made = TypeVar("Made")

@@ -1,6 +1,6 @@
 """Behind: executables that a start left out, compiled while the engine works, each once it pays.
 
-A thread looks which missing executable would have saved the steps so far most (`runtime/worth.py`), and compiles it
+A thread looks which missing executable would have saved the steps so far most (`executables/worth.py`), and compiles it
 once that is more than its compile takes: so no run loses more than twice what the best choice would have cost, however
 long it goes on. Tracing holds Python's lock for some tenths of a second, because layers that are alike are traced once;
 XLA compiles without it.
@@ -17,11 +17,11 @@ from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.executable_store import ExecutableStore
+from ferrum_jax.executables.worth import Came, Saving
 from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.programs import Executables, programs_of
-from ferrum_jax.runtime.worth import Came, Saving
 
 _LOOK_S = 0.2  # how often the thread looks what is wanted, and whether it is
 _COMPILE_S = 3.0  # where the store has not measured any

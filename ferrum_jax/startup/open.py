@@ -28,13 +28,13 @@ from ferrum_jax.embeddings.texts import Texts
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.bundle import Bundle, config_for
+from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.processes.processes import current, told
 from ferrum_jax.prompt import PromptIds
-from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach

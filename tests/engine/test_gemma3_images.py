@@ -9,8 +9,8 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.runtime.compile import CompileCounter
 from tests.engine.gemma3_folder import PROCESSOR, write_gemma3_folder
 from tests.engine.image_folder import picture
 from tests.engine.test_images import GREEDY, Picture, asked, assert_golden, engine_of, golden, run

@@ -12,8 +12,8 @@ import pytest
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
+from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.runtime.compile import CompileCounter
 from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, SMALL, finish, small_llm, step
 

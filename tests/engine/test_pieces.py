@@ -16,7 +16,7 @@ from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm
 
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)
-# Those with layers of several kinds: windows, states, experts, latents, lent keys and inputs of their own.
+# Layers of several kinds: windows, states, experts, latents, lent keys and inputs of their own.
 SLOW = ["gemma3", "gemma4", "qwen3_next", "granitemoehybrid", "deepseek_v3", "gpt_oss_mxfp4", "nemotron_h", "llama4"]
 
 

@@ -25,6 +25,7 @@ def test_a_part_of_the_ladder_gives_the_same_tokens():
     assert [str(bucket) for bucket in llm.loaded.layout.ladder.buckets] == [
         "decode T=1 R=1 M=16",
         "decode T=2 R=2 M=16",
+        "decode T=4 R=4 M=16",  # with which every start begins
         "mixed T=16 R=4 M=16",
     ]
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -12,8 +12,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 
+from ferrum_jax.executables.compile import Program
 from ferrum_jax.executables.refused_kernel import RefusedKernel, is_of_kernel
-from ferrum_jax.runtime.compile import Program
 from ferrum_jax.startup.faults import _MOSAIC
 
 MESH = Mesh(np.array(jax.devices("cpu")[:1]), ("x",))

@@ -238,6 +238,7 @@ MAY_IMPORT = {
         "ferrum_jax.adapters",
         "ferrum_jax.answers",
         "ferrum_jax.engine.of_tokens",
+        "ferrum_jax.executables",
         "ferrum_jax.pools",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",
@@ -251,6 +252,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.meshes": (
         "ferrum_jax.embeddings",
+        "ferrum_jax.executables",
         "ferrum_jax.models",
         "ferrum_jax.pools",
         "ferrum_jax.runtime",
@@ -560,7 +562,7 @@ def test_environment_variables_are_set_only_where_no_device_is_looked_for():
 
 def test_all_code_that_a_step_is_traced_from_decides_the_name_of_its_executable():
     """Everything that the making of a step imports, however far, is in the digest of the store."""
-    reached, todo = set(), ["ferrum_jax.runtime.compile", "ferrum_jax.embeddings.encoder_runtime"]
+    reached, todo = set(), ["ferrum_jax.executables.compile", "ferrum_jax.embeddings.encoder_runtime"]
     while todo:
         module = todo.pop()
         if module not in reached:

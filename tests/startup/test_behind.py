@@ -14,10 +14,10 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.executables.deferred import DeferredExecutable, Prepared
 from ferrum_jax.executables.executable_store import ExecutableStore, _checked
 from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.executables.worth import Saving, Worth
 from ferrum_jax.llm import LLM
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, RowBucket, make_ladder
 from ferrum_jax.runtime.programs import Executables, programs_of
-from ferrum_jax.runtime.worth import Saving, Worth
 from ferrum_jax.startup import behind
 from ferrum_jax.startup.behind import compile_behind
 from ferrum_jax.startup.build_engine import build_engine

@@ -14,8 +14,9 @@ from checkpoints.sentence import SentenceLayout
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.encoder import load_encoder
+from ferrum_jax.executables import compile
 from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.runtime import compile, programs
+from ferrum_jax.runtime import programs
 from ferrum_jax.runtime.fit import missing_bytes
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
