@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.submission import Submission
 
+_LOOK_S = 0.05  # how long a step waits for an executable that others make: meanwhile more may come, or end
+
 
 class NotReady:
     """The requests of one engine that wait, in the order in which they came."""
@@ -49,14 +51,17 @@ class NotReady:
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
         submission = self._waiting.get(submission_id)
-        fault = submission and _fault(submission)
+        fault = submission and _fault_of_grammar(submission)
         if fault is not None:
             raise fault
 
     def wait_for_first(self) -> None:
-        """Nothing else is to do."""
+        """Nothing else is to do. For an executable it waits a moment alone, because its compile takes seconds."""
         first = next(iter(self._waiting.values()))
-        _fault(first)
+        if first.part is not None and not first.part.done:
+            first.part.wait(_LOOK_S)
+            return
+        _fault_of_grammar(first)
         if first.adapter is not None:
             self._adapters.wait(first.adapter)
 
@@ -84,7 +89,15 @@ def _has_parts(submission: Submission) -> bool:
 
 
 def _fault(submission: Submission) -> ValueError | None:
-    """Why its grammar cannot be used; None where it can, or where there is none. Waits for what is compiled."""
+    """Why it cannot be queued; None where it can. Waits for what is compiled."""
     if submission.part is not None:
         submission.part.wait()
+        if (error := submission.part.error()) is not None:
+            text = f"what gives prompt_logprobs could not be compiled ({type(error).__name__}: {error})"[:1000]
+            return ValueError(f"{text}; ask without prompt_logprobs")
+    return _fault_of_grammar(submission)
+
+
+def _fault_of_grammar(submission: Submission) -> ValueError | None:
+    """Why its grammar cannot be used; None where it can, or where there is none. Waits for its compile."""
     return None if submission.grammar is None else submission.grammar.fault()

@@ -51,16 +51,19 @@ class DeferredExecutable:
             self._load = None  # and the bytes with it
 
     def begin(self) -> None:
-        """Has a thread make it, if none does yet. The program ends after it."""
-        with self._lock:
-            if self._has_begun:
-                return
+        """Has a thread make it, if none does yet; never waits for that one, which holds the lock. The program ends
+        after it."""
+        if not self._has_begun:
             self._has_begun = True
-        threading.Thread(target=self.prepare, name="make an executable").start()
+            threading.Thread(target=self.prepare, name="make an executable").start()
 
-    def wait(self) -> None:
-        """Returns when it is made, by whoever makes it."""
-        concurrent.futures.wait([self._future])
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns when it is made or could not be, by whoever makes it, or when this time is over."""
+        concurrent.futures.wait([self._future], timeout_s)
+
+    def error(self) -> BaseException | None:
+        """Why it could not be made; None if it could, or is not done."""
+        return self._future.exception() if self._future.done() else None
 
     def result(self) -> Executable:
         """The executable."""

@@ -312,9 +312,9 @@ class Runner:
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _done=done)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
-        """What `score`, or `score_all`, waits for until it is compiled; None where it is."""
+        """What `score`, or `score_all`, waits for: it is being compiled, or could not be. None where it is there."""
         part = self._executables.others.deferred("score_all" if every else "score")
-        if part.done or not part.compiles:
+        if not part.compiles or (part.done and part.error() is None):
             return None
         part.begin()
         return part

@@ -209,10 +209,22 @@ def test_steps_take_what_was_compiled_while_they_ran(tmp_path):
     assert stats["executables_compiled"][0]["seconds"] > 0
 
 
-def test_scores_are_compiled_when_they_are_asked_for_and_no_step_waits(monkeypatch):
-    llm = small_llm("qwen3")
-    expected = run(llm, PROMPTS[:1], dataclasses.replace(GREEDY, prompt_logprobs=2))[0].prompt_logprobs
+def engine_with_score(load, *, config=SMALL):
+    """An engine whose prompt log-probabilities are compiled by `load` when they are asked for."""
+    llm = small_llm("qwen3", config)
     early = executables_of(llm.loaded, only_first=True)
+    others = {name: DeferredExecutable.made(early.others[name]) for name in early.others}
+    others["score"] = DeferredExecutable(load, compiles=True)
+    loaded = dataclasses.replace(llm.loaded, executables=dataclasses.replace(early, others=Prepared(others)))
+    return build_engine(loaded, llm.config, llm.tokenizer)
+
+
+ASKS = dataclasses.replace(GREEDY, prompt_logprobs=2)
+
+
+def test_scores_are_compiled_when_they_are_asked_for_and_no_step_waits():
+    llm = small_llm("qwen3")
+    expected = run(llm, PROMPTS[:1], ASKS)[0].prompt_logprobs
     may_end, made = threading.Event(), []
 
     def slow():
@@ -220,16 +232,30 @@ def test_scores_are_compiled_when_they_are_asked_for_and_no_step_waits(monkeypat
         made.append(threading.current_thread().name)
         return llm.loaded.executables["score"]
 
-    others = {name: DeferredExecutable.made(early.others[name]) for name in early.others}
-    others["score"] = DeferredExecutable(slow, compiles=True)
-    loaded = dataclasses.replace(llm.loaded, executables=dataclasses.replace(early, others=Prepared(others)))
-    engine = build_engine(loaded, llm.config, llm.tokenizer)
+    engine = engine_with_score(slow)
+    asking = [engine.add(PROMPTS[0], ASKS)]
+    assert not step(engine) and not made, "nothing else is to do, and more may come"
     plain = engine.add(PROMPTS[1], GREEDY)
-    asks = engine.add(PROMPTS[0], dataclasses.replace(GREEDY, prompt_logprobs=2))
+    asking.append(engine.add(PROMPTS[0], ASKS))
     outputs = {}
     while plain not in outputs:
         outputs |= {output.request_id: output for output in step(engine)}
-    assert not made and asks not in outputs, "the row beside it ended meanwhile"
+    assert not made and not outputs.keys() & {*asking}, "the row beside them ended meanwhile"
     may_end.set()
     outputs |= finish(engine)
-    assert outputs[asks].prompt_logprobs == expected and made == ["make an executable"]
+    assert [outputs[id].prompt_logprobs for id in asking] == [expected] * 2 and made == ["make an executable"]
+
+
+def test_scores_that_cannot_be_compiled_end_those_who_ask_and_nobody_else():
+    def fails():
+        raise RuntimeError("no compiler")
+
+    engine = engine_with_score(fails)
+    plain, *asking = (engine.add(prompt, params) for prompt, params in zip(PROMPTS, (GREEDY, ASKS, ASKS), strict=True))
+    outputs = finish(engine)
+    asking.append(engine.add(PROMPTS[0], ASKS))  # when it is known already
+    outputs |= finish(engine)
+    assert len(outputs[plain].token_ids) == 6
+    for id in asking:
+        (choice,) = outputs[id].outputs
+        assert choice.finish_reason == "error" and "no compiler" in str(choice.stop_reason)
