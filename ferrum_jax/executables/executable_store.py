@@ -113,8 +113,10 @@ class ExecutableStore:
     def compile_seconds(self, description: str) -> float | None:
         """What the last compile took of a program whose description differs in its first line at most; None if there
         was none."""
-        text = self._find(self._path_of_seconds(description))
-        return None if text is None else float(text)
+        try:
+            return float(self._find(self._path_of_seconds(description)) or b"")
+        except ValueError:  # there is none, or another version wrote it otherwise
+            return None
 
     def has(self, description: str) -> bool:
         """Whether there is a file for `description`, which is fetched from behind a URL; it may be damaged."""
@@ -280,9 +282,9 @@ def _read(path: pathlib.Path) -> bytes | None:
     """What was written to the file; None if there is none or it is damaged."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    with contextlib.suppress(FileNotFoundError):  # another process deletes too
+    with contextlib.suppress(OSError):  # another process deletes too, and a folder may be one that is only read
         os.utime(path)  # it was used
     return _unchecked(data)
 

@@ -203,3 +203,22 @@ def test_a_folder_that_cannot_be_made_is_refused_with_what_to_set(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match=r"cannot be made .*choose another, or None"):
         ExecutableStore(str(tmp_path / "file" / "executables"))
+
+
+def test_a_folder_that_can_only_be_read_gives_what_it_has(tmp_path, monkeypatch):
+    ExecutableStore(str(tmp_path)).get("double", lower_trivial)
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(stores.os, "utime", refused)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(ExecutableStore(str(tmp_path)).get("double", refuse).result()(x), 2 * x + 1)
+
+
+def test_a_folder_that_is_a_file_by_now_keeps_nothing_and_stops_nobody(tmp_path):
+    store = ExecutableStore(str(tmp_path / "store"))
+    (tmp_path / "store").rmdir()
+    (tmp_path / "store").write_text("")
+    with pytest.warns(RuntimeWarning, match="cannot be kept"):
+        assert store.get("double", lower_trivial).result()(np.ones(3, np.float32)).tolist() == [3, 3, 3]

@@ -188,6 +188,8 @@ def test_the_store_knows_what_a_compile_of_a_layout_took(tmp_path):
     store.get("one\nof some shapes", lambda: Lowered(lower(1.0)))
     measured = store.compile_seconds("two\nof some shapes")
     assert measured is not None and 0 < measured < 60 and store.compile_seconds("one\nof other shapes") is None
+    store._write(store._path_of_seconds("one\nof some shapes"), _checked(b"3 seconds"))
+    assert store.compile_seconds("one\nof some shapes") is None, "what nobody can read was not measured"
 
 
 @pytest.mark.slow
