@@ -107,6 +107,7 @@ class Engine:
         An event of the engine like `add`: when a compile or a copy ends is no matter of the plan.
         """
         submission, fault = self._not_ready.take(submission_id)
+        submission.arrival = max(self._num_calls - 1, submission.arrival)  # before this step
         if fault is None:
             try:
                 self._queue(submission)

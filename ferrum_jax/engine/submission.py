@@ -65,7 +65,7 @@ class Submission:
     images: Sequence[EncodableImage] = ()  # of its prompt as it runs
     part: DeferredExecutable | None = None  # that it needs and that is being compiled
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
-    arrival: int = 0  # calls of `Engine.step` before it
+    arrival: int = 0  # calls of `Engine.step` before it was queued
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
     first_token_s: float | None = None  # of time.monotonic(), when the host had it
 

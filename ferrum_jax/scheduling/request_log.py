@@ -36,9 +36,10 @@ class LoggedChoice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggedRequest:
-    """One submission. arrival: calls of `Engine.step` before it. max_tokens: of each choice, as far as it could go."""
+    """One submission. arrival: calls of `Engine.step` before it was queued. max_tokens: of each choice, as far as it
+    could go."""
 
-    id: int  # ascending by arrival
+    id: int  # ascending by when it was asked for
     arrival: int
     prompt_token_ids: list[int]
     max_tokens: int
@@ -147,7 +148,7 @@ def read_request_log(path: Path) -> list[Segment]:
     if not any(segment.requests for segment in segments):
         raise ValueError(f"{path} holds no request that ended; write a request log with --request-log")
     for segment in segments:
-        segment.requests.sort(key=lambda request: request.id)
+        segment.requests.sort(key=lambda request: (request.arrival, request.id))
     return segments
 
 

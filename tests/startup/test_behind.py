@@ -16,8 +16,10 @@ from ferrum_jax.executables.executable_store import ExecutableStore, _checked
 from ferrum_jax.executables.lowered import Lowered
 from ferrum_jax.executables.worth import Saving, Worth
 from ferrum_jax.llm import LLM
+from ferrum_jax.offline.replay import replay
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, RowBucket, make_ladder
 from ferrum_jax.runtime.programs import Executables, programs_of
+from ferrum_jax.scheduling.request_log import read_request_log
 from ferrum_jax.startup import behind
 from ferrum_jax.startup.behind import compile_behind
 from ferrum_jax.startup.build_engine import build_engine
@@ -211,14 +213,14 @@ def test_steps_take_what_was_compiled_while_they_ran(tmp_path):
     assert stats["executables_compiled"][0]["seconds"] > 0
 
 
-def engine_with_score(load, *, config=SMALL):
+def engine_with_score(load, **overrides):
     """An engine whose prompt log-probabilities are compiled by `load` when they are asked for."""
-    llm = small_llm("qwen3", config)
+    llm = small_llm("qwen3")
     early = executables_of(llm.loaded, only_first=True)
     others = {name: DeferredExecutable.made(early.others[name]) for name in early.others}
     others["score"] = DeferredExecutable(load, compiles=True)
     loaded = dataclasses.replace(llm.loaded, executables=dataclasses.replace(early, others=Prepared(others)))
-    return build_engine(loaded, llm.config, llm.tokenizer)
+    return build_engine(loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer)
 
 
 ASKS = dataclasses.replace(GREEDY, prompt_logprobs=2)
@@ -261,3 +263,22 @@ def test_scores_that_cannot_be_compiled_end_those_who_ask_and_nobody_else():
     for id in asking:
         (choice,) = outputs[id].outputs
         assert choice.finish_reason == "error" and "no compiler" in str(choice.stop_reason)
+
+
+def test_a_replay_queues_a_request_when_its_scores_were_compiled(tmp_path):
+    may_end = threading.Event()
+
+    def slow():
+        may_end.wait(60)
+        return small_llm("qwen3").loaded.executables["score"]
+
+    path = tmp_path / "requests.jsonl"
+    engine = engine_with_score(slow, request_log=str(path))
+    engine.add(PROMPTS[0], ASKS)
+    engine.add(PROMPTS[0], GREEDY)  # runs before it, and hits nothing
+    for _ in range(3):
+        step(engine)
+    may_end.set()
+    finish(engine)
+    found = replay(read_request_log(path), SMALL.num_blocks or 0)
+    assert (engine.scheduler.metrics().hit_tokens, found.hit_tokens, found.lookups) == (0, 0, 1)
