@@ -57,7 +57,7 @@ class Program:
     what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
     effort: about how long it compiles, compared to others. kernels: those that it has, with their shapes, "" if none.
     is_kept: a file can hold it; else each start compiles it. pieces_at: the function at whose calls it is cut into
-    pieces, "" for one executable. compiler_options: those of its trace, for its pieces.
+    pieces, "" for one executable; together: calls of one piece. compiler_options: those of its trace, for its pieces.
     """
 
     what: str
@@ -68,11 +68,12 @@ class Program:
     kernels: str = ""
     is_kept: bool = True
     pieces_at: str = ""
+    together: int = 1
     compiler_options: Mapping[str, str] | None = None
 
     @property
     def description(self) -> str:
-        return f"{self.what}\n{'in pieces ' if self.pieces_at else ''}{self.shapes}"
+        return f"{self.what}\n{f'in pieces of {self.together} ' if self.pieces_at else ''}{self.shapes}"
 
     def compile(self) -> Executable:
         """Compiled for the mesh's devices, whether they are here or known by description only.
@@ -93,7 +94,8 @@ class Program:
             if not self.pieces_at:
                 return lower(traced)
             whole = NamedSharding(self.mesh, PartitionSpec())
-            return lower_pieces(traced, self.pieces_at, lower, sharding=whole, compiler_options=self.compiler_options)
+            how: Any = {"sharding": whole, "compiler_options": self.compiler_options}
+            return lower_pieces(traced, self.pieces_at, self.together, lower, **how)
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:

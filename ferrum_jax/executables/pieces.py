@@ -3,8 +3,8 @@
     whole     a = f(x);  b = g(w1, a);  c = g(w2, b);  y = h(c)       XLA inlines g twice and compiles it twice
     pieces    [f] [g] [g] [h]                                         three executables, called one after the other
 
-An array that no later piece reads is donated where an output can take its memory, so pools stay where they are. Between
-two pieces the host does nothing but call: 15 us on a CPU, where a layer that is worth it takes a millisecond or more.
+An array that no later piece reads is donated where an output can take its memory, so pools stay where they are. Cores
+stand still between two pieces for a tenth of a millisecond, so a piece may be several calls.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class _Piece:
 def lower_pieces(
     traced: jax.stages.Traced,
     at: str,
+    together: int,
     lower: Callable[[jax.stages.Traced], Lowered],
     *,
     sharding: Sharding,
@@ -108,10 +109,11 @@ def lower_pieces(
 ) -> LoweredPieces:
     """A traced program, cut at its calls of the jitted function of this name, each piece lowered.
 
-    sharding: of every array, which is whole on one device. compiler_options: of the program.
+    together: calls that are one piece, where nothing stands between them. sharding: of every array, which is whole on
+    one device. compiler_options: of the program.
     """
     closed: Any = traced.jaxpr
-    plan, pieces = _Cutting(closed.jaxpr, closed.consts, at, _donated(traced)).result(traced)
+    plan, pieces = _Cutting(closed.jaxpr, closed.consts, at, together, _donated(traced)).result(traced)
     lowered = []
     for piece in pieces:
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in piece.avals]
@@ -127,7 +129,7 @@ def _donated(traced: jax.stages.Traced) -> set[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Operations that run together: one call, or what stands between two."""
+    """Operations that run together: neighbouring calls, or what stands between two."""
 
     eqns: Sequence[Any]
     inputs: Sequence[Any]
@@ -138,8 +140,8 @@ class _Block:
 class _Cutting:
     """What depends on the first n calls alone stands in glue n, which runs before call n."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any], at: str, donated: set[int]) -> None:
-        self._jaxpr, self._at = jaxpr, at
+    def __init__(self, jaxpr: Any, consts: Sequence[Any], at: str, together: int, donated: set[int]) -> None:
+        self._jaxpr, self._at, self._together = jaxpr, at, together
         self._constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self._kept = {v for i, v in enumerate(jaxpr.invars) if i not in donated} | set(jaxpr.outvars)
         self._places: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
@@ -189,7 +191,12 @@ class _Cutting:
         assert calls, f"the program does not call {self._at}"
         found: list[tuple[list[Any], bool]] = [(glues[0], False)]
         for call, glue in zip(calls, glues[1:], strict=True):
-            found += [([call], True), (glue, False)]
+            last, is_call = found[-1]
+            if is_call and len(last) < self._together:
+                last.append(call)
+            else:
+                found.append(([call], True))
+            found += [(glue, False)] if glue else []
         return found
 
     def _blocks(self) -> list[_Block]:
@@ -197,10 +204,10 @@ class _Cutting:
         blocks = []
         for n, (eqns, is_call) in reversed([*enumerate(self._in_order())]):
             made = {v: None for eqn in eqns for v in eqn.outvars} | (dict.fromkeys(self._constants) if n == 0 else {})
-            results = [v for v in made if is_call or v in wanted]
+            results = [v for v in made if v in wanted]
             if not results:
                 continue
-            own = {} if is_call else {**made, **self._constants}
+            own = made if is_call else {**made, **self._constants}
             read = dict.fromkeys(v for eqn in eqns for v in _variables(eqn.invars))
             inputs = [v for v in read if v not in own]
             wanted |= set(inputs)
@@ -208,18 +215,14 @@ class _Cutting:
         return blocks[::-1]
 
     def _piece(self, block: _Block, free: set[Any]) -> int:
-        """The index of the block's piece: of a call, that of an earlier one which is alike."""
+        """The index of the block's piece: of calls, that of earlier ones which are alike."""
         room = Counter(map(_form, block.results))
         donated = []
         for variable in sorted(free & set(block.inputs), key=self._place):  # the program's own arguments first: pools
             if room[_form(variable)]:
                 room[_form(variable)] -= 1
                 donated.append(block.inputs.index(variable))
-        key: Any = object()
-        if block.is_call:
-            (call,) = block.eqns
-            operands = (block.inputs.index(v) if not _is_literal(v) else repr(v) for v in call.invars)
-            key = (id(call.params["jaxpr"]), *operands, *sorted(donated))
+        key: Any = (_likeness(block), *sorted(donated)) if block.is_call else object()
         if key not in self._known:
             self._known[key] = len(self._pieces)
             avals = tuple(v.aval for v in block.inputs)
@@ -231,6 +234,18 @@ class _Cutting:
         constants = {} if block.is_call else self._constants
         jaxpr = self._jaxpr.replace(constvars=list(constants), **how)
         return lambda *arguments: eval_jaxpr(jaxpr, list(constants.values()), *arguments)
+
+
+def _likeness(block: _Block) -> Any:
+    """What is equal of calls that do the same with the same of their inputs."""
+    numbers = {v: i for i, v in enumerate(block.inputs)}
+    calls = []
+    for call in block.eqns:
+        operands = tuple(repr(v) if _is_literal(v) else numbers[v] for v in call.invars)
+        calls.append((id(call.params["jaxpr"]), operands))
+        for result in call.outvars:
+            numbers[result] = len(numbers)
+    return tuple(calls), tuple(numbers[v] for v in block.results)
 
 
 def _variables(operands: Sequence[Any]) -> list[Any]:

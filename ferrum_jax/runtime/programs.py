@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -36,7 +37,8 @@ from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_
 
 Part = Bucket | RowBucket | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
-LEAST_LAYER_BYTES = 8 << 20  # whose reading alone takes 0.5 ms or more; a call of one more piece takes 0.015 ms
+LEAST_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
+TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
 OF_SCORES = ("score", "score_all")
 OTHERS = (*OF_SCORES, "write_slot", "write_masks", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
@@ -110,7 +112,6 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     whole = f"{describe((layout.decoder_targets, pools.caches, pools.slots, pools.hidden))} {text}"
     of_rows = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden)  # blocks may be of any number
     rows = f"{describe(of_rows)} {text}"
-    in_pieces = _pays_in_pieces(layout)
 
     def program(what: str, shapes: str, trace: Callable[[], jax.stages.Traced], effort: int = 1) -> Program:
         return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
@@ -123,7 +124,10 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
         shapes = shapes if images is None else f"{describe(images.pool)} {shapes}"
         part = program(f"forward {bucket}", shapes, trace, effort)
-        cut = {"pieces_at": run_layer.__name__, "compiler_options": compiler_options(options)} if in_pieces else {}
+        cut: dict[str, Any] = {}
+        if (together := _layers_together(layout, bucket)) is not None:
+            options_of = compiler_options(options)
+            cut = {"pieces_at": run_layer.__name__, "together": together, "compiler_options": options_of}
         return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
 
     def sample(bucket: RowBucket) -> Program:
@@ -172,17 +176,18 @@ def encoder_name(num_patches: int) -> str:
     return f"encode {num_patches} patches"
 
 
-def _pays_in_pieces(layout: Layout) -> bool:
-    """Whether a forward is an executable for each kind of layer: on one CPU, of layers that take long enough."""
-    mesh, targets = layout.mesh, layout.decoder_targets
+def _layers_together(layout: Layout, bucket: Bucket) -> int | None:
+    """How many layers are one piece of a forward; None for a forward that is whole: on accelerators and meshes, and
+    where pieces that take long enough would be so few that nothing is gained."""
+    if layout.mesh.size > 1 or layout.mesh.devices.flat[0].platform != "cpu":
+        return None
+    targets, num_layers = layout.decoder_targets, layout.spec.num_hidden_layers
     num_bytes = sum(
         target.size * target.dtype.itemsize for name, target in targets.items() if name.startswith("layers.")
     )
-    return (
-        mesh.size == 1
-        and mesh.devices.flat[0].platform == "cpu"
-        and num_bytes >= LEAST_LAYER_BYTES * layout.spec.num_hidden_layers
-    )
+    of_layer = num_bytes / num_layers * max(1, bucket.num_tokens // TOKENS_AS_BYTES)
+    together = max(1, math.ceil(LEAST_PIECE_BYTES / of_layer))
+    return together if together * 3 <= num_layers or LEAST_PIECE_BYTES == 0 else None
 
 
 def _kernels_of(layout: Layout) -> str:

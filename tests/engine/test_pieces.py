@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -23,7 +24,7 @@ SLOW = ["gemma3", "gemma4", "qwen3_next", "granitemoehybrid", "deepseek_v3", "gp
 @pytest.mark.parametrize("family", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
     whole = small_llm(family)
-    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / family), SMALL)
     layers = registry.abstract_model(pieced.spec).layers
     kinds = {registry.unbind(layer)[0] for layer in layers}
@@ -38,18 +39,29 @@ def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
 @pytest.mark.slow
 def test_in_invariant_mode_bits_in_pieces_are_those_of_the_whole(monkeypatch):
     whole = small_llm("qwen3", INVARIANT)
-    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / "qwen3"), INVARIANT)
     own, theirs = run(pieced, PROMPTS, GREEDY), run(whole, PROMPTS, GREEDY)
     assert [output.outputs[0].logprobs for output in own] == [output.outputs[0].logprobs for output in theirs]
 
 
+def test_a_piece_has_layers_enough_to_take_its_time(monkeypatch):
+    layout = small_llm("qwen3").loaded.layout
+    targets = {f"layers.{i}.w": jax.ShapeDtypeStruct((16 << 20,), "float32") for i in range(28)}  # 64 MiB each
+    layers = dataclasses.replace(layout.settled.spec, num_hidden_layers=28)
+    large = SimpleNamespace(mesh=layout.mesh, decoder_targets=targets, spec=layers)
+    sizes = {b.num_tokens: programs._layers_together(large, b) for b in layout.ladder.buckets}
+    assert sizes[1] == 3 and sizes[16] == 1
+    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 10 * 64 << 20)
+    assert programs._layers_together(large, layout.ladder.buckets[0]) is None, "three pieces save too little"
+
+
 def test_small_layers_and_meshes_stay_whole(monkeypatch):
     layout = small_llm("qwen3").loaded.layout
     assert not any(program.pieces_at for program in programs.programs_of(layout).values())
-    monkeypatch.setattr(programs, "LEAST_LAYER_BYTES", 0)
+    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
     cut = {part for part, program in programs.programs_of(layout).items() if program.pieces_at}
     assert cut == set(layout.ladder.buckets)
     mesh = jax.sharding.Mesh(layout.mesh.devices.repeat(2).reshape(1, 2), layout.mesh.axis_names)
     there = dataclasses.replace(layout, mesh=mesh)
-    assert not programs._pays_in_pieces(there)
+    assert programs._layers_together(there, layout.ladder.buckets[0]) is None

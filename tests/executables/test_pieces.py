@@ -46,12 +46,13 @@ def arguments():
     return weights, pools, array(4, SIZE), array(2, SIZE)
 
 
-def pieces_of(function, given, donated=(1, 2)) -> PiecedExecutable:
+def pieces_of(function, given, donated=(1, 2), together=1) -> PiecedExecutable:
     structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     traced = jax.jit(function, donate_argnums=donated).trace(*structs)
     lowered = lower_pieces(
         traced,
         "layer",
+        together,
         lambda piece: Lowered(piece.lower()),
         sharding=SingleDeviceSharding(jax.devices()[0]),
         compiler_options=None,
@@ -79,6 +80,26 @@ def test_calls_that_are_alike_are_one_piece():
     assert len(made.pieces) == 5, "what is before, two kinds, what is between and after"
     first, second, between, third, fourth = ran[1], ran[2], ran[3], ran[4], ran[5]
     assert first == second == fourth and len({first, between, third, ran[0], ran[6]}) == 5
+
+
+def test_neighbouring_calls_are_one_piece():
+    def four(weights, pools, hidden, x):
+        x, found = x * TABLE, []
+        for weight, pool in zip(weights, pools, strict=True):
+            x, pool = _layer("a", weight, pool, x, 2.0)
+            found.append(pool)
+        return found, hidden.at[:2].set(x)
+
+    expected = jax.jit(four)(*arguments())
+    made = pieces_of(four, arguments(), together=2)
+    assert [step.piece for step in made.plan.steps] == [0, 1, 1, 2]
+    given = arguments()
+    where = [array.unsafe_buffer_pointer() for array in given[1]]
+    found = made(*given)
+    assert [array.unsafe_buffer_pointer() for array in found[0]] == where
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+    together = pieces_of(program, arguments(), together=2).plan.steps
+    assert len(together) == 5, "what stands between two calls parts them"
 
 
 def test_what_a_call_closes_over_or_is_given_as_a_number_is_part_of_its_piece():
