@@ -82,6 +82,17 @@ def test_calls_that_are_alike_are_one_piece():
     assert first == second == fourth and len({first, between, third, ran[0], ran[6]}) == 5
 
 
+def test_what_a_later_piece_reads_is_not_given_away():
+    def twice_read(weights, pools, hidden, x):
+        before = x * TABLE
+        x, pool = _layer("a", weights[0], pools[0], before, 2.0)
+        return [pool, *pools[1:]], hidden.at[:2].set(x + before)
+
+    expected = jax.jit(twice_read)(*arguments())
+    found = pieces_of(twice_read, arguments())(*arguments())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+
+
 def test_neighbouring_calls_are_one_piece():
     def four(weights, pools, hidden, x):
         x, found = x * TABLE, []
@@ -104,6 +115,7 @@ def test_neighbouring_calls_are_one_piece():
 
 def test_what_a_call_closes_over_or_is_given_as_a_number_is_part_of_its_piece():
     def doubled(weights, pools, hidden, x):
+        x = x * TABLE
         x, pool = _layer("a", weights[0], pools[0], x, 2.0)
         x, other = _layer("a", weights[1], pools[1], x, 3.0)
         return [pool, other, pools[2], pools[3]], hidden.at[:2].set(x), TABLE
