@@ -42,6 +42,10 @@ class EmbeddingGemmaSpec(EncoderSpec):
         """The attention of a layer."""
         return self.decoder.attention_of(layer)
 
+    def lender_of(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to: its own."""
+        return self.decoder.lender_of(layer)
+
     def digest_text(self) -> str:
         """All that decides vectors, as text; equal specs give equal text."""
         return f"{self.architecture} {self.decoder.digest_text()}"
