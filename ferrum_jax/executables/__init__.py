@@ -1,1 +1,1 @@
-"""Compiled programs as files: the store, bundles, and the environment they belong to. Knows no step."""
+"""Programs are compiled here, whole or in pieces, and kept as files: store, bundles, environment. Knows no step."""

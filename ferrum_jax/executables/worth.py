@@ -94,7 +94,7 @@ class Worth:
         ]
 
     def _fit(self) -> tuple[float, float]:
-        """Seconds of a step and of each of its tokens: the line through the means, by least squares."""
+        """Fits seconds = a + b * tokens to the steps so far by least squares; gives a and b, neither below 0."""
         means = [(tokens, seconds / count, count) for tokens, (seconds, count) in dict(self._seconds).items()]
         if not means:
             return 0.0, 0.0

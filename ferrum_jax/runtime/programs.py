@@ -181,10 +181,8 @@ def _layers_together(layout: Layout, bucket: Bucket) -> int | None:
     where pieces that take long enough would be so few that nothing is gained."""
     if layout.mesh.size > 1 or layout.mesh.devices.flat[0].platform != "cpu":
         return None
-    targets, num_layers = layout.decoder_targets, layout.spec.num_hidden_layers
-    num_bytes = sum(
-        target.size * target.dtype.itemsize for name, target in targets.items() if name.startswith("layers.")
-    )
+    num_layers = layout.spec.num_hidden_layers
+    num_bytes = sum(weight.size * weight.dtype.itemsize for weight in _weights_of_layers(layout))
     of_layer = num_bytes / num_layers * max(1, bucket.num_tokens // TOKENS_AS_BYTES)
     together = max(1, math.ceil(LEAST_PIECE_BYTES / of_layer))
     return together if together * 3 <= num_layers or LEAST_PIECE_BYTES == 0 else None
@@ -270,10 +268,13 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
 def _first_parts(layout: Layout) -> list[Bucket | RowBucket]:
     """What a start makes of the ladder: no decode of its own for a model so small that its compile pays late."""
     parts = layout.ladder.first_parts(_first_tokens(layout))
-    num_values = sum(target.size for name, target in layout.decoder_targets.items() if name.startswith("layers."))
-    return [
-        part for part in parts if num_values >= DECODES_AT_ONCE or isinstance(part, RowBucket) or not part.decode_only
-    ]
+    if sum(weight.size for weight in _weights_of_layers(layout)) >= DECODES_AT_ONCE:
+        return [*parts]
+    return [part for part in parts if isinstance(part, RowBucket) or not part.decode_only]
+
+
+def _weights_of_layers(layout: Layout) -> list[jax.ShapeDtypeStruct]:
+    return [target for name, target in layout.decoder_targets.items() if name.startswith("layers.")]
 
 
 def _first_tokens(layout: Layout) -> int:
