@@ -11,6 +11,7 @@ from typing import Any
 from ferrum_jax.setting import check_settings, described, setting
 from ferrum_jax.sizes.engine_sizes import refuse_more_rows_than_tokens
 from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of
+from ferrum_jax.sizes.speculative import SpeculativeConfig, speculative_of
 from ferrum_jax.sizes.tiles import tiles_of
 from ferrum_jax.spec.stored_weight import made_form
 
@@ -220,6 +221,16 @@ class EngineConfig:
         vllm="seed",
         unlike="a request without a seed gets one from this, its content and its index",
     )
+    speculative_config: SpeculativeConfig | None = setting(
+        None,
+        "how tokens are drafted, so that one step verifies several of a row: an object with method (ngram, suffix or "
+        "mtp) and the keys of SpeculativeConfig",
+        more="answers are the same with and without; a request with speculative=False has no drafts",
+        unset="none are",
+        metavar="JSON",
+        vllm="speculative_config",
+        unlike="no second model drafts: method is ngram, suffix or mtp",
+    )
     request_log: str | None = setting(
         None,
         "append each request to this file when it ends, with its whole prompt, for `ferrum-jax cache simulate`",
@@ -316,6 +327,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", ids_of(self.devices))
+        object.__setattr__(self, "speculative_config", speculative_of(self.speculative_config))
         check_settings(self)
         if self.max_num_seqs is not None:
             refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)

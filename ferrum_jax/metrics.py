@@ -1,8 +1,9 @@
-"""What an engine counts about reuse: exact counters since its start, and gauges of this moment."""
+"""What an engine counts about reuse and about drafts: exact counters since its start, and gauges of this moment."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,3 +70,63 @@ def total(parts: Sequence[ReuseMetrics]) -> ReuseMetrics:
     """The sum over data shards, of gauges and peaks too."""
     counts = [field.name for field in dataclasses.fields(ReuseMetrics) if field.default == 0]
     return dataclasses.replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in counts})
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class SpeculationCounts:
+    """What became of drafts.
+
+    steps_with_drafts: steps in which a row had a draft, counted for each row, so that accepted tokens over them are the
+    mean accepted length. drafted_by_position, accepted_by_position: the same tokens by their place in a draft.
+    """
+
+    steps_with_drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_by_position: list[int] = dataclasses.field(default_factory=list)
+    accepted_by_position: list[int] = dataclasses.field(default_factory=list)
+
+    def count(self, num_drafted: int, num_accepted: int) -> None:
+        """Counts a row's step. num_accepted: how many of its draft's tokens stand, the first ones."""
+        assert 0 <= num_accepted <= num_drafted, f"{num_accepted} of {num_drafted} drafted tokens were accepted"
+        if not num_drafted:
+            return
+        self.steps_with_drafts += 1
+        self.drafted_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        _raise_first(self.drafted_by_position, num_drafted)
+        _raise_first(self.accepted_by_position, num_accepted)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it under the keys of `LLM.stats`; both lists are as long as the longest draft."""
+        missing = len(self.drafted_by_position) - len(self.accepted_by_position)
+        return {
+            "speculation_steps": self.steps_with_drafts,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "drafted_by_position": list(self.drafted_by_position),
+            "accepted_by_position": self.accepted_by_position + [0] * missing,
+        }
+
+
+def total_speculation(parts: Sequence[SpeculationCounts]) -> SpeculationCounts:
+    """The sum over data shards."""
+    return SpeculationCounts(
+        steps_with_drafts=sum(part.steps_with_drafts for part in parts),
+        drafted_tokens=sum(part.drafted_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
+        drafted_by_position=_sums([part.drafted_by_position for part in parts]),
+        accepted_by_position=_sums([part.accepted_by_position for part in parts]),
+    )
+
+
+def _raise_first(counts: list[int], num_positions: int) -> None:
+    """Raises the counts of the first positions by one."""
+    counts += [0] * (num_positions - len(counts))
+    for position in range(num_positions):
+        counts[position] += 1
+
+
+def _sums(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The sum at each position of lists of any lengths."""
+    return [sum(counts) for counts in itertools.zip_longest(*lists, fillvalue=0)]

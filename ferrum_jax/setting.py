@@ -7,11 +7,14 @@ import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ferrum_jax.sizes.speculative import SpeculativeConfig
+
 _KEY = "setting"  # in the metadata of a field
 _KINDS = {
     "int": (numbers.Integral, "a whole number"),
     "bool": (bool, "true or false"),
     "str": (str, "a text"),
+    "SpeculativeConfig": (SpeculativeConfig, "a SpeculativeConfig or an object with its fields"),
     "tuple[int, ...]": (tuple, "a list of device ids, devices of jax, a mesh of jax"),
 }
 

@@ -29,6 +29,8 @@ MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
 
 MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 
+PACE = frozenset({"speculative"})  # how soon an answer comes: no part of what identifies a row or a job
+
 Made = TypeVar("Made")
 
 SAMPLING_ELSEWHERE: Mapping[str, Elsewhere] = {
@@ -81,6 +83,7 @@ class SamplingParams:
     allowed_token_ids: only these may be drawn, end tokens among them; None allows all. bad_words: texts that may not be
     written; the last token of one is forbidden where those before it have come.
     detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
+    speculative: False drafts no tokens for it where the engine's speculative_config does; the answer is the same.
     structured_outputs: the structure that the text must have. Log-probabilities are those of the tokens that it,
     allowed_token_ids and bad_words allow.
 
@@ -112,6 +115,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    speculative: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -126,7 +130,7 @@ class SamplingParams:
         for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(self, field) is not None:
                 _check_int(field, getattr(self, field))
-        for field in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo"):
+        for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be true or false")
         self._check_optional()
@@ -229,6 +233,8 @@ RANGES = (
     ("presence_penalty", -2.0, 2.0, "between -2 and 2"),
     ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
 )
+
+_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo", "speculative")
 
 _COLLECTIONS = (
     ("stop", Sequence | Set, "a string or a list of strings"),

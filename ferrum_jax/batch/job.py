@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ferrum_jax.asked.sampling import PACE
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.files import check_name, reading_rows
 from ferrum_jax.batch.input.rows import Rows
@@ -111,7 +112,8 @@ class JobSettings:
 
     def recorded(self, model: str) -> dict[str, object]:
         """The settings as they stand in the job's record."""
-        own: dict[str, object] = {"defaults": dict(self.defaults)} if self.defaults else {}
+        defaults = {name: value for name, value in self.defaults.items() if name not in PACE}
+        own: dict[str, object] = {"defaults": defaults} if defaults else {}
         if self.require_valid:
             own[REQUIRE_VALID] = True
         if self.adapters:

@@ -35,7 +35,7 @@ _SAMPLING_FLAGS: Mapping[str, Any] = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
     "truncate_prompt_tokens": int,
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "echo"), True),
-    **dict.fromkeys(("detokenize", "skip_special_tokens"), False),
+    **dict.fromkeys(("detokenize", "skip_special_tokens", "speculative"), False),
 }
 # Where a command says it otherwise than a body.
 _SAYS: Mapping[str, str] = {
@@ -44,6 +44,7 @@ _SAYS: Mapping[str, str] = {
     "detokenize": "print no text, but token ids" + _AS_JSON,
     "echo": "print the prompt before its completion",
     "skip_special_tokens": "show special tokens in the text",
+    "speculative": "draft no tokens, whatever --speculative-config says",
 }
 
 

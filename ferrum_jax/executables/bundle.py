@@ -240,7 +240,7 @@ def begun_bundle(path: str | pathlib.Path) -> Bundle | None:
 def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | EncoderSpec) -> Purpose:
     """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
     devices = mesh.devices.flatten().tolist()
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = dataclasses.asdict(config)  # as its manifest has them
     return Purpose(
         target=target,
         device_ids=[device.id for device in devices],

@@ -157,7 +157,8 @@ FIELDS: Mapping[str, BodyField] = {
     "normalize": BodyField(("embedding",), "whether vectors have length 1", *_FLAG),
     "top_n": BodyField(("rerank",), "how many documents the answer has", *_COUNT),
     "return_documents": BodyField(("rerank",), "whether the answer has their texts", *_FLAG),
-    # who asks, and when it runs
+    # who asks, and how and when it runs
+    "speculative": BodyField(_SAMPLED, "false drafts no tokens for it; the answer is the same", *_FLAG),
     "model": BodyField(
         (*BODIES, *_TOKENIZED, "detokenize"),
         "the model's name, or an adapter's",

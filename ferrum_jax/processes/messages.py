@@ -27,6 +27,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this
@@ -69,8 +70,8 @@ CLASSES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Digest, Failure, End, Broken, Beat, Call),
-        *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked, CompletionOutput, Logprob),
-        *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
+        *(EngineConfig, SpeculativeConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked),
+        *(CompletionOutput, Logprob, StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
     )
 }
 

@@ -540,6 +540,21 @@ def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
     assert job.output.read_bytes() != plain
 
 
+def test_a_job_goes_on_with_other_defaults_of_what_changes_no_answer(tmp_path):
+    job = Job(tmp_path)
+    whole = job.whole()
+    record = tmp_path / "out.jsonl.journal" / "job.json"
+    for defaults in ({"speculative": False}, {}, {"speculative": True}):
+        assert job.run_to_step(1, defaults=defaults) == EXIT_PREEMPTED
+        assert "defaults" not in json.loads(record.read_text())["settings"]
+    undrafted = [
+        row | {"body": row["body"] | {"speculative": False}} if "body" in row else row | {"speculative": False}
+        for row in ROWS
+    ]
+    job.input.write_bytes(json_lines(undrafted))  # rows too may change it
+    assert job.run() == EXIT_OK and job.output.read_bytes() == whole
+
+
 def test_another_seed_draws_other_tokens_and_a_rows_own_seed_does_not_care(tmp_path):
     job = Job(tmp_path, GOOD_INPUT + json_lines([{"custom_id": "own", "prompt": "x", "seed": 7}]))
     job.run()

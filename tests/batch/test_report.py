@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ferrum_jax.batch.report.display import Display, Tally
 from ferrum_jax.batch.report.plots import figures
-from ferrum_jax.batch.report.recorder import FIELDS, Recorder
+from ferrum_jax.batch.report.recorder import FIELDS, SPECULATION, Recorder
 
 
 def bar_of(tally: Tally) -> str:
@@ -86,3 +86,47 @@ def test_plots_begin_with_the_start_of_a_run_and_show_where_the_time_of_rows_wen
 
 def fake_stats() -> dict[str, int]:
     return {"live": 5, "num_blocks": 10, "padded_tokens": 8, "computed_tokens": 6}
+
+
+def drafting_run(lengths: list[float]) -> dict:
+    """A run of an engine that drafts 4 tokens at each of 10 steps before a sample; `lengths` of them stand."""
+    tally = Tally(num_rows=1_000)
+    recorder = Recorder(tally, interval_s=0.0)
+    stats = fake_stats() | dict.fromkeys(SPECULATION, 0)
+    for number, length in enumerate(lengths):
+        tally.started_s, tally.num_own = time.monotonic() - number, number
+        stats["speculation_steps"] += 10
+        stats["drafted_tokens"] += 40
+        stats["accepted_tokens"] += int(10 * length)
+        recorder.sample(lambda: stats)
+    return recorder.run("one", "all done", stats, journal_s=0.0)
+
+
+def accepted(runs: list[dict]) -> list[float]:
+    """The heights of the line of accepted tokens, as shares of a scale that ends at 4."""
+    (shown,) = [part for part in figures(runs).split("<figure>") if "Accepted length, tokens of a draft" in part]
+    points = re.search(r'<polyline class="a" points="([^"]*)"', shown)
+    assert points is not None and ">4</text>" in shown
+    return [round(4 * (12 + 194 - float(point.split(",")[1])) / 194, 1) for point in points[1].split()]
+
+
+def test_the_accepted_length_is_plotted_where_tokens_were_drafted():
+    assert accepted([drafting_run([0.0, 1.0, 3.5, 0.0])]) == [1.0, 3.5, 0.0]
+    assert "Accepted length" not in figures([plain_run()])
+    assert figures([plain_run()]).count("<figure>") == 4
+
+
+def test_the_accepted_length_goes_on_over_runs_and_engines():
+    first, second = drafting_run([2.0, 2.0, 2.0]), drafting_run([1.0, 1.0, 1.0])
+    assert accepted([first, plain_run(), second]) == [2.0, 2.0, 1.0, 1.0, 1.0]
+    values = first["samples"]["values"] + second["samples"]["values"]  # another engine in one run, which counts anew
+    both = {**first, "samples": {**first["samples"], "values": values}}
+    assert accepted([both]) == [2.0, 2.0, 1.0, 1.0]
+
+
+def plain_run() -> dict:
+    """A run of an engine that does not count drafts."""
+    recorder = Recorder(Tally(num_rows=1_000), interval_s=0.0)
+    for _ in range(4):
+        recorder.sample(fake_stats)
+    return recorder.run("one", "all done", fake_stats(), journal_s=0.0)

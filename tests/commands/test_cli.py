@@ -228,12 +228,13 @@ def test_a_command_that_knows_its_prompts_compiles_for_no_more_than_these(llms, 
 def test_every_engine_flag_reaches_the_config(llms):
     command = """generate --model m p --tokenizer t --dtype float32 --kv-dtype int8 --block-size 32 --max-model-len 100
         --max-num-seqs 3 --max-num-batched-tokens 64 --kv-memory-bytes 1000 --num-blocks 9 --no-prefix-caching
-        --invariant --implementation xla --attention-tiles items=2 --mesh tp=1 --seed 5 --compilation-cache-dir c"""
+        --invariant --implementation xla --attention-tiles items=2 --mesh tp=1 --seed 5 --compilation-cache-dir c
+        --speculative-config {"method":"ngram","prompt_lookup_max":3}"""
     assert cli.main(command.split()) == 0
     wanted = {"dtype": "float32", "kv_dtype": "int8", "block_size": 32, "max_model_len": 100, "max_num_seqs": 3}
     wanted |= {"max_num_batched_tokens": 64, "kv_memory_bytes": 1000, "num_blocks": 9, "enable_prefix_caching": False}
     wanted |= {"invariant": True, "implementation": "xla", "attention_tiles": "items=2", "mesh": "tp=1", "seed": 5}
-    wanted |= {"compilation_cache_dir": "c"}
+    wanted |= {"compilation_cache_dir": "c", "speculative_config": {"method": "ngram", "prompt_lookup_max": 3}}
     assert llms[0].config == EngineConfig(**wanted)
     assert llms[0].tokenizer == "t"
 
@@ -242,13 +243,14 @@ def test_every_sampling_flag_reaches_the_parameters(llms):
     command = """generate --model m p --json --n 2 --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9
         --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 17=-3
         --stop x --stop y --stop-token-id 1 --include-stop-str-in-output --no-skip-special-tokens --ignore-eos
-        --logprobs 2 --prompt-logprobs 1 --truncate-prompt-tokens -1 --echo --logit-bias 18=-inf"""
+        --logprobs 2 --prompt-logprobs 1 --truncate-prompt-tokens -1 --echo --logit-bias 18=-inf
+        --no-speculative"""
     assert cli.main(command.split()) == 0
     wanted = {"n": 2, "max_tokens": 9, "min_tokens": 1, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
     wanted |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
     wanted |= {"logit_bias": {17: -3.0, 18: -math.inf}, "stop": ["x", "y"], "stop_token_ids": [1]}
     wanted |= {"include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "logprobs": 2}
-    wanted |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "echo": True}
+    wanted |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "echo": True, "speculative": False}
     assert llms[0].asked[0][1] == SamplingParams(**wanted)
 
 
@@ -261,6 +263,18 @@ def test_a_form_that_the_text_is_held_to_is_named_as_json(llms, capsys):
         assert problem in capsys.readouterr().err
     assert cli.main(["generate", "--model", "m", "p", "--structured-outputs", '{"jso": {}}']) == 2
     assert "structured_outputs has unknown keys ['jso']" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ngram", "speculative_config is 'ngram'; it must be JSON"),
+        ('{"method":"eagle3"}', "no second model drafts here"),
+    ],
+)
+def test_a_way_to_draft_that_is_not_here_is_refused_before_a_model_loads(text, problem, llms, capsys):
+    assert cli.main(["generate", "--model", "m", "p", "--speculative-config", text]) == 2
+    assert problem in capsys.readouterr().err and not llms
 
 
 def test_every_field_of_both_has_a_flag():

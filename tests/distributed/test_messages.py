@@ -48,7 +48,8 @@ ADD = Call(
 )
 VALUES = [
     *(None, True, 3, -(2**70), 0.1, math.inf, "text", [], (), {}, [1, 2], (1, "a"), {"a": {1: 2.0}}, b"\0\1"),
-    *(EngineConfig(mesh="dp=2,tp=4"), Reach(num_rows=1, num_tokens=2), ADD, [ADD, Call("step", ())]),
+    *(EngineConfig(mesh="dp=2,tp=4"), EngineConfig(speculative_config={"method": "suffix"})),
+    *(Reach(num_rows=1, num_tokens=2), ADD, [ADD, Call("step", ())]),
     *(Digest(64, b"digest"), Failure("why", 2), End(3), Broken(5), Beat()),
 ]
 

@@ -24,6 +24,7 @@ def test_fields_of_the_config_are_taken_as_they_are():
         ({"tensor_parallel_size": 4, "data_parallel_size": 2}, {"mesh": "dp=2,tp=4"}),
         ({"enable_return_routed_experts": True}, {"return_routed_experts": True}),
         ({"data_parallel_size": 2}, {"mesh": "dp=2,tp=1"}),
+        ({"speculative_config": {"method": "ngram"}}, {"speculative_config": {"method": "ngram"}}),
         ({"kv_cache_dtype": "fp8"}, {"kv_dtype": "fp8_e4m3"}),
         ({"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": None}, {"num_blocks": 9, "kv_memory_bytes": None}),
         (
@@ -75,5 +76,9 @@ def test_a_config_and_fields_go_together_unless_they_contradict():
     assert with_fields(config, {"max_num_seqs": 16}) == config
     with pytest.raises(ValueError, match=r"max_num_seqs is 32, and config has max_num_seqs=16; give it once"):
         with_fields(config, {"max_num_seqs": 32})
+    drafting = EngineConfig(speculative_config={"method": "ngram"})
+    assert with_fields(drafting, {"speculative_config": '{"method": "ngram"}'}) == drafting
+    with pytest.raises(ValueError, match=r"speculative_config is .*'mtp'.*; give it once"):
+        with_fields(drafting, {"speculative_config": {"method": "mtp"}})
     with pytest.raises(ValueError, match="dtype is 'half'"):
         with_fields(config, {"dtype": "half"})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import EngineConfig
-from ferrum_jax.executables.bundle import Bundle, BundledExecutables, BundleWriter, Purpose, config_for
+from ferrum_jax.executables.bundle import Bundle, BundledExecutables, BundleWriter, Purpose, config_for, purpose_of
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.executables.executable_store import ExecutableStore, serialize
 from ferrum_jax.executables.lowered import Lowered
@@ -219,3 +220,17 @@ def test_an_engine_takes_the_bundles_config_or_at_least_the_size_of_its_pool(fol
         and config_for(EngineConfig(mesh="dp=2"), on_mesh).mesh == "dp=2"
     )
     assert config_for(None, None) == EngineConfig()
+
+
+def test_how_tokens_are_drafted_is_kept_in_a_bundle(tmp_path):
+    config = EngineConfig(num_blocks=80, max_num_seqs=4, speculative_config={"method": "suffix"})
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    spec = types.SimpleNamespace(digest_text=lambda: "model a")
+    own = purpose_of("cpu", config, mesh, spec)
+    BundleWriter(tmp_path / "bundle", own)
+    found = Bundle.open(tmp_path / "bundle")
+    assert config_for(None, found) == dataclasses.replace(EngineConfig(), **own.config) == config
+    BundleWriter(tmp_path / "bundle", own)  # goes on
+    other = purpose_of("cpu", dataclasses.replace(config, speculative_config=None), mesh, spec)
+    with pytest.raises(ValueError, match=r"its speculative_config is \{'method': 'suffix', .*, not None"):
+        BundleWriter(tmp_path / "bundle", other)

@@ -41,6 +41,7 @@ REFUSED = [
     ("truncate_prompt_tokens", -2),
     ("detokenize", 0),
     ("echo", "yes"),
+    ("speculative", 1),
     ("stop", ""),
     ("stop", [3]),
     ("stop", 3),
@@ -83,6 +84,7 @@ ACCEPTED = [
     ("logit_bias", {5: -math.inf}),
     ("truncate_prompt_tokens", -1),
     ("detokenize", False),
+    ("speculative", False),
 ]
 
 

@@ -80,6 +80,7 @@ _ANSWERED = {
     "use in every chunk": text(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}),
     "when it is to run": text(priority=-1, timeout=60.0),
     "a name of its own": text(request_id="its-own"),
+    "without drafts": text(speculative=False),
     "labels of a server": text(service_tier="flex", safety_identifier="s"),
 }
 _WRONG: dict[str, list[Any]] = {
@@ -140,6 +141,7 @@ _WRONG: dict[str, list[Any]] = {
     "service_tier": [5],
     "skip_special_tokens": ["yes"],
     "spaces_between_special_tokens": [False],
+    "speculative": ["yes"],
     "stop": [[""], 5],
     "stop_token_ids": [5, ["x"]],
     "store": [True],

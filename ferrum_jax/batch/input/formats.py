@@ -6,7 +6,8 @@ A short row is told by the field that says what it is about. What a body asks fo
 (`openai/bodies.py`). A list of texts, or of lists of token ids, counts as several prompts, whose choices stand in one
 answer.
 Identity: a row's digest covers its whole content, custom_id included, so equal lines have equal ids in every
-process, and a changed line has another id. Only messages depend on the line's number.
+process, and a changed line has another id; but fields of PACE, which change no answer, are no part of it. Only
+messages depend on the line's number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.sampling import PACE, SamplingParams
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.openai.asked import Asked, AskedScores, AskedText, AskedVectors
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
@@ -153,7 +154,7 @@ def parse_line(
         custom_id = custom_id_of(line)
         packed = packed_ids(line.get("prompt_token_ids"))
         if digest is None:
-            digest = _digest(canonical(line, packed))
+            digest = _digest(canonical(_that_answers(line), packed))
     except LineError as error:
         said = error.said if custom_id is None else custom_id if _is_text(custom_id) else None
         return _bad_line(line_digest(raw, line_number), said, line_number, error, code=error.code)
@@ -227,6 +228,20 @@ def _is_text(text: str) -> bool:
 def line_digest(raw: bytes, line_number: int) -> str:
     """The id of a line that has no custom_id of its own: 32 hex digits from its number and bytes."""
     return _digest(b"line %d\n" % line_number + raw.strip())
+
+
+def _that_answers(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The line without what changes no answer, in whichever form it is."""
+    body = line.get("body")
+    if not isinstance(body, dict):
+        return _without_pace(line)
+    return line if PACE.isdisjoint(body) else {**line, "body": _without_pace(body)}
+
+
+def _without_pace(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    if PACE.isdisjoint(fields):
+        return fields
+    return {name: value for name, value in fields.items() if name not in PACE or not isinstance(value, bool | None)}
 
 
 def _digest(content: bytes) -> str:

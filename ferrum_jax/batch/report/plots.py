@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.batch.report.recorder import SPECULATION
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.pages.svg_plot import Frame
 
@@ -21,17 +22,19 @@ Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
 
 
 def figures(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Four plots of the runs; a sentence where their samples are too few for lines."""
+    """Plots of the runs, one of drafts only where there were some; a sentence where samples are too few for lines."""
     points, axis = _points(runs)
     if len(points) < 3:
         return "<p>The runs were too short for plots.</p>"
 
     def rate(name: str, per: str, scale: float = 1.0) -> list[tuple[float, float]]:
-        """By how much `name` rises per unit of `per`, between points at which `per` has risen."""
+        """By how much `name` rises per unit of `per`, between points at which `per` has risen. Where `per` falls, another
+        engine counts from 0."""
         found, last = [], points[0]
         for point in points:
             if point[per] > last[per]:
                 found.append((point["wall_s"], scale * max(point[name] - last[name], 0.0) / (point[per] - last[per])))
+            if point[per] != last[per]:
                 last = point
         return found
 
@@ -42,6 +45,7 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> str:
     shares = {"pool in use": level("pool_use"), "padding": level("padding_waste")}
     speeds = {"in": rate("prompt_tokens", "wall_s"), "out": rate("output_tokens", "wall_s")}
     lengths = {"in": rate("prompt_tokens", "rows"), "out": rate("output_tokens", "rows")}
+    drafts = {name: rate(f"{name}_tokens", "speculation_steps") for name in ("accepted", "drafted")}
     return "".join(
         (
             _rows(runs, axis),
@@ -49,6 +53,7 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> str:
             _plot("Prompt tokens from the prefix cache, %", {"reused": hits}, axis, top=100.0),
             _plot("KV pool and padding, %", shares, axis, top=100.0),
             _plot("Tokens a row", lengths, axis),
+            _plot("Accepted length, tokens of a draft", drafts, axis) if drafts["drafted"] else "",
         )
     )
 
@@ -72,7 +77,8 @@ class _Axis:
 def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], _Axis]:
     """Samples of all runs, thinned for a plot, with counts added up over runs; and when runs began and ended."""
     found: list[dict[str, float]] = []
-    bases = dict.fromkeys(("wall_s", *_COUNTS), 0.0)
+    bases = dict.fromkeys(("wall_s", *_COUNTS, *SPECULATION), 0.0)
+    nothing = dict.fromkeys(SPECULATION, 0.0)  # of runs that did not record it
     begins: list[float] = []
     ends: list[float] = []
     bands: list[tuple[float, float, str]] = []
@@ -81,12 +87,14 @@ def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], 
         bands.append((bases["wall_s"], bases["wall_s"] + start_s, "starting"))
         bases["wall_s"] += start_s
         begins.append(bases["wall_s"])
-        samples = [dict(zip(run["samples"]["fields"], values, strict=True)) for values in run["samples"]["values"]]
+        named = (zip(run["samples"]["fields"], values, strict=True) for values in run["samples"]["values"])
+        samples = [nothing | dict(sample) for sample in named]
         for came in run["engine"].get("executables_compiled", ()):
             began_s = begins[-1] + came["began_s"]
             bands.append((began_s, began_s + came["seconds"], "compiling"))
         found += [sample | {name: sample[name] + base for name, base in bases.items()} for sample in samples]
-        bases = {name: base + run[name] for name, base in bases.items()}
+        last = {**run, **{name: (samples or [nothing])[-1][name] for name in SPECULATION}}
+        bases = {name: base + last[name] for name, base in bases.items()}
         ends.append(bases["wall_s"])
     thinned = found[:: max(1, ceil_div(len(found), _MOST_POINTS))]
     return thinned, _Axis(begins=begins, ends=ends, bands=bands)

@@ -9,6 +9,7 @@ from typing import Any
 from ferrum_jax.batch.report.display import Tally
 
 FIELDS = (*("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),)
+SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
 ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
 _MOST_SAMPLES = 400
 _MOST_ROWS = 200
@@ -21,6 +22,7 @@ class Recorder:
         self._tally, self._interval_s = tally, interval_s
         self._sampled_s = -interval_s
         self.samples: list[list[float]] = []
+        self._counts_drafts = False
         self.rows: list[list[float | None]] = []
         self._rows_seen, self._row_step = 0, 1
 
@@ -35,7 +37,9 @@ class Recorder:
         tally.padding_waste = padding_waste(found)
         counts = (tally.num_prompt_tokens, tally.num_hit_tokens, tally.num_output_tokens)
         shares = (round(tally.pool_use, 4), round(tally.padding_waste, 4))
-        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares])
+        self._counts_drafts = SPECULATION[0] in found
+        drafts = [found[name] for name in SPECULATION] if self._counts_drafts else []
+        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, *drafts])
         if len(self.samples) > _MOST_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2
@@ -70,7 +74,7 @@ class Recorder:
             "cached_tokens": tally.num_hit_tokens,
             "output_tokens": tally.num_output_tokens,
             "engine": dict(stats),
-            "samples": {"fields": FIELDS, "values": self.samples},
+            "samples": {"fields": FIELDS + SPECULATION * self._counts_drafts, "values": self.samples},
             "row_times": {"fields": ROW_FIELDS, "values": self.rows},
         }
 

@@ -58,7 +58,6 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
     ),
     "enable_chunked_prefill": Elsewhere((True,), "prompts go in chunks of at most max_num_batched_tokens"),
     "disable_sliding_window": Elsewhere((False,), "windows are as the checkpoint says; max_model_len bounds lengths"),
-    "speculative_config": Elsewhere((None,), "tokens are drawn one at a time: leave it out"),
     "enable_lora": Elsewhere((False,), "max_adapters=8 has slots for adapters, which LLM.load_adapter loads"),
     "disable_log_stats": Elsewhere((True, False), "nothing is logged; LLM.stats() has the counters"),
     "task": Elsewhere((None, "auto", "generate", "embed"), "LLM.generate and LLM.embed need no task: leave it out"),

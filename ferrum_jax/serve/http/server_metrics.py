@@ -8,7 +8,7 @@ last, at most a second ago.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,6 +20,12 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
 _WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 _RECENT = 2048  # times that the page's percentiles are taken of
 _GAUGES = ("live", "cached", "clean", "kv_bytes", "weights_bytes", "executables", "host_entries", "pinned")
+_DRAFTS = {  # vLLM's name -> ours; an engine that drafts nothing has none
+    "num_drafts": ("speculation_steps", "Steps of rows that had a draft."),
+    "num_draft_tokens": ("drafted_tokens", "Tokens drafted."),
+    "num_accepted_tokens": ("accepted_tokens", "Drafted tokens that stand."),
+    "num_accepted_tokens_per_pos": ("accepted_by_position", "Drafted tokens that stand, by their place in a draft."),
+}
 _COUNTS = ("steps", "computed_tokens", "padded_tokens", "evictions", "saved_prefill_tokens", "compiles_after_ready")
 
 
@@ -113,6 +119,9 @@ class _OfEngine(Collector):
         yield self._count("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", queried)
         yield self._count("vllm:prefix_cache_hits", "Prompt tokens that were found.", stats.get("hit_tokens", 0))
         yield self._count("vllm:num_preemptions", "Rows taken off for blocks.", stats.get("preemptions", 0))
+        for name, (ours, text) in _DRAFTS.items():
+            if ours in stats:
+                yield self._count(f"vllm:spec_decode_{name}", text, stats[ours])
         for name in _GAUGES:
             yield self._gauge(f"ferrum:{name}", f"`{name}` of LLM.stats().", stats.get(name, 0))
         for name in _COUNTS:
@@ -123,7 +132,10 @@ class _OfEngine(Collector):
         family.add_metric((self._model,), value)
         return family
 
-    def _count(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, text, labels=("model_name",))
-        family.add_metric((self._model,), value)
+    def _count(self, name: str, text: str, value: float | Sequence[float]) -> CounterMetricFamily:
+        """value: a count, or one for each position."""
+        is_plain = not isinstance(value, Sequence)
+        family = CounterMetricFamily(name, text, labels=("model_name",) if is_plain else ("model_name", "position"))
+        for position, count in enumerate([value] if is_plain else value):
+            family.add_metric((self._model,) if is_plain else (self._model, str(position)), count)
         return family

@@ -53,6 +53,7 @@ def test_the_short_form_sets_every_sampling_parameter():
     fields |= {"stop": ["x", "y"], "stop_token_ids": [1, 2], "allowed_token_ids": [3, 4], "bad_words": ["z"]}
     fields |= {"include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "logprobs": 2}
     fields |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "detokenize": True, "echo": True}
+    fields |= {"speculative": False}
     found = row(short(**fields, logit_bias={"17": -3.0}))
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     assert found.params == SamplingParams(**listed, logit_bias={17: -3.0})
@@ -168,6 +169,18 @@ def test_a_row_without_a_seed_gets_one_from_its_content_and_the_jobs_seed():
     assert first.params.seed == second.params.seed
     others = [parse(short(), seed=2), parse(short(n=2), seed=1), parse({**short(), "custom_id": "b"}, seed=1)]
     assert len({first.params.seed} | {found.params.seed for found in others if isinstance(found, Row)}) == 4
+
+
+def test_whether_a_row_is_drafted_for_changes_neither_its_id_nor_its_seed():
+    for form in (short, openai, chat):
+        plain, off, on, none = (row(form(**given)) for given in ({}, {"speculative": False}, {"speculative": True}, {"speculative": None}))
+        assert (plain.asked.speculative, off.asked.speculative) == (True, False)
+        assert all((each.id, each.seeds) == (plain.id, plain.seeds) for each in (off, on, none))
+        assert parse(form(), defaults={"speculative": False}).seeds == plain.seeds
+    assert parse(short(), defaults={"speculative": False}).asked.speculative is False
+    assert row(short(user="a")).id != row(short(user="b")).id
+    assert "speculative is 1; it must be true or false" in error(short(speculative=1))
+    assert parse(short(speculative=1)).id != row(short()).id
 
 
 @pytest.mark.parametrize(

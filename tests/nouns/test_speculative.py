@@ -1,0 +1,136 @@
+"""SpeculativeConfig is vLLM's speculative_config: every key is read by the method that is named, or refused."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.sizes.speculative import METHODS, SPECULATIVE_ELSEWHERE, SpeculativeConfig, speculative_of
+
+OF_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+OF_SUFFIX = {
+    "method": "suffix",
+    "num_speculative_tokens": 32,
+    "suffix_decoding_max_tree_depth": 16,
+    "suffix_decoding_max_cached_requests": 0,
+    "suffix_decoding_max_spec_factor": 2,
+    "suffix_decoding_min_token_prob": 0.0,
+}
+
+
+def set_fields(config: SpeculativeConfig) -> dict:
+    return {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+
+
+@pytest.mark.parametrize("given", [OF_NGRAM, OF_SUFFIX, {"method": "mtp", "num_speculative_tokens": 3}])
+def test_a_mapping_its_json_text_and_an_instance_are_one_config(given):
+    made = SpeculativeConfig(**given)
+    assert set_fields(made) == given
+    assert speculative_of(given) == speculative_of(json.dumps(given)) == speculative_of(made) == made
+    assert speculative_of(dataclasses.asdict(made)) == made, "what a bundle keeps is read again"
+    assert EngineConfig(speculative_config=given) == EngineConfig(speculative_config=json.dumps(given))
+    assert hash(EngineConfig(speculative_config=given)) == hash(EngineConfig(speculative_config=made))
+
+
+def test_nothing_is_drafted_by_default_and_for_a_null():
+    assert EngineConfig().speculative_config is None
+    assert EngineConfig(speculative_config="null") == EngineConfig()
+
+
+def test_each_method_has_defaults_of_its_own_keys_alone():
+    found = {method: set_fields(SpeculativeConfig(method=method)) for method in METHODS}
+    assert found["ngram"] == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 5,
+        "prompt_lookup_min": 2,
+    }
+    assert found["suffix"] == {
+        "method": "suffix",
+        "num_speculative_tokens": 24,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
+    assert found["mtp"] == {"method": "mtp", "num_speculative_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 9}, (9, 9)),
+        ({"prompt_lookup_max": 3}, (2, 3)),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 4}, (4, 4)),
+    ],
+)
+def test_one_end_of_the_lookup_moves_the_default_of_the_other(given, found):
+    config = SpeculativeConfig(method="ngram", **given)
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == found
+
+
+@pytest.mark.parametrize(("depth", "most"), [(8, 8), (24, 24), (100, 64)])
+def test_a_draft_from_the_tree_is_no_longer_than_the_tree_is_deep(depth, most):
+    assert SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=depth).num_speculative_tokens == most
+
+
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"])
+def test_vllms_names_of_a_checkpoints_own_head_are_mtp(name):
+    assert speculative_of({"method": name}) == SpeculativeConfig(method="mtp")
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "dflash", "draft_model", "medusa", "mlp_speculator"])
+def test_a_method_of_a_second_model_says_what_to_use_instead(name):
+    with pytest.raises(ValueError, match=f"method is '{name}', which is not here: no second model .* 'ngram'"):
+        EngineConfig(speculative_config={"method": name, "model": "a/draft", "num_speculative_tokens": 3})
+
+
+@pytest.mark.parametrize("name", sorted(SPECULATIVE_ELSEWHERE))
+def test_a_key_of_vllms_that_is_not_here_says_what_to_do_unless_it_asks_for_nothing(name):
+    harmless, instead = SPECULATIVE_ELSEWHERE[name]
+    for value in harmless:
+        assert speculative_of({"method": "ngram", name: value}) == SpeculativeConfig(method="ngram")
+    with pytest.raises(ValueError, match=f"speculative_config: {name} is 'x', a setting that is not here") as refused:
+        speculative_of({"method": "ngram", name: "x"})
+    assert str(refused.value).endswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be a whole number from"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "is 65; it must be a whole number from 1 to 64"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens is True; it must be a whole"),
+        ({"method": "ngram", "num_speculative_tokens": 2.0}, "num_speculative_tokens is 2.0"),
+        ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be a whole number, 1 or more"),
+        ({**OF_NGRAM, "prompt_lookup_min": 4}, "prompt_lookup_min is 4, more than prompt_lookup_max, 3"),
+        ({**OF_SUFFIX, "suffix_decoding_min_token_prob": 1.1}, "is 1.1; it must be a number from 0 to 1"),
+        ({**OF_SUFFIX, "suffix_decoding_max_spec_factor": float("inf")}, "factor is inf; it must be a number, 0 or more"),
+        ({**OF_SUFFIX, "suffix_decoding_max_cached_requests": -1}, "requests is -1; it must be a whole number, 0 or more"),
+        ({**OF_SUFFIX, "prompt_lookup_max": 3}, "prompt_lookup_max is 3, which only the method ngram reads, and method"),
+        ({"method": "mtp", "suffix_decoding_max_tree_depth": 3}, "only the method suffix reads, and method is 'mtp'"),
+        ({"method": "trigram"}, r"method is 'trigram'; it must be one of \('ngram', 'suffix', 'mtp'\)"),
+        ({"num_speculative_tokens": 3}, "method is None; it must be one of"),
+        ({"method": "ngram", "num_speculativ_tokens": 3}, r"no num_speculativ_tokens \(did you mean num_speculative_tokens"),
+        ({"methd": "ngram"}, r"no methd \(did you mean method\?\); known are method, num_speculative_tokens, prompt_"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_its_key(given, message):
+    with pytest.raises(ValueError, match=f"^speculative_config: .*{message}"):
+        EngineConfig(speculative_config=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (5, "speculative_config is 5; it must be an object with a method"),
+        ("[1]", r"speculative_config is '\[1\]'; it must be an object with a method"),
+        ("ngram", "speculative_config is 'ngram'; it must be JSON, such as"),
+        ("[" * 100_000, r"\(100,000 characters\); it must be JSON"),
+    ],
+)
+def test_what_is_no_object_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(speculative_config=given)
