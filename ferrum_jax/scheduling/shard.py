@@ -37,7 +37,7 @@ class PlannedRows:
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class _Draft:
+class _ShardDraft:
     """The rows of the step that is being planned: decodes at slots and positions [rows], then chunks."""
 
     slots: np.ndarray
@@ -73,9 +73,9 @@ class Shard:
         most = self.cache.sizes.max_num_batched_tokens
         self._max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
 
-    def _empty_draft(self) -> _Draft:
+    def _empty_draft(self) -> _ShardDraft:
         none = np.zeros(0, np.int32)
-        return _Draft(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
+        return _ShardDraft(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
 
     # -- where a request may go ------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Shard:
         chunks = self._plan_prefills(budget, is_first=not requests)
         waits = len(chunks) < self.rows.num_prefilling  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
-        self._draft = _Draft(
+        self._draft = _ShardDraft(
             slots=slots,
             starts=starts,
             requests=requests,

@@ -97,6 +97,7 @@ MAY_IMPORT = {
     "ferrum_jax.progress": ("nouns",),
     "ferrum_jax.sampling": ("nouns",),
     "ferrum_jax.sharding": ("checkpoints.rules", "nouns"),
+    "ferrum_jax.speculation": ("nouns",),
     "ferrum_jax.text": (
         "ferrum_jax.files",
         "ferrum_jax.vision",
@@ -425,6 +426,7 @@ MAY_USE = {
     "checkpoints": ("jax", "numpy", "orbax", "tensorstore", "safetensors", "huggingface_hub"),
     "ferrum_jax.scheduling": ("numpy",),
     "ferrum_jax.prefix_cache": ("numpy",),
+    "ferrum_jax.speculation": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
     "ferrum_jax.openai": ("numpy",),
     "ferrum_jax.vision": ("numpy", "PIL"),

@@ -1,0 +1,1 @@
+"""Speculation: tokens that are likely to come next, for the engine to verify. Host only, no jax."""
