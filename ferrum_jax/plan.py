@@ -2,7 +2,8 @@
 
 A plan holds one `ShardPlan` for each data shard, along "dp" of the mesh. Ids are local to
 their shard and id 0 of every pool is null. Rows have the order of their tokens in the step: row r
-computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first.
+computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first. A *place* is where a token is sampled: one
+of each row, whether it samples or not, and one more behind each drafted token.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ class ShardPlan:
     slots: np.ndarray  # [rows] int32, the row slot: its sampling parameters and token ids on the device
     starts: np.ndarray  # [rows] int32, position of the first token the row computes
     counts: np.ndarray  # [rows] int32, tokens the row computes
-    samples: np.ndarray  # [rows] int32, 1 where the last token's logits are sampled, else 0
+    samples: np.ndarray  # [rows] int32, of how many of its last tokens the logits are sampled: 0, 1, or drafts + 1
     block_tables: tuple[np.ndarray, ...]  # per cache group: [rows, width] int32, padded with 0
     state_slots: np.ndarray  # [rows] int32, recurrent state, 0 where the model has none
     source_slots: np.ndarray  # [rows] int32, prompt slot to sample from instead of computing, 0 for none
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
     adapter_ids: np.ndarray  # [rows] int32, slot of the adapter that the row names, 0 for none
     rope_shifts: np.ndarray  # [rows] int32, rotary position less position, where no token of the row is of an image
-    mask_ids: np.ndarray  # [rows] int32, mask that says which tokens the row may draw, 0 for all
+    masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
+    drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
     images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
@@ -78,6 +80,31 @@ class ShardPlan:
         return int(self.counts.sum())
 
     @property
+    def num_drafts(self) -> np.ndarray:
+        """[rows] int32: drafted tokens among those that the row computes."""
+        return np.maximum(self.samples - 1, 0)
+
+    @property
+    def num_places(self) -> int:
+        return self.num_rows + len(self.drafts)
+
+    @property
+    def first_places(self) -> np.ndarray:
+        """[rows] int32: the place of each row, the first where it has several."""
+        drafts = self.num_drafts
+        return np.arange(self.num_rows, dtype=np.int32) + (np.cumsum(drafts, dtype=np.int32) - drafts)
+
+    def drafts_of(self, row: int) -> tuple[int, ...]:
+        """The drafted tokens of a row."""
+        end = int(self.num_drafts[: row + 1].sum())
+        return self.drafts[end - int(self.num_drafts[row]) : end]
+
+    @property
+    def mask_ids(self) -> np.ndarray:
+        """[places] int32: the id of each place's mask, 0 where everything is allowed."""
+        return np.where(np.repeat(self.masked, 1 + self.num_drafts), np.arange(1, 1 + self.num_places), 0).astype(np.int32)
+
+    @property
     def is_adapted(self) -> bool:
         return bool(np.any(self.adapter_ids))
 
@@ -87,7 +114,7 @@ class ShardPlan:
 
     @property
     def draws_under_masks(self) -> bool:
-        return bool(np.any(self.mask_ids[self.samples > 0]))
+        return bool(np.any(self.masked[self.samples > 0]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,6 +135,11 @@ class StepPlan:
     def has_images(self) -> bool:
         """Whether a token is of an image."""
         return any(shard.has_images for shard in self.shards)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a row computes a drafted token."""
+        return any(len(shard.drafts) for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:

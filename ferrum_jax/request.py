@@ -28,6 +28,7 @@ class Request:
     num_choices: int = 1  # of its prompt, which arrive together
     takes_hits: bool = True  # False where all of its tokens must be computed, as for prompt_logprobs
     most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
+    takes_drafts: bool = True  # tokens that are expected of it may be computed along
     is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     adapter_id: int = 0  # slot of its adapter, held from before it is queued to its end
     adapter: str = ""  # the digest of its adapter; requests share blocks only where adapter and cache_salt are equal

@@ -49,7 +49,7 @@ class Constraints:
         self.forms = forms
         self._made: Grammars | None = None
         self._matchers: dict[int, Matcher] = {}  # by request id
-        self._faults: dict[int, str] = {}  # by request id: why it can go no further
+        self._faults: dict[int, dict[int, str]] = {}  # by request id: why it goes no further than so many tokens
         self._all = np.zeros(ceil_div(vocab_size, 32), np.int32)  # a mask of all the model's tokens
         allow(self._all, range(vocab_size))
         self._num_masks = self._num_forced = 0
@@ -69,8 +69,9 @@ class Constraints:
         return self._made
 
     def advance(self, choice: Choice, token: int) -> str | None:
-        """Feeds a choice its next token; why it can go no further, None where it can."""
-        fault = self._faults.get(choice.request.id)
+        """Feeds a choice its last token; why it can go no further, None where it can."""
+        request = choice.request
+        fault = self._faults.get(request.id, {}).get(len(request.token_ids) - 1)
         if fault is not None or choice.submission.grammar is None:
             return fault
         matcher = self._matcher(choice)
@@ -115,33 +116,62 @@ class Constraints:
     def masks_of(
         self, plan: StepPlan, choice_at: Callable[[int, int], Choice]
     ) -> tuple[list[list[int]], list[np.ndarray]]:
-        """For each shard the slots of the plan's rows that draw under a mask, and the masks.
+        """For each shard the ids of the masks under which its rows draw at their places, and the masks.
 
         choice_at: who has a slot of a shard.
         """
-        slots, masks = [], []
+        ids, masks = [], []
         for index, shard in enumerate(plan.shards):
-            draws = (shard.samples > 0) & (shard.mask_ids > 0)
-            places = (shard.starts + shard.counts)[draws].tolist()
-            open_ = []
-            for slot, place in zip(shard.mask_ids[draws].tolist(), places, strict=True):
-                request = choice_at(index, slot).request
-                if request.finish_reason is None and place == len(request.token_ids):  # else it was forced just now
-                    open_.append(slot)
-            slots.append(open_)
-            masks.append(self.masks([choice_at(index, slot) for slot in open_]))
-        return slots, masks
+            open_, drafts, own = [], [], []
+            mask_ids, first = shard.mask_ids, shard.first_places
+            for row in np.flatnonzero((shard.samples > 0) & shard.masked).tolist():
+                choice, drafted = choice_at(index, int(shard.slots[row])), shard.drafts_of(row)
+                place = int(shard.starts[row] + shard.counts[row]) - len(drafted)
+                if choice.request.finish_reason is None and place == len(choice.request.token_ids):  # else forced now
+                    open_.append(choice)
+                    drafts.append(drafted)
+                    own += mask_ids[first[row] : first[row] + 1 + len(drafted)].tolist()
+            ids.append(own)
+            masks.append(self.masks(open_, drafts))
+        return ids, masks
 
-    def masks(self, choices: Sequence[Choice]) -> np.ndarray:
-        """[len(choices), words] int32: the tokens that may come next in each.
+    def masks(self, choices: Sequence[Choice], drafts: Sequence[Sequence[int]] = ()) -> np.ndarray:
+        """[places, words] int32: the tokens that may come next in each choice, and behind each of its drafted tokens.
 
         Where none may, all do: the choice ends with an error when its token comes.
         """
-        masks = self._filled(choices)
-        for choice, mask in zip(choices, masks, strict=True):
-            self._narrow(mask, choice)
-        self._num_masks += len(choices)
+        found = []
+        firsts = self._filled(choices)
+        for choice, mask, drafted in itertools.zip_longest(choices, firsts, drafts, fillvalue=()):
+            self._faults[choice.request.id] = {}
+            self._narrow(mask, choice, self._matchers.get(choice.request.id), ())
+            found.append(mask[None])
+            if drafted:
+                found.append(self._behind(choice, drafted))
+        masks = np.concatenate(found) if found else firsts
+        self._num_masks += len(masks)
         return masks
+
+    def _behind(self, choice: Choice, drafts: Sequence[int]) -> np.ndarray:
+        """[drafts, words]: the masks behind drafted tokens of a choice. All may come where its grammar does not go on."""
+        masks = np.tile(self._all, (len(drafts), 1))
+        own = self._matchers.get(choice.request.id)
+        matcher = own and own.copy()
+        for place, (token, mask) in enumerate(zip(drafts, masks, strict=True), 1):
+            if matcher is not None and not self._advance_and_fill(matcher, token, mask):
+                break  # it is never drawn, or what it leads to is an error
+            self._narrow(mask, choice, matcher, drafts[:place])
+        return masks
+
+    def _advance_and_fill(self, matcher: Matcher, token: int, mask: np.ndarray) -> bool:
+        """Whether the grammar takes the token; the mask is that of the token behind it."""
+        if not matcher.advance(token):
+            return False
+        if matcher.has_begun:
+            matcher.fill(mask)
+        else:
+            forbid(mask, self._end_ids)
+        return True
 
     def _filled(self, choices: Sequence[Choice]) -> np.ndarray:
         """The masks of the grammars: before one begins, all but the end tokens may come."""
@@ -162,16 +192,25 @@ class Constraints:
             forbid(masks[row], self._end_ids)
         return masks
 
-    def _narrow(self, mask: np.ndarray, choice: Choice) -> None:
-        """Takes out what the request itself forbids; notes why the choice goes no further where that leaves nothing."""
-        request, matcher, rules = choice.request, self._matchers.get(choice.request.id), choice.submission.rules
+    def _narrow(self, mask: np.ndarray, choice: Choice, matcher: Matcher | None, drafts: Sequence[int]) -> None:
+        """Takes out what the request itself forbids behind its tokens and these.
+
+        Where that leaves nothing, notes why the choice goes no further than there.
+        """
+        request, rules = choice.request, choice.submission.rules
         assert rules is not None
         fault = matcher and matcher.error
         if fault is None and not rules.say_nothing:
-            fault = rules.narrow(mask, request.token_ids[request.num_prompt_tokens :])
+            fault = rules.narrow(mask, [*request.token_ids[request.num_prompt_tokens :], *drafts])
         if fault is not None:
-            self._faults[request.id] = fault
+            self._faults[request.id][len(request.token_ids) + len(drafts)] = fault
             mask[:] = self._all
+
+    def allowed(self, choice: Choice, token_ids: Sequence[int]) -> int:
+        """How many of the first tokens a choice's grammar allows behind those that it has."""
+        if choice.submission.grammar is None:
+            return len(token_ids)
+        return self._matcher(choice, next_token=True).num_allowed(token_ids)
 
     def _matcher(self, choice: Choice, *, next_token: bool = False) -> Matcher:
         """The choice's own; one that begins, or goes on from another process, is fed the tokens that it has."""

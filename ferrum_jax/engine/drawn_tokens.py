@@ -28,24 +28,24 @@ class DrawnTokens:
         if len(request.token_ids) == request.num_prompt_tokens:
             request.token_ids.extend(self._constraints.beginning(choice))
 
-    def take(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
+    def take(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:
         """Takes what came with a choice's last token, which may end its request. rows: of the step's results."""
         if choice.request.finish_reason != "error":
-            self._take_row(choice, step, rows, row)
+            self._take_row(choice, step, rows, place)
         if choice.stops is not None:
             self._look_for_stops(choice, choice.stops)
         if choice.request.is_constrained and choice.request.finish_reason is None:
             self._force(choice)
 
-    def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, row: int) -> None:
+    def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:
         """What a row has beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
         if submission.first_token_s is None:
             submission.first_token_s = time.monotonic()
         if submission.options.embeds and submission.embedding is None:
-            submission.embedding = step.last_states()[row]
+            submission.embedding = step.last_states()[place]
         if choice.logprobs is not None:
-            found = device_sampling.unpack(rows).row(row, submission.sampling.logprobs or 0)
+            found = device_sampling.unpack(rows).row(place, submission.sampling.logprobs or 0)
             choice.logprobs.append(entry_of(found))
         if request.is_constrained:
             error = self._constraints.advance(choice, request.token_ids[-1])

@@ -24,9 +24,12 @@ from ferrum_jax.engine.drawn_tokens import DrawnTokens
 from ferrum_jax.engine.making_deltas import delta_of, logged
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.scoring import Observed, start_scoring
+from ferrum_jax.engine.step_times import StepTimes
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
+from ferrum_jax.request import Request
 from ferrum_jax.runtime.runner import InFlight, Runner
+from ferrum_jax.scheduling.drafting import StepCosts
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -37,6 +40,7 @@ class _Dispatched(NamedTuple):
 
     step: InFlight
     observed: Sequence[Observed]
+    begun_s: float  # when its planning began
 
 
 class Engine:
@@ -50,10 +54,13 @@ class Engine:
         intake: Intake,
         constraints: Constraints,
         adapters: HeldSlots,
+        step_times: StepTimes | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
-        """request_log: gets a line for each submission that ended. guard: around each step, such as a `WriteGuard`."""
+        """step_times: of an engine that computes drafted tokens. request_log: gets a line for each submission that ended.
+        guard: around each step, such as a `WriteGuard`.
+        """
         self.runner = runner
         self.scheduler = scheduler
         self._intake = intake
@@ -67,12 +74,17 @@ class Engine:
         self._ended: list[Choice] = []  # those that end without a step: resumed ones that had, and ones that failed
         self._num_observed = 0
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
+        self._step_times, self._begun_s = step_times, 0.0
         self._request_log = request_log
         self._guard = guard or contextlib.nullcontext()
         self.weights_version = 0
         self._num_calls = 0
         self._token_limit: int | None = None
         self._limit_tokens()
+        if scheduler.drafting is not None:
+            scheduler.drafting.allowed = lambda request, token_ids: constraints.allowed(
+                self._choices[request.id], token_ids
+            )
 
     @property
     def has_unfinished(self) -> bool:
@@ -235,6 +247,8 @@ class Engine:
         """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
         if self.runner.take_parts():
             self._limit_tokens()
+        self._tell_costs()
+        self._begun_s = time.perf_counter()
         self._num_calls += 1
         with self._guard:
             return self._step()
@@ -249,9 +263,30 @@ class Engine:
         if self._request_log is not None:
             self._request_log.limit(TokenLimit(arrival=self._num_calls, token_limit=limit))
 
+    def _tell_costs(self) -> None:
+        """What steps were found to take enters plans as an event, so that equal events give equal plans."""
+        costs = self._step_times and self._step_times.news(self.runner.ladder)
+        if costs is not None:
+            self.take_costs(costs.decode, costs.mixed)
+
+    def take_costs(self, decode: Sequence[Sequence[float]], mixed: Sequence[Sequence[float]]) -> None:
+        """Has plans from the next step on compute drafted tokens as pays by these; see `StepCosts`."""
+        costs = StepCosts.of(decode, mixed)
+        if self.scheduler.drafting is not None:
+            self.scheduler.drafting.costs = costs
+            if self._request_log is not None:
+                self._request_log.costs(costs, self._num_calls)
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
+        """Takes a text that ended elsewhere, such as one of a job's journal, as one from which drafts may come."""
+        if self.scheduler.drafting is not None:
+            self.scheduler.drafting.source.learn(token_ids, num_prompt_tokens, cache_salt.encode())
+
     def _step(self) -> list[Delta]:
         self._queue_all_ready()
         deltas = self._give_ended()
+        if self.scheduler.waits_for_commit:
+            deltas += self._commit(self._in_flight.advance(None))
         plan = self._schedule()
         if plan is None:
             return deltas + self._commit(self._in_flight.advance(None))
@@ -264,14 +299,14 @@ class Engine:
             self.runner.write_slot(choice.request.shard, choice.request.slot, self._intake.slot_record(choice))
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
-            return deltas + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step))))
+            return deltas + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step), self._begun_s)))
 
         def masks_follow() -> None:
             deltas.extend(self._commit(self._in_flight.advance(None)))
             self.runner.write_masks(*self._constraints.masks_of(plan, self._choice_at))
 
         step = self.runner.dispatch(plan, masks_follow)
-        self._in_flight.append(_Dispatched(step, self._observe(step)))
+        self._in_flight.append(_Dispatched(step, self._observe(step), self._begun_s))
         return deltas
 
     def _encode(self, plan: StepPlan) -> None:
@@ -310,19 +345,26 @@ class Engine:
             return []
         step = dispatched.step
         rows = step.rows()
+        if self._step_times is not None:
+            self._step_times.ended(step, dispatched.begun_s)
         deltas: list[Delta] = []
         for choice in (damaged for observed in dispatched.observed for damaged in observed.collect()):
             if choice.request.finish_reason is None:
                 self.scheduler.finish_not_finite(choice.request)
                 self._finish_choice(choice, deltas)
-        for request, row in self.scheduler.commit(step.plan, rows[:, 0]):
-            choice = self._choices[request.id]
-            self._drawn.take(choice, step, rows, row)
-            if request.finish_reason is not None:
-                self._finish_choice(choice, deltas)
-            elif choice.submission.options.streams:
-                deltas.append(self._delta(choice, is_last=False))
-        return deltas
+        streamed: dict[int, Choice] = {}
+        got: Sequence[tuple[Request, int]] | None = self.scheduler.commit(step.plan, rows[:, 0])
+        while got is not None:
+            for request, place in got:
+                choice = self._choices[request.id]
+                self._drawn.take(choice, step, rows, place)
+                if request.finish_reason is not None:
+                    streamed.pop(request.id, None)
+                    self._finish_choice(choice, deltas)
+                elif choice.submission.options.streams:
+                    streamed[request.id] = choice
+            got = self.scheduler.commit_accepted()
+        return deltas + [self._delta(choice, is_last=False) for choice in streamed.values()]
 
     def _finish_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         submission = choice.submission

@@ -1,6 +1,6 @@
 """Engines in lockstep: process 0 broadcasts the calls that it gets; the others replay them.
 
-The wire carries the calls that change an engine: `add`, `abort`, `queue_ready`, `step`, `drain`,
+The wire carries the calls that change an engine: `add`, `abort`, `queue_ready`, `take_costs`, `learn`, `step`, `drain`,
 `reset_prefix_cache`. All else follows from them. Each engine digests its plans, and process 0 compares the digests
 every few steps. If a step fails in every process, all rebuild their engines, because host code failed on a row; if in
 only some, all exit.
@@ -58,6 +58,9 @@ class LockstepEngine(Engine):
     def _queue_all_ready(self) -> None:
         """Process 0 announces a ready grammar; others then wait for theirs."""
 
+    def _tell_costs(self) -> None:
+        """Process 0 announces what steps take."""
+
     def _schedule(self) -> StepPlan | None:
         plan = super()._schedule()
         if plan is not None:
@@ -92,8 +95,17 @@ class LeadingEngine(LockstepEngine):
         self._calls.append(encode(Call("queue_ready", (submission_id,))))
         super().queue_ready(submission_id)
 
+    def take_costs(self, decode: Sequence[Sequence[float]], mixed: Sequence[Sequence[float]]) -> None:
+        self._calls.append(encode(Call("take_costs", (decode, mixed))))
+        super().take_costs(decode, mixed)
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
+        self._calls.append(encode(Call("learn", (token_ids, num_prompt_tokens, cache_salt))))
+        super().learn(token_ids, num_prompt_tokens, cache_salt)
+
     def step(self) -> list[Delta]:
         Engine._queue_all_ready(self)
+        Engine._tell_costs(self)
         self._send("step")
         return super().step()
 

@@ -181,6 +181,7 @@ class Intake:
             num_prompt_tokens=len(token_ids),
             max_total_tokens=len(token_ids) + (room if sampling.max_tokens is None else sampling.max_tokens),
             min_tokens=0 if sampling.needs_mask else sampling.min_tokens,  # of one with masks these see to it
+            takes_drafts=sampling.speculative,
             is_constrained=sampling.needs_mask,
             stop_ids=self._stop_ids(sampling),
             end_ids=self._ends(sampling),

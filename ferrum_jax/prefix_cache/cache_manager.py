@@ -177,6 +177,24 @@ class CacheManager:
         boundary = end // self.sizes.block_size * self.sizes.block_size
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
+    # -- drafted tokens ----------------------------------------------------------------------------------
+
+    def most_drafts(self, num_tokens: int) -> int:
+        """Drafted tokens that may come behind a row's tokens in a step.
+
+        A recurrent state can go back to before the step alone, so that what it computes again must lie in one block,
+        which is not published yet.
+        """
+        return num_tokens if self.states is None else -num_tokens % self.sizes.block_size
+
+    def begin_drafts(self, slot: int) -> bool:
+        """Order what a row goes back to if a draft of the next plan does not come true; False where nothing is free."""
+        return self.states is None or self.states.branch(slot, self._transfers)
+
+    def settle_drafts(self, slot: int, *, are_whole: bool) -> bool:
+        """Whether a row goes on behind the drafts that came true; False where its state is that of before the step."""
+        return self.states is None or self.states.settle(slot, are_whole=are_whole)
+
     def junctions(self) -> Junctions | None:
         """Finds where waiting prompts part; None where no row has to stop there."""
         keeps = self.enabled and self.states is not None and self.states.max_snapshots > 0
@@ -216,9 +234,9 @@ class CacheManager:
         """
         self._sharing.publish(request, slot, num_tokens)
 
-    def follow(self, slots: np.ndarray, starts: np.ndarray) -> None:
-        """Order what is kept of decoding rows' recurrent states if the next plan computes their tokens at `starts`."""
-        self._sharing.follow(slots, starts, self._transfers)
+    def follow(self, slots: np.ndarray, ends: np.ndarray) -> None:
+        """Order what is kept of recurrent states if the next plan computes drawing rows' tokens up to `ends`."""
+        self._sharing.follow(slots, ends, self._transfers)
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`."""

@@ -89,11 +89,11 @@ class Sharing:
         if self._states is not None and (ends_prompt or num_tokens % self._block_size == 0):
             self._states.keep(request.slot, self._keys.of_prefix(request, num_tokens), transfers)
 
-    def follow(self, slots: np.ndarray, starts: np.ndarray, transfers: Transfers) -> None:
-        """Order snapshots of decoding rows whose next token, at `starts` [rows], fills a block."""
+    def follow(self, slots: np.ndarray, ends: np.ndarray, transfers: Transfers) -> None:
+        """Order snapshots of rows that draw tokens and fill a block with those before `ends` [rows]."""
         if self._enabled and self._states is not None:
-            for row in np.flatnonzero((starts + 1) % self._block_size == 0).tolist():
-                self._states.follow(int(slots[row]), int(starts[row]) + 1, transfers)
+            for row in np.flatnonzero(ends % self._block_size == 0).tolist():
+                self._states.follow(int(slots[row]), int(ends[row]), transfers)
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.

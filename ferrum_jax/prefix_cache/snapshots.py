@@ -8,6 +8,9 @@ stands for. That of a prompt is held by nobody, so the least recently used one g
 A decoding row that is *followed* holds a snapshot at the last block boundary that it passed: a copy for each block of
 tokens, in the place of the one before it. When the row ends, it stays as all others do. At most half as many rows
 are followed as there are snapshots, the first that pass a boundary. Layers reset the state of a row that begins at 0.
+
+A row that computes drafted tokens holds a copy of its state of before the step. Where a draft does not come true, it goes
+on with that one and computes again what it knows by then.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class StateSlots:
         self._num_open = max_num_seqs  # rows that may still come; each needs a slot
         self._left_alone: set[int] = set()  # row slots without a snapshot
         self._followed: dict[int, int] = {}  # row slot -> its snapshot, 0 until the first one is published
+        self._before: dict[int, int] = {}  # row slot -> its state of before the step in flight, which has drafts
         self._ordered: dict[int, tuple[int, int]] = {}  # row slot -> its next snapshot and the tokens before that
 
     def fits(self, snapshot: int) -> bool:
@@ -58,11 +62,30 @@ class StateSlots:
     def leave(self, slot: int) -> None:
         """Give back the state of a row that ends; the snapshot in its answer is cached from now on."""
         ordered, _ = self._ordered.pop(slot, (0, 0))
-        snapshot = self._followed.pop(slot, 0)
-        self.pool.release([id for id in (int(self._of_row[slot]), ordered, snapshot) if id])
+        snapshot, before = self._followed.pop(slot, 0), self._before.pop(slot, 0)
+        self.pool.release([id for id in (int(self._of_row[slot]), ordered, snapshot, before) if id])
         self._of_row[slot] = 0
         self._left_alone.discard(slot)
         self._num_open += 1
+
+    def branch(self, slot: int, transfers: Transfers) -> bool:
+        """Order a copy of the row's state of before the next plan, which has drafts; False where no slot is free."""
+        if self.pool.num_free <= self._num_open:
+            return False
+        (id,) = self.pool.take(1)
+        self._before[slot] = id
+        transfers.copies_before.append(Copy(pool=self._copy_pool, source=int(self._of_row[slot]), target=id))
+        return True
+
+    def settle(self, slot: int, *, are_whole: bool) -> bool:
+        """Keep the row's state if all drafts came true, else that of before them; whether they did."""
+        given_back = self._before.pop(slot)
+        if not are_whole:
+            self._of_row[slot], given_back = given_back, int(self._of_row[slot])
+            ordered, _ = self._ordered.pop(slot, (0, 0))
+            self.pool.release([id for id in (ordered,) if id])
+        self.pool.release((given_back,))
+        return are_whole
 
     def leave_alone(self) -> None:
         """Keep no snapshot of the rows that run now."""
@@ -127,5 +150,6 @@ class StateSlots:
         assert len(rows) + self._num_open == len(self._of_row) - 1, "rows with a state are miscounted"
         assert self._ordered.keys() <= self._followed.keys() <= set(rows.tolist()), "a row that left is followed"
         assert len(self._followed) <= self.max_snapshots // 2, "too many rows are followed"
-        snapshots = [*self._followed.values(), *(id for id, _ in self._ordered.values())]
+        assert self._before.keys() <= set(rows.tolist()), "a row that left holds a state of before its drafts"
+        snapshots = [*self._followed.values(), *self._before.values(), *(id for id, _ in self._ordered.values())]
         return [*self._of_row[rows].tolist(), *(id for id in snapshots if id)]

@@ -28,6 +28,8 @@ _WIDTH_STEP = 4  # from one table width to the next
 _LEAST_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of other lengths would share no executable
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 FIRST_ROWS = 16  # of the first decode there
+# Places of a step with drafts: so many tokens take little longer than one, because weights are what takes long.
+_PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 64, 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -67,10 +69,14 @@ class RowBucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given."""
+    """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given.
+
+    num_places: of the largest step with drafts; 0 where there are none, and each row has one place.
+    """
 
     buckets: tuple[Bucket, ...]
     missing: frozenset[Bucket | RowBucket] = frozenset()
+    num_places: int = 0
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -91,7 +97,10 @@ class Ladder:
     def row_buckets(self) -> tuple[RowBucket, ...]:
         """The buckets of what samples, smallest first: the last holds the rows of any step, known requests or not."""
         most = self.largest[0].num_rows  # a decode bucket may have room for more rows than a step has
-        return tuple(RowBucket(num_rows=rows) for rows in sorted({min(b.num_rows, most) for b in self.buckets}))
+        sizes = {min(bucket.num_rows, most) for bucket in self.buckets}
+        if self.num_places > most:
+            sizes |= {size for size in _powers(1, self.num_places) if size > most}
+        return tuple(RowBucket(num_rows=size) for size in sorted(sizes))
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[bool, bool], tuple[Bucket, ...]]:
@@ -132,9 +141,9 @@ class Ladder:
         )
 
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
-        """The smallest bucket in which the rows of each shard of a step can be sampled."""
-        num_rows = max(shard.num_rows for shard in plan.shards)
-        return next(b for b in self.row_buckets if b.num_rows >= num_rows and b not in self.missing)
+        """The smallest bucket in which the places of each shard of a step can be sampled."""
+        num_places = max(shard.num_places for shard in plan.shards)
+        return next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
 
     @property
     def most_tokens(self) -> int | None:
@@ -149,13 +158,26 @@ class Ladder:
     def first_parts(self, least_tokens: int) -> tuple[Bucket | RowBucket, ...]:
         """A mixed bucket of each kind with at least so many tokens, if there is one, and all rows: steps fit these, or
         are cut. And decode of some rows, so that nobody waits for 128 tokens to draw one."""
-        least, found = max(least_tokens, self.row_buckets[-1].num_rows), []
+        rows = self.row_bucket_of_all
+        least, found = max(least_tokens, rows.num_rows), []
         for buckets in self.kinds.values():
             mixed = [bucket for bucket in buckets if not bucket.decode_only]
             found.append(next((bucket for bucket in mixed if bucket.num_tokens >= least), mixed[-1]))
             decode = [bucket for bucket in buckets if bucket.decode_only]
             found += [bucket for bucket in decode if bucket.num_rows >= FIRST_ROWS][:1] or decode[-1:]
-        return *found, self.row_buckets[-1]
+        return *found, *dict.fromkeys((rows, self.row_buckets[-1]))
+
+    @property
+    def row_bucket_of_all(self) -> RowBucket:
+        """The smallest that holds all rows, each with one place."""
+        most = self.largest[0].num_rows
+        return next(bucket for bucket in self.row_buckets if bucket.num_rows >= most)
+
+
+def most_places(max_num_seqs: int, max_num_batched_tokens: int, *, accelerator: bool) -> int:
+    """Places of the largest step: more than there are rows only where the tokens of drafts cost little."""
+    cheap = _PLACES_ON_ACCELERATORS if accelerator else _PLACES_ON_CPU
+    return max(max_num_seqs, min(cheap, max_num_batched_tokens))
 
 
 def make_ladder(
@@ -167,6 +189,7 @@ def make_ladder(
     accelerator: bool = False,
     adapters: bool = False,
     images: bool = False,
+    drafts: bool = False,
     reach: Reach | None = None,
 ) -> Ladder:
     """Powers of two up to the limits, in mixed buckets beyond 256 also what lies half way between two of them.
@@ -175,6 +198,7 @@ def make_ladder(
     accelerator: of a TPU or GPU, for which small buckets are compiled and save nothing. reach: of all requests, None
     for whatever comes. adapters: each bucket is there a second time for steps in which rows name adapters; in invariant
     mode for these alone. images: mixed buckets are there a second time for steps in which tokens are of images.
+    drafts: rows may have several places.
     """
     if invariant:
         rows = max(max_num_seqs, FEWEST_ROWS)
@@ -197,7 +221,9 @@ def make_ladder(
     if images:
         imaged = [dataclasses.replace(bucket, imaged=True) for bucket in buckets if not bucket.decode_only]
         buckets = imaged if invariant else [*buckets, *imaged]
-    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))))
+    places = most_places(max_num_seqs, max_num_batched_tokens, accelerator=accelerator) if drafts else 0
+    ordered = sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))
+    return Ladder(buckets=tuple(ordered), num_places=places)
 
 
 def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None) -> int:

@@ -42,11 +42,11 @@ class ForwardInputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleInputs:
-    """What sampling sees of a plan, as traced arrays."""
+    """What sampling sees of a plan, as traced arrays: R places, of rows with drafts several."""
 
     slots: jax.Array  # [R] int32
     positions: jax.Array  # [R] int32, that the drawn token takes
-    places: jax.Array  # [R] int32, the row's last token among those of the forward
+    places: jax.Array  # [R] int32, the token before it among those of the forward
     samples: jax.Array  # [R] int32
     source_slots: jax.Array  # [R] int32
     target_slots: jax.Array  # [R] int32
@@ -113,13 +113,40 @@ def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
     """[shards * sample_words] int32, a fresh array as in `pack_forward`."""
     blob = np.zeros((len(plans), sample_words(num_rows)), np.int32)
     for plan, part in zip(plans, blob, strict=True):
-        part[0] = plan.num_rows
-        fields = part[1:].reshape(len(_SAMPLE_FIELDS), num_rows)[:, : plan.num_rows]
+        part[0] = plan.num_places
+        fields = part[1:].reshape(len(_SAMPLE_FIELDS), num_rows)[:, : plan.num_places]
         last = np.maximum(np.cumsum(plan.counts) - 1, 0)  # a row that computes nothing samples from a prompt slot
         of_prompts = plan.source_slots, plan.target_slots
-        values = (plan.slots, plan.starts + plan.counts, last, plan.samples, *of_prompts, plan.mask_ids)
-        for field, value in zip(fields, values, strict=True):
+        values = plan.slots, plan.starts + plan.counts, last, plan.samples > 0, *of_prompts
+        if len(plan.drafts):
+            values = _by_place(plan, values)
+        for field, value in zip(fields, (*values, plan.mask_ids), strict=True):
             field[:] = value
+    return blob.reshape(-1)
+
+
+def _by_place(plan: ShardPlan, values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """What `pack_sample` says of rows [rows] each, of their places: each draws one token before the place after it.
+
+    The entry of a prompt is its last token's, which is the row's first place.
+    """
+    drafts, first = plan.num_drafts, plan.first_places
+    rows = np.repeat(np.arange(plan.num_rows), 1 + drafts)
+    behind = drafts[rows] - (np.arange(plan.num_places) - first[rows])
+    slots, positions, last, samples, sources, targets = (value[rows] for value in values)
+    targets = np.where(behind == drafts[rows], targets, 0)
+    return slots, positions - behind, last - behind, samples, sources, targets
+
+
+def pack_drafts(plans: Sequence[ShardPlan], size: int, beyond: int) -> np.ndarray:
+    """[shards * 3 * size] int32: slot, position and token of each drafted token; the rest in a slot beyond the pool."""
+    blob = np.zeros((len(plans), 3, size), np.int32)
+    blob[:, 0] = beyond
+    for plan, part in zip(plans, blob, strict=True):
+        drafts = plan.num_drafts
+        rows = np.repeat(np.arange(plan.num_rows), drafts)
+        behind = (np.cumsum(drafts)[rows] if len(rows) else rows) - np.arange(len(rows))
+        part[:, : len(rows)] = plan.slots[rows], (plan.starts + plan.counts)[rows] - behind, plan.drafts
     return blob.reshape(-1)
 
 

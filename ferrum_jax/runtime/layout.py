@@ -241,7 +241,7 @@ def _size(
         states=((),) * spec.num_hidden_layers,
         slots=jax.ShapeDtypeStruct((limits.max_num_seqs + 1, record_words), jnp.int32),
         prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
-        masks=jax.ShapeDtypeStruct((limits.max_num_seqs + 1, ceil_div(spec.vocab_size, 32)), jnp.int32),
+        masks=jax.ShapeDtypeStruct((1 + settled.most_places, ceil_div(spec.vocab_size, 32)), jnp.int32),
         hidden=jax.ShapeDtypeStruct((most_tokens, spec.hidden_size), dtype),
     )
     of_blocks = pools_on_mesh(local, mesh)

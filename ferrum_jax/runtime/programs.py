@@ -29,7 +29,7 @@ from ferrum_jax.pools.pools import are_untouched, trace_fresh
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
 from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_masks, trace_write_slot
+from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_drafts, trace_write_masks, trace_write_slot
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
@@ -40,7 +40,7 @@ DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of pa
 LEAST_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
 OF_SCORES = ("score", "score_all")
-OTHERS = (*OF_SCORES, "write_slot", "write_masks", "copy_blocks", "fresh_pools")
+OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
@@ -137,6 +137,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     traces: dict[str, Callable[[], jax.stages.Traced]] = {
         "write_slot": lambda: trace_write_slot(pools, mesh),
         "write_masks": lambda: trace_write_masks(pools, mesh),
+        "write_drafts": lambda: trace_write_drafts(pools, mesh),
         "copy_blocks": lambda: trace_copies(pools, options.spec.cache_groups, mesh),
         "fresh_pools": lambda: trace_fresh(pools),
     }
@@ -260,7 +261,7 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
         for parts in itertools.zip_longest(mixed, rows, decode):
             yield from (part for part in parts if part is not None)
         rows = ()
-    yield from ("copy_blocks", "write_masks", "score", "score_all")
+    yield from ("copy_blocks", "write_masks", "write_drafts", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)
     yield from () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
 

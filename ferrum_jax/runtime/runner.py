@@ -27,6 +27,7 @@ from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
     forward_words,
     pack_copies,
+    pack_drafts,
     pack_forward,
     pack_sample,
     pack_score,
@@ -49,8 +50,8 @@ class InFlight:
     _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
 
     def rows(self) -> np.ndarray:
-        """[rows, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
-        rows = _without_padding(self._rows, [shard.num_rows for shard in self.plan.shards])
+        """[places, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
+        rows = _without_padding(self._rows, [shard.num_places for shard in self.plan.shards])
         self._done()
         return rows
 
@@ -70,8 +71,8 @@ class InFlight:
         return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
 
     def last_states(self) -> np.ndarray:
-        """[rows, D] float32, the final hidden state of each row's last token. Waits for the device."""
-        return _without_padding(self._last, [shard.num_rows for shard in self.plan.shards]).astype(np.float32)
+        """[places, D] float32, the final hidden state before each place. Waits for the device."""
+        return _without_padding(self._last, [shard.num_places for shard in self.plan.shards]).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,11 @@ class Runner:
         missing = self._executables.missing(self._full_ladder)
         self._ladder = dataclasses.replace(self._full_ladder, missing=missing)
         return True
+
+    @property
+    def ladder(self) -> Ladder:
+        """The buckets, and which of them are missing."""
+        return self._ladder
 
     @property
     def most_tokens(self) -> int | None:
@@ -294,6 +300,9 @@ class Runner:
             if shard.spills or shard.loads:
                 self.move(index, shard.spills, shard.loads)
         self._copy([shard.copies_before for shard in shards])
+        if plan.has_drafts:
+            size = self._masks.shape[0] // self._num_shards
+            self._slots = self._executables["write_drafts"](self._slots, pack_drafts(shards, size, self._slots.shape[0]))
         experts = self._forward(bucket, pack_forward(shards, bucket))
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))

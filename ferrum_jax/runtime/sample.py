@@ -29,6 +29,7 @@ from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, u
 from ferrum_jax.runtime.step import results_on
 from ferrum_jax.runtime.step_options import StepOptions, compiler_options
 from ferrum_jax.sharding import on_mesh, partition, partitions
+from ferrum_jax.sharding.shards import DATA
 from ferrum_jax.sizes import invariance
 from ferrum_jax.spec.stored_weight import weight_of
 from pallas_kernels.low_rank import pairs_of
@@ -202,6 +203,25 @@ def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
         specs = (*partitions(arguments[:2]), partition(None))
         write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
     return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+
+
+def trace_write_drafts(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
+    """The write of drafted tokens of each data shard into their row slots, to be lowered; the slots are donated."""
+
+    def write(slots: jax.Array, blob: jax.Array) -> jax.Array:
+        rows, positions, token_ids = blob.reshape(3, -1)
+        return sampling.append_tokens(slots, rows, positions, token_ids, rows < slots.shape[0])
+
+    arguments = (pools.slots, on_mesh(mesh, (3 * most_drafts(pools, mesh.shape[DATA]),), jnp.int32, "words"))
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+
+
+def most_drafts(pools: Pools, num_shards: int) -> int:
+    """Drafted tokens of a step of one data shard, at most: each has a place, whose mask may be its own."""
+    return pools.masks.shape[0] // num_shards
 
 
 def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.models import registry
 from ferrum_jax.pools.pools import layer_pool_shape
-from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder
+from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder, most_places
 from ferrum_jax.runtime.refusals import Buckets, Limits
 from ferrum_jax.runtime.step_options import StepOptions
 from ferrum_jax.sharding import on_one_device
@@ -99,6 +99,13 @@ class Settled:
         layers = [self.local.attention_of(group.layers[0]) for group in self.local.kv_groups]
         return [(layer_pool_shape(own, num_blocks=1, **form), own.num_attention_heads) for own in layers]
 
+    @property
+    def most_places(self) -> int:
+        """Of a step with drafts, whether this engine has them or not: masks have room for so many."""
+        limits = self.limits
+        accelerator = self.target.platform != "cpu"
+        return most_places(limits.max_num_seqs, limits.max_num_batched_tokens, accelerator=accelerator)
+
     def ladder(self, reach: Reach | None = None, limits: Limits | None = None) -> Ladder:
         """The buckets for requests of this reach, None for any. limits: others than its own."""
         limits, config = limits or self.limits, self.config
@@ -110,6 +117,7 @@ class Settled:
             accelerator=self.target.platform != "cpu",
             adapters=config.max_adapters > 0,
             images=self.spec.vision is not None,
+            drafts=config.speculative_config is not None,
             reach=reach,
         )
 

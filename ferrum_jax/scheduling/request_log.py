@@ -18,8 +18,8 @@ from typing import Any
 from ferrum_jax.prompt import MediaSpan, PlacedImage
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 
-FORMAT = 5
-_READS = range(3, FORMAT + 1)  # 3 has no token limits, 3 and 4 have no images
+FORMAT = 6
+_READS = range(3, FORMAT + 1)  # 3 has no token limits, 3 and 4 have no images, none of these has drafts
 _HEADER = "ferrum_jax_request_log"  # of a header line, its format
 _START = f'{{"{_HEADER}":'.encode()  # of a file
 _PIECE_BYTES = 1 << 16

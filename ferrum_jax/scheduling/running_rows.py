@@ -10,7 +10,7 @@ row of its plan is still the same admission.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class RunningRows:
         self.computed = np.zeros(max_num_seqs + 1, np.int32)  # tokens whose KV is dispatched
         self.limits = np.zeros(max_num_seqs + 1, np.int32)  # max_total_tokens
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
-        self.mask_ids = np.zeros(max_num_seqs + 1, np.int32)  # the slot's own where its request is constrained
+        self.masked = np.zeros(max_num_seqs + 1, bool)  # where its request is constrained
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
         self._prefilling: list[_Place] = []  # both sorted
@@ -56,7 +56,7 @@ class RunningRows:
         self.requests[slot] = request
         self.computed[slot] = num_computed
         self.limits[slot] = request.max_total_tokens
-        self.mask_ids[slot] = slot if request.is_constrained else 0
+        self.masked[slot] = request.is_constrained
         self.adapter_ids[slot] = request.adapter_id
         self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
         bisect.insort(self._prefilling, _place(request))
@@ -143,7 +143,7 @@ def append_tokens(
     current: np.ndarray,
     token_ids: np.ndarray,
     awaited: set[int],
-    first: int = 0,
+    places: np.ndarray,
 ) -> list[tuple[Request, int]]:
     """Append the rows' tokens to the requests that still want them, and mark those that end by theirs.
 
@@ -152,18 +152,18 @@ def append_tokens(
     samples, positions, current, token_ids: [rows]; whether a row drew a token, the position that it takes, whether its
     request still runs as the admission that the step was planned for, and the token. One whose position has a token by
     now, which its grammar forced, is dropped. awaited: ids of preempted requests whose token this may be.
-    Returns the requests that the rows were for, each with its row, counted from `first` on.
+    Returns the requests that the rows were for, each with the place [rows] of its token.
     """
     got = []
-    rows = zip(requests, samples.tolist(), positions.tolist(), current.tolist(), token_ids.tolist(), strict=True)
-    for row, (request, draws, position, is_current, token) in enumerate(rows, first):
+    columns = (column.tolist() for column in (samples, positions, current, token_ids, places))
+    for request, draws, position, is_current, token, place in zip(requests, *columns, strict=True):
         if not draws or position < len(request.token_ids):
             continue
         if not is_current:
             if request.id not in awaited:
                 continue  # it ended while this step was in flight
             awaited.remove(request.id)
-        got.append((request, row))
+        got.append((request, place))
         if token == NOT_FINITE:
             request.finish_reason, request.stop_reason = "error", NOT_FINITE_REASON
             continue
@@ -183,24 +183,29 @@ def build_shard(
     starts: np.ndarray,
     chunks: list[tuple[Request, int]],
     rows: RunningRows,
+    drafts: Sequence[Sequence[int]],
 ) -> ShardPlan:
     """The plan of decodes, at slots and positions [rows], and then of chunks, each of so many tokens.
 
-    What the cache keeps of the chunks and moves for them is ordered with it.
+    drafts: of each row, behind its tokens. What the cache keeps of the rows and moves for them is ordered with it.
     """
-    cache.follow(slots, starts)
-    counts = np.ones(len(slots), np.int32)
-    samples, shifts, of_chunks = counts, rows.rope_shifts[slots], [request for request, _ in chunks]
+    num_decodes, of_chunks = len(slots), [request for request, _ in chunks]
+    counts = np.ones(num_decodes, np.int32)
+    samples, shifts = counts, rows.rope_shifts[slots]
+    drafted = np.array([len(row) for row in drafts], np.int32)
     images = NO_IMAGE_TOKENS
     if chunks:
         lengths = [count for _, count in chunks]
         ends = [request.num_computed + count == len(request.token_ids) for request, count in chunks]
-        slots = np.concatenate([slots, np.array([request.slot for request, _ in chunks], np.int32)])
-        starts = np.concatenate([starts, np.array([request.num_computed for request, _ in chunks], np.int32)])
+        slots = np.concatenate([slots, np.array([request.slot for request in of_chunks], np.int32)])
+        starts = np.concatenate([starts, np.array([request.num_computed for request in of_chunks], np.int32)])
         counts, samples = (np.concatenate([counts, np.array(tail, np.int32)]) for tail in (lengths, ends))
-        shifts = np.concatenate([shifts, shifts_of(starts[len(shifts) :], of_chunks)])
-        images = tokens_of_images(starts, counts, shifts, [*[None] * (len(slots) - len(chunks)), *of_chunks])
+        shifts = np.concatenate([shifts, shifts_of(starts[num_decodes:], of_chunks)])
+        images = tokens_of_images(starts, counts + drafted, shifts, [*[None] * num_decodes, *of_chunks])
+    counts, samples = counts + drafted, samples + drafted
     none = np.zeros(len(slots), np.int32)
+    followed = (drafted > 0) | (np.arange(len(slots)) < num_decodes)
+    cache.follow(slots[followed], (starts + counts)[followed])
     for request, count in chunks:
         cache.keep(request, request.num_computed + count)
     transfers = cache.take_transfers()
@@ -215,7 +220,8 @@ def build_shard(
         target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
         adapter_ids=rows.adapter_ids[slots],
         rope_shifts=shifts,
-        mask_ids=rows.mask_ids[slots],
+        masked=rows.masked[slots],
+        drafts=tuple(token for row in drafts for token in row),
         images=images,
         spills=transfers.spills,
         loads=transfers.loads,

@@ -5,14 +5,16 @@
 The host is at most one step behind: when step k + 1 is planned, the tokens of step k are on the device
 only. A decoding row's position is known all the same, so its next token is planned and room for it is
 acquired; what that step computes for a row that then turns out to have ended is dropped at its commit.
-Rows are served by priority, then arrival; nothing here reads a clock, so equal calls give equal plans.
+Rows are served by priority, then arrival; nothing here reads a clock, so equal calls give equal plans. Where drafted
+tokens pay (`drafting.py`) the host commits a step before it plans the next one: which of them came true is known then.
 Every data shard plans its own rows (`shard.py`); the queue is one, and a request is given a shard when it is admitted.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -22,27 +24,34 @@ from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.pins import Pinnable
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.committing import PlannedRows
+from ferrum_jax.scheduling.drafting import Drafting
 from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
-from ferrum_jax.scheduling.shard import PlannedRows, Shard
+from ferrum_jax.scheduling.shard import Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
 class Scheduler:
     """Continuous batching over data shards, each with a cache, row slots and a token budget of its own."""
 
-    def __init__(self, caches: Sequence[CacheManager]) -> None:
-        """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has."""
+    def __init__(self, caches: Sequence[CacheManager], drafting: Drafting | None = None) -> None:
+        """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has.
+
+        drafting: of an engine that computes drafted tokens.
+        """
+        self.drafting = drafting
         sizes = caches[0].sizes
         self.images = ImageBook(sizes.num_image_runs, sizes.max_image_patches)
         self.caches = tuple(caches)
         self._waiting = WaitingQueue(caches[0].junctions())  # keys are the same on all shards
         self._shards = [
-            Shard(index=index, cache=cache, queue=self._waiting, images=self.images)
+            Shard(index=index, cache=cache, queue=self._waiting, images=self.images, drafting=drafting)
             for index, cache in enumerate(caches)
         ]
         self._unfinished: dict[int, Request] = {}
         self._in_flight: deque[tuple[StepPlan, list[PlannedRows]]] = deque()
+        self._accepting: list[Iterator[list[tuple[Request, int]]]] = []  # of each shard what follows the last commit
         self._num_steps = 0
 
     @property
@@ -149,6 +158,8 @@ class Scheduler:
         """Requests that run or wait are here no more; what they hold is free."""
         for request in ended:
             del self._unfinished[request.id]
+            if self.drafting is not None:
+                self.drafting.forget(request)
             if not request.slot:
                 self._waiting.remove(request.id)
                 self.images.release(request)
@@ -180,12 +191,22 @@ class Scheduler:
 
     # -- the next step ---------------------------------------------------------------------------------
 
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether the step in flight has drafts, or the next one is to have some: it is planned after a commit."""
+        if not self._in_flight or self.drafting is None:
+            return False
+        if self._in_flight[-1][0].has_drafts:
+            return True
+        return self.drafting.pays([shard.decoding() for shard in self._shards])
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be dispatched before a commit or an `add`.
 
-        At most one plan may be uncommitted when it is called.
+        At most one plan may be uncommitted when it is called, and none with drafts.
         """
         assert len(self._in_flight) <= 1, "commit the step before the last one first"
+        assert not any(plan.has_drafts for plan, _ in self._in_flight), "which drafts come true is not known yet"
         self.images.begin()
         for shard in self._shards:
             shard.begin()
@@ -193,7 +214,7 @@ class Scheduler:
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
         self._num_steps += 1
-        planned = [shard.finish() for shard in self._shards]
+        planned = self._with_drafts()
         plan = StepPlan(
             step=self._num_steps,
             shards=tuple(part.plan for part in planned),
@@ -202,6 +223,14 @@ class Scheduler:
         )
         self._in_flight.append((plan, planned))
         return plan
+
+    def _with_drafts(self) -> list[PlannedRows]:
+        """Each shard's part of the plan, booked as done."""
+        open_ = [shard.close() for shard in self._shards]
+        if self.drafting is None or self._in_flight:
+            return [shard.finish({}) for shard in self._shards]
+        chosen = self.drafting.choose(open_)
+        return [shard.finish(drafts) for shard, drafts in zip(self._shards, chosen, strict=True)]
 
     def _admit(self) -> list[Request]:
         """Waiting requests that become rows now; none overtakes the first that no shard has blocks for.
@@ -247,19 +276,35 @@ class Scheduler:
     # -- its results -----------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, token_ids: np.ndarray) -> list[tuple[Request, int]]:
-        """Take the sampled tokens [rows] of the oldest plan in flight; the requests that they are for, with their rows.
+        """Take the sampled tokens [places] of the oldest plan in flight: one of each row that samples.
 
-        Rows count through all shards, those of the first shard first. Requests that ended by a stop id, by length or,
-        without a token, by logits that are not finite have their finish_reason and hold nothing any more.
+        Gives the requests that they are for, with their places, which count through all shards, those of the first
+        shard first. Requests that ended by a stop id, by length or, without a token, by logits that are not finite have
+        their finish_reason and hold nothing any more. Tokens behind drafts that came true follow: `commit_accepted`.
         """
         dispatched, planned = self._in_flight.popleft()
         assert dispatched is plan, f"commit of step {plan.step} before step {dispatched.step}"
-        got: list[tuple[Request, int]] = []
+        assert not self._accepting, "take all tokens of the last step first"
         first = 0
         for shard, part in zip(self._shards, planned, strict=True):
-            end = first + part.plan.num_rows
-            got += shard.commit(part, token_ids[first:end], first)
+            end = first + part.plan.num_places
+            self._accepting.append(shard.commit(part, token_ids[first:end], first))
             first = end
+        got = self.commit_accepted() or []
+        if not plan.has_drafts:
+            self._accepting = []
+        return got
+
+    def commit_accepted(self) -> list[tuple[Request, int]] | None:
+        """Take the next token of each row whose draft came true, as `commit` does; None where no row is left.
+
+        What the tokens before it brought about, such as an end or tokens that a grammar forces, is known by now.
+        """
+        parts = [next(part, None) for part in self._accepting]
+        if all(part is None for part in parts):
+            self._accepting = []
+            return None
+        got = list(itertools.chain.from_iterable(filter(None, parts)))
         self._forget([request for request, _ in got if request.finish_reason is not None])
         return got
 

@@ -1,6 +1,6 @@
 """Shard: the rows and blocks of one data shard, and its part of the step that is being planned.
 
-    begin()  ->  admit(...)  ->  finish()          then, when its results are there:  commit(...)
+    begin()  ->  admit(...)  ->  close()  ->  finish(...)       then, when its results are there:  commit(...)
 
 `begin` plans the rows that run already: decodes first, then prefill chunks, up to a token budget of the shard's own.
 A prompt too long for the rest of the budget takes at most half of it while others wait, so one long prompt does not
@@ -12,7 +12,7 @@ first, so no step is smaller for it. A row that must give way goes back to the q
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,23 +21,16 @@ from ferrum_jax.plan import ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import whole_chunk
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.committing import PlannedRows, committed
+from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import holds
-from ferrum_jax.scheduling.running_rows import RunningRows, append_tokens, build_shard
+from ferrum_jax.scheduling.running_rows import RunningRows, build_shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRows:
-    """A shard's part of a plan, and which admission each of its rows was."""
-
-    plan: ShardPlan
-    requests: list[Request]
-    epochs: np.ndarray  # [rows] int64
-
-
 @dataclasses.dataclass(kw_only=True, slots=True)
-class _ShardDraft:
+class _Sketch:
     """The rows of the step that is being planned: decodes at slots and positions [rows], then chunks."""
 
     slots: np.ndarray
@@ -59,30 +52,32 @@ class Shard:
         cache: CacheManager,
         queue: WaitingQueue,
         images: ImageBook,
+        drafting: Drafting | None = None,
     ) -> None:
         self.index = index
         self.cache = cache
         self.rows = RunningRows(cache.sizes.max_num_seqs)
         self._queue = queue
         self._images = images
+        self._drafting = drafting
         self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
-        self._draft = self._empty_draft()
+        self._sketch = self._empty_sketch()
 
     def limit_tokens(self, num_tokens: int | None) -> None:
         """Plan at most so many tokens from the next step on, None for as many as the sizes say."""
         most = self.cache.sizes.max_num_batched_tokens
         self._max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
 
-    def _empty_draft(self) -> _ShardDraft:
+    def _empty_sketch(self) -> _Sketch:
         none = np.zeros(0, np.int32)
-        return _ShardDraft(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
+        return _Sketch(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
 
     # -- where a request may go ------------------------------------------------------------------------
 
     @property
     def takes_rows(self) -> bool:
         """Whether a waiting request may become a row in the step that is being planned."""
-        return self._draft.budget > 0 and self._draft.num_open > 0
+        return self._sketch.budget > 0 and self._sketch.num_open > 0
 
     @property
     def load(self) -> tuple[int, int]:
@@ -98,7 +93,7 @@ class Shard:
         return self.cache.shares(request, self._filling())
 
     def _filling(self) -> set[bytes]:
-        draft = self._draft
+        draft = self._sketch
         if draft.filling is None:
             draft.filling = set()
             for request, count in draft.chunks:
@@ -110,14 +105,14 @@ class Shard:
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
-        self._draft.num_open -= 1
+        self._sketch.num_open -= 1
 
     # -- the step that is being planned ----------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
         """Whether the step that is being planned has no row here."""
-        return not self._draft.requests and not self._draft.chunks
+        return not self._sketch.requests and not self._sketch.chunks
 
     def begin(self) -> None:
         """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way."""
@@ -127,7 +122,7 @@ class Shard:
         chunks = self._plan_prefills(budget, is_first=not requests)
         waits = len(chunks) < self.rows.num_prefilling  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
-        self._draft = _ShardDraft(
+        self._sketch = _Sketch(
             slots=slots,
             starts=starts,
             requests=requests,
@@ -208,7 +203,7 @@ class Shard:
 
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
-        draft = self._draft
+        draft = self._sketch
         if not self._begins(request):
             return False
         (slot,) = self.rows.slots.take(1)
@@ -231,28 +226,70 @@ class Shard:
         draft.num_open -= 1
         return True
 
-    def finish(self) -> PlannedRows:
-        """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit."""
+    def close(self) -> OpenShard:
+        """No row comes to the plan any more: the rows that sample, which may have drafts."""
         self._give_what_is_left()
-        draft, self._draft = self._draft, self._empty_draft()
-        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows)
+        decodes, chunks = self._sketch.requests, self._sketch.chunks
+        ending = [(request, count) for request, count in chunks if self._ends(request, count)]
+        rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
+        return OpenShard(
+            rows=rows,
+            num_tokens=len(decodes) + sum(count for _, count in chunks),
+            num_places=len(decodes) + len(chunks),
+            has_prompts=any(request.num_computed < request.num_prompt_tokens for request, _ in chunks),
+        )
+
+    def _ends(self, request: Request, count: int) -> bool:
+        return request.num_computed + count == len(request.token_ids)
+
+    def decoding(self) -> OpenShard:
+        """The rows that decode, as a plan for them alone would have them."""
+        rows = [self._open_row(request, 1) for request in self._open_decodes()[1]]
+        has_prompts = self.rows.num_prefilling > 0 or self._others_wait(self.rows.slots.num_free)
+        return OpenShard(rows=rows, num_tokens=len(rows), num_places=len(rows), has_prompts=has_prompts)
+
+    def _open_row(self, request: Request, count: int) -> OpenRow:
+        """Drafts come behind tokens that were drawn, so that a prompt's end is kept as it is."""
+        if self._drafting is None or count == 0 or request.num_computed < request.num_prompt_tokens:
+            return OpenRow(request=request, most=0)
+        most = self.cache.most_drafts(len(request.token_ids))
+        return OpenRow(request=request, most=min(self._drafting.most_of(request), most))
+
+    def finish(self, drafts: Mapping[int, Sequence[int]]) -> PlannedRows:
+        """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit.
+
+        drafts: of rows that sample, by request id. Their rows have come as far as without them, until the commit.
+        """
+        draft, self._sketch = self._sketch, self._empty_sketch()
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
-        for request, count in zip(requests, plan.counts.tolist(), strict=True):
+        roomy = {request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts}
+        found = [roomy.get(request.id, ()) for request in requests]
+        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows, found)
+        advanced = plan.counts - plan.num_drafts
+        for request, count in zip(requests, advanced.tolist(), strict=True):
             request.num_computed += count
-        self.rows.computed[plan.slots] = plan.starts + plan.counts
+        self.rows.computed[plan.slots] = plan.starts + advanced
         for request, _ in draft.chunks:
             self._images.release_behind(request)
-            self.cache.publish(request, request.slot, request.num_computed)
+            if not roomy.get(request.id):
+                self.cache.publish(request, request.slot, request.num_computed)
             if request.num_computed == len(request.token_ids):
                 self.rows.start_decoding(request)
         return PlannedRows(plan=plan, requests=requests, epochs=self.rows.epochs[plan.slots])
+
+    def _with_room(self, request: Request, drafts: Sequence[int]) -> Sequence[int]:
+        """The drafts for which there is room, which nobody gives way for."""
+        num_tokens = len(request.token_ids)
+        while drafts and not self.cache.grow(request.slot, num_tokens + len(drafts)):
+            drafts = drafts[:-1]
+        return drafts if drafts and self.cache.begin_drafts(request.slot) else ()
 
     def _begins(self, request: Request) -> bool:
         """Whether the rest of the budget holds what a waiting request begins with: an image may have to be whole."""
         if not any(image.sees_both_ways for image in request.images):
             return True
         num_hit = self.cache.num_hit_tokens(request)
-        return num_hit == len(request.token_ids) or whole_chunk(request.images, num_hit, 1, self._draft.budget) > 0
+        return num_hit == len(request.token_ids) or whole_chunk(request.images, num_hit, 1, self._sketch.budget) > 0
 
     def _chunk(self, request: Request, budget: int, *, most: int) -> int:
         """How many of a row's known tokens the step computes: at most `budget`, or `most` where an image must be whole.
@@ -264,7 +301,7 @@ class Shard:
 
     def _give_what_is_left(self) -> None:
         """Lengthen the chunks that were cut for others by what these did not take, the first first."""
-        draft = self._draft
+        draft = self._sketch
         for index, (request, count) in enumerate(draft.chunks):
             longer = self._chunk(request, count + draft.budget, most=count + draft.budget)
             if longer > count and self.cache.grow(request.slot, request.num_computed + longer):
@@ -273,19 +310,9 @@ class Shard:
 
     # -- its results -----------------------------------------------------------------------------------
 
-    def commit(self, planned: PlannedRows, token_ids: np.ndarray, first: int) -> list[tuple[Request, int]]:
-        """Take the sampled tokens [rows]; the requests that got one, with their rows, counted from `first` on."""
-        plan = planned.plan
-        current = self.rows.epochs[plan.slots] == planned.epochs
-        done = plan.starts + plan.counts
-        got = append_tokens(planned.requests, plan.samples, done, current, token_ids, self._queue.awaited, first)
-        for row in self.cache.rows_to_publish(plan.slots, np.where(current, done, 0)).tolist():
-            request = planned.requests[row]
-            self.cache.publish(request, request.slot, int(done[row]))
-        for request, _ in got:
-            if request.finish_reason == "error":
-                self.cache.unkey(request)
-        return got
+    def commit(self, planned: PlannedRows, token_ids: np.ndarray, first: int) -> Iterator[list[tuple[Request, int]]]:
+        """Take the sampled tokens [places]; see `committed`, whose places count from `first` on."""
+        return committed(planned, token_ids, first, self.rows, self.cache, self._queue.awaited)
 
     def extend(self, request: Request, token_ids: Sequence[int]) -> None:
         """Give one that runs here or waits more known tokens, behind those that it has."""

@@ -116,19 +116,20 @@ class Matcher:
         self._tokens += tokens[:count]
         return count == len(tokens) or self.advance(tokens[count])
 
-    def rollback(self, count: int) -> None:
-        """Gives back the last `count` tokens, as if they had not come; a token that was refused was never taken."""
-        assert 0 <= count <= len(self._tokens), f"{count} tokens to give back, and {len(self._tokens)} were taken"
-        kept = len(self._tokens) - count
-        taken = len(self._tokens) - (len(self._tokens) if self._start is None else self._start) - self._has_ended
-        if count:
-            self._has_ended = False
-        left = 0 if self._start is None else max(0, kept - self._start)
-        self._state.rollback(max(0, taken - left))
-        del self._tokens[kept:]
-        if self._begins_after and self._start is not None and kept < self._start:
-            self._start = None
-        self.error = None
+    def copy(self) -> Matcher:
+        """Gives one that is as far in its grammar; what it takes from here on leaves no trace in this one."""
+        made = Matcher(self.vocabulary, self._state.deep_copy(), begins_after=self._begins_after)
+        made._tokens, made._start, made._has_ended = list(self._tokens), self._start, self._has_ended
+        made.error = self.error
+        return made
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of the first tokens may come: before the grammar begins, all may but the end tokens."""
+        if self.error is not None or self._has_ended:
+            return 0
+        if self.has_begun:
+            return self._state.validate_tokens(list(tokens))
+        return sum(1 for _ in itertools.takewhile(lambda token: token not in self.vocabulary.end_ids, tokens))
 
     def fill(self, mask: np.ndarray) -> bool:
         """Sets a bit for each token that may come next: `mask` [words] int32. False, with `error` set, if none may."""

@@ -19,9 +19,11 @@ from ferrum_jax.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.drafting import Drafting, StepCosts
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.speculation.drafts import Draft, Drafts
 
 VOCABULARY = 5
 
@@ -78,8 +80,11 @@ class FakeDevice:
         self.rows[slot, : len(ids)] = ids
 
     def run(self, shard: ShardPlan) -> np.ndarray:
-        """The tokens [rows] that the step samples, -1 where it samples none."""
+        """The tokens [places] that the step samples, -1 where it samples none."""
         work = list(zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True))
+        for row, (slot, start, count) in enumerate(work):
+            drafts = shard.drafts_of(row)
+            self.rows[slot, start + count - len(drafts) : start + count] = drafts
         self._move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
         written: set[tuple[int, int, int]] = set()
@@ -91,7 +96,8 @@ class FakeDevice:
                 assert place not in written, "two rows write to the same place in one step"
                 written.add(place)
                 self.tokens[place], self.positions[place] = self.rows[slot, position], position
-        sampled = np.full(shard.num_rows, -1, np.int32)
+        sampled = np.full(shard.num_places, -1, np.int32)
+        drawn: list[tuple[int, int, int]] = []  # slot, position and token
         states: dict[int, list[int]] = {}
         for row, (slot, start, count) in enumerate(work):
             history = self.rows[slot, : start + count]
@@ -102,14 +108,20 @@ class FakeDevice:
                 self._recur(int(shard.state_slots[row]), history, start)
             source, target = int(shard.source_slots[row]), int(shard.target_slots[row])
             assert (count == 0) == (source != 0), "a row computes nothing, or computes and samples from a slot"
-            if shard.samples[row]:
-                state = self.states[source] if source else history.tolist()
-                assert state == history.tolist(), "a row samples from the state of another prompt"
-                sampled[row] = next_token(state)
-                self.rows[slot, start + count] = sampled[row]
+            num_drafts, place = len(shard.drafts_of(row)), int(shard.first_places[row])
+            assert count > num_drafts or not num_drafts, "a row has drafts and no token before them"
+            for depth in range(num_drafts + 1) if shard.samples[row] else ():
+                end = start + count - num_drafts + depth
+                state = self.states[source] if source else history[:end].tolist()
+                assert state == history[:end].tolist(), "a row samples from the state of another prompt"
+                sampled[place + depth] = next_token(state)
+                drawn.append((slot, end, int(sampled[place + depth])))
             if target:
+                assert not num_drafts, "the state of a draft is kept as a prompt's"
                 assert target not in states, "two rows keep their state in one slot"
                 states[target] = history.tolist()
+        for slot, position, token in drawn:
+            self.rows[slot, position] = token
         for target, state in states.items():  # after every read
             self.states[target] = state
         self._copy(shard.copies_after)
@@ -152,6 +164,35 @@ class FakeDevice:
         assert np.array_equal(self.tokens[group, block, offset], history[oldest:]), "a row reads foreign tokens"
 
 
+class KnownDrafts:
+    """Drafts that are known to come true, or not to.
+
+    kind: "right"; "wrong", of which none does; "mixed", where one in four is wrong.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.bytes = 0
+
+    def propose(self, request: Request, most: int) -> Draft:
+        ids = request.token_ids.tolist()
+        for _ in range(most):
+            is_wrong = self.kind == "wrong" or (self.kind == "mixed" and sum(ids) % 4 == 0)
+            ids.append((next_token(ids) + is_wrong) % VOCABULARY)
+        found = ids[len(request.token_ids) :]
+        return Draft(token_ids=found, confidences=[1.0] * len(found))
+
+    def forget(self, request: Request) -> None: ...
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
+
+
+def drafting_of(source: Drafts, *, num_tokens: int, num_places: int, most: int = 6) -> Drafting:
+    """Drafting for which each token that comes true pays."""
+    costs = StepCosts(decode=(), mixed=tuple((size, 1.0) for size in sorted({max(1, num_tokens // 2), num_tokens})))
+    return Drafting(source, most=most, num_places=num_places, num_tokens=num_tokens, costs=costs)
+
+
 class Engine:
     """The engine's loop around a scheduler and a fake device, one step ahead of its commits."""
 
@@ -171,8 +212,10 @@ class Engine:
         enabled: bool = True,
         window_blocks: int | None = None,
         num_shards: int = 1,
+        drafts: str | None = None,
     ) -> None:
-        """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well.
+        """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well. drafts: their
+        kind; see `KnownDrafts`.
 
         Sizes are those of each of `num_shards` shards; `cache` and `device` are the first one's.
         """
@@ -190,7 +233,10 @@ class Engine:
             state_bytes=1000,
         )
         self.caches = [CacheManager(sizes, enabled=enabled) for _ in range(num_shards)]
-        self.scheduler = Scheduler(self.caches)
+        budget = max_num_batched_tokens
+        drafting = drafts and drafting_of(KnownDrafts(drafts), num_tokens=budget, num_places=budget)
+        self.scheduler = Scheduler(self.caches, drafting or None)
+        self.after_token: Callable[[Request], None] = lambda request: None  # called when one got a token and goes on
         self.devices = [
             FakeDevice(
                 num_blocks + 1,
@@ -239,12 +285,15 @@ class Engine:
         return request
 
     def step(self) -> list[tuple[Request, int]]:
-        """Plan and dispatch the next step, then commit the one before it."""
+        """Plan and dispatch the next step, then commit the one before it, or before that where drafts want it."""
+        got = self.commit() if self.scheduler.waits_for_commit else []
         due = self._in_flight.advance(self._dispatch())
-        return self._commit(*due) if due else []
+        return got + self._commit(*due) if due else got
 
     def dispatch(self) -> None:
         """Plan and run the next step, if there is one."""
+        if self.scheduler.waits_for_commit:
+            self.commit()
         step = self._dispatch()
         if step is not None:
             self._in_flight.append(step)
@@ -271,7 +320,13 @@ class Engine:
         return self._commit(*self._in_flight.popleft())
 
     def _commit(self, plan: StepPlan, sampled: np.ndarray) -> list[tuple[Request, int]]:
-        got = self.scheduler.commit(plan, sampled)
+        got: list[tuple[Request, int]] = []
+        some: list[tuple[Request, int]] | None = self.scheduler.commit(plan, sampled)
+        while some is not None:
+            for request in [request for request, _ in some if request.finish_reason is None]:
+                self.after_token(request)
+            got += some
+            some = self.scheduler.commit_accepted()
         for request in [request for request, _ in got if request.finish_reason == "error"]:
             assert not self.finds(request), f"something of request {request.id} has a key after its end"
         self.scheduler.check_invariants()
@@ -282,7 +337,7 @@ class Engine:
         if not self._in_flight:
             return
         plan, sampled = self._in_flight[-1]
-        rows = np.flatnonzero(np.concatenate([shard.samples for shard in plan.shards]))
+        rows = np.flatnonzero(sampled >= 0)
         if len(rows):
             sampled[rows[choose(len(rows))]] = NOT_FINITE
 

@@ -34,11 +34,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 12, 3, 1]),
         enabled=st.sampled_from([True, True, True, False]),
         num_shards=st.sampled_from([1, 2, 1, 3]),
+        drafts=st.sampled_from([None, "mixed", "right", "wrong"]),
     )
     def start(self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, **wishes) -> None:
         self.max_total = min(num_blocks * block_size + 1, 40)
         self.budget = max_num_seqs + extra_tokens
-        self.is_plain = not any(wishes["windows"]) and wishes["max_snapshots"] is None
+        self.is_plain = not any(wishes["windows"]) and wishes["max_snapshots"] is None and wishes["drafts"] is None
         self.engine = Engine(
             num_blocks=num_blocks,
             block_size=block_size,

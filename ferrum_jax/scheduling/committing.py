@@ -1,0 +1,92 @@
+"""What the sampled tokens of a step bring about in the books of one data shard.
+
+A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one. That
+of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or forced
+by its grammar. So tokens are taken one at a time, and what each brings about is known before the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ferrum_jax.plan import ShardPlan
+from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.running_rows import RunningRows, append_tokens
+
+Got = list[tuple[Request, int]]  # requests that got a token, or an error in its place, and the place
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRows:
+    """A shard's part of a plan, and which admission each of its rows was."""
+
+    plan: ShardPlan
+    requests: list[Request]
+    epochs: np.ndarray  # [rows] int64
+
+
+def committed(
+    planned: PlannedRows,
+    token_ids: np.ndarray,
+    first: int,
+    rows: RunningRows,
+    cache: CacheManager,
+    awaited: set[int],
+) -> Iterator[Got]:
+    """The requests whose row drew a token; then, as often as it is asked, those whose next draft came true.
+
+    token_ids: [places]. first: of these places among those of all shards. awaited: see `append_tokens`.
+    """
+    plan, requests = planned.plan, planned.requests
+    current = rows.epochs[plan.slots] == planned.epochs
+    done, places = plan.starts + plan.counts - plan.num_drafts, plan.first_places
+    got = append_tokens(requests, plan.samples, done, current, token_ids[places], awaited, places + first)
+    _publish(cache, requests, plan.slots, np.where(current, done, 0))
+    yield _unkeyed(cache, got)
+    left = np.flatnonzero(plan.num_drafts)
+    for depth in itertools.count() if len(left) else ():
+        left = np.array([row for row in left.tolist() if _came_true(planned, rows, cache, row, depth)], np.int32)
+        if not len(left):
+            return
+        going_on, slots = [requests[row] for row in left.tolist()], plan.slots[left]
+        for request in going_on:
+            request.num_computed += 1
+        rows.computed[slots] += 1
+        known, place, all_of_them = done[left] + depth + 1, places[left] + depth + 1, np.ones(len(left), bool)
+        got = append_tokens(going_on, all_of_them, known, all_of_them, token_ids[place], awaited, place + first)
+        _publish(cache, going_on, slots, known)
+        yield _unkeyed(cache, got)
+
+
+def _came_true(planned: PlannedRows, rows: RunningRows, cache: CacheManager, row: int, depth: int) -> bool:
+    """Whether the row still runs and has the token that was drafted at this depth. If not, it goes on from there."""
+    plan, request = planned.plan, planned.requests[row]
+    if rows.epochs[plan.slots[row]] != planned.epochs[row]:
+        return False  # it has ended, and what it held is given back
+    drafts = plan.drafts_of(row)
+    position = int(plan.starts[row] + plan.counts[row]) - len(drafts) + depth
+    if depth < len(drafts) and drafts[depth] == request.token_ids[position]:
+        return True
+    if not cache.settle_drafts(request.slot, are_whole=depth == len(drafts)):
+        request.num_computed = rows.computed[request.slot] = int(plan.starts[row])
+        rows.extend(request)  # it computes again what it knows
+    return False
+
+
+def _publish(cache: CacheManager, requests: Sequence[Request], slots: np.ndarray, known: np.ndarray) -> None:
+    """Publish full blocks of rows of which so many first tokens [rows] are computed and known."""
+    for row in cache.rows_to_publish(slots, known).tolist():
+        cache.publish(requests[row], requests[row].slot, int(known[row]))
+
+
+def _unkeyed(cache: CacheManager, got: Got) -> Got:
+    """What was got; nothing of a request that ended with an error is hit any more."""
+    for request, _ in got:
+        if request.finish_reason == "error":
+            cache.unkey(request)
+    return got

@@ -1,0 +1,193 @@
+"""Drafting: which drafted tokens the rows of a step compute beside those that they know.
+
+A drafted token is kept where the model draws the same one, so drafts change no text, only how many steps it takes. The
+step draws at each place with that place's own key. Each row's drafts come true at a rate that is counted whether they
+are computed or not; the tokens that are likeliest to come true are computed, as many as pay by the costs of steps. On
+the host a step with drafts is committed before the next one is planned. Nothing here reads a clock: costs are told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ferrum_jax.request import Request
+from ferrum_jax.speculation.drafts import Drafts
+
+_LEAST_GAIN = 1.03  # tokens a second, over those without drafts
+_LEAST_CHANCE = 0.05  # of a token that is computed
+_FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and how fast that is learnt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """What steps take, in any unit: (tokens, seconds) of each size of step that is there, ascending.
+
+    decode: of steps whose rows compute a token each. mixed: of all others.
+    """
+
+    decode: tuple[tuple[int, float], ...]
+    mixed: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, decode: Iterable[Sequence[float]], mixed: Iterable[Sequence[float]]) -> StepCosts:
+        """The same of lists, as they are read from elsewhere."""
+        found = ([(int(tokens), float(seconds)) for tokens, seconds in sizes] for sizes in (decode, mixed))
+        return cls(**dict(zip(("decode", "mixed"), map(tuple, found), strict=True)))
+
+    def of_decode(self, num_tokens: int) -> float:
+        """Seconds of a step of decodes, which a mixed one computes too."""
+        sizes = [size for size in (*self.decode, *self.mixed) if size[0] >= num_tokens]
+        return min(sizes)[1]
+
+    def of_mixed(self, num_tokens: int) -> tuple[int, float]:
+        """Tokens and seconds of the smallest step that holds so many."""
+        return next(size for size in self.mixed if size[0] >= num_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRow:
+    """A row that samples in the step that is planned. most: drafted tokens that it may compute."""
+
+    request: Request
+    most: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpenShard:
+    """A data shard's part of the step that is planned. num_tokens, num_places: without drafts."""
+
+    rows: Sequence[OpenRow]
+    num_tokens: int
+    num_places: int
+    has_prompts: bool  # it computes tokens of some
+
+
+@dataclasses.dataclass(slots=True)
+class _Row:
+    """What is known of a row's drafts. expected: the last ones, which came after its first `length` tokens."""
+
+    rate: float
+    length: int = 0
+    expected: Sequence[int] = ()
+
+
+class Drafting:
+    """The drafts of one engine's rows, in all data shards."""
+
+    def __init__(
+        self, source: Drafts, *, most: int, num_places: int, num_tokens: int, costs: StepCosts | None = None
+    ) -> None:
+        """most: drafted tokens of a row. num_places, num_tokens: of a step of one shard. costs: None until they are told,
+        and no row has drafts before."""
+        self._source, self._most = source, most
+        self._num_places, self._num_tokens = num_places, num_tokens
+        self.costs = costs
+        self.allowed: Callable[[Request, Sequence[int]], int] = lambda request, token_ids: len(token_ids)
+        self._rows: dict[int, _Row] = {}  # by request id
+        self._typical = _FIRST_RATE
+
+    @property
+    def source(self) -> Drafts:
+        """Where drafts come from."""
+        return self._source
+
+    def most_of(self, request: Request) -> int:
+        """Drafted tokens that a row may compute in a step: the token behind them is one that it still wants."""
+        if not request.takes_drafts:
+            return 0
+        return max(0, min(self._most, request.max_total_tokens - len(request.token_ids) - 1))
+
+    def pays(self, shards: Sequence[OpenShard]) -> bool:
+        """Whether the next step would have drafts, once the tokens in flight are known: these come before them.
+
+        rows: those that decode. Their tokens are one behind what the step in flight has drawn.
+        """
+        return not any(shard.has_prompts for shard in shards) and self._choose(shards, num_unknown=1) is not None
+
+    def choose(self, shards: Sequence[OpenShard]) -> list[dict[int, Sequence[int]]]:
+        """For each shard the drafted tokens of its rows, by request id; those without any are left out."""
+        return self._choose(shards, num_unknown=0) or [{} for _ in shards]
+
+    def _choose(self, shards: Sequence[OpenShard], num_unknown: int) -> list[dict[int, Sequence[int]]] | None:
+        if self.costs is None or not self.costs.mixed:
+            return None
+        drafts = [{row.request.id: self._draft(row, num_unknown) for row in shard.rows} for shard in shards]
+        ranked = [list(_ranked(of_shard.values())) for of_shard in drafts]
+        size = self._best_size(self.costs, shards, ranked)
+        if size is None:
+            return None
+        found: list[dict[int, Sequence[int]]] = []
+        for shard, of_shard, chances in zip(shards, drafts, ranked, strict=True):
+            ids, counts = list(of_shard), [0] * len(of_shard)
+            for _, row in chances[: self._room(shard, size)]:
+                counts[row] += 1
+            found.append({id: of_shard[id][0][:count] for id, count in zip(ids, counts, strict=True) if count})
+        return found
+
+    def _best_size(
+        self, costs: StepCosts, shards: Sequence[OpenShard], ranked: Sequence[Sequence[tuple[float, int]]]
+    ) -> int | None:
+        """Tokens of the step that gives most tokens a second; None where that is the one without drafts."""
+        if not any(ranked):
+            return None
+        sums = [list(itertools.accumulate((chance for chance, _ in of_shard), initial=0.0)) for of_shard in ranked]
+        least, num_rows = max(shard.num_tokens for shard in shards), sum(len(shard.rows) for shard in shards)
+        has_prompts = any(shard.has_prompts for shard in shards)
+        is_mixed = any(shard.num_tokens > shard.num_places for shard in shards)
+        most, seconds = costs.of_mixed(least) if is_mixed or has_prompts else (0, costs.of_decode(least))
+        best, best_size = num_rows / seconds * _LEAST_GAIN, None
+        for size, seconds in costs.mixed:
+            if size < least or (has_prompts and size > most):  # beside prompts only what is padding else
+                continue
+            gain = sum(sum_[min(len(sum_) - 1, self._room(shard, size))] for shard, sum_ in zip(shards, sums, strict=True))
+            if (num_rows + gain) / seconds > best:
+                best, best_size = (num_rows + gain) / seconds, size
+            if size >= self._num_tokens:
+                break
+        return best_size
+
+    def _room(self, shard: OpenShard, size: int) -> int:
+        """Drafted tokens that a step of so many tokens has room for."""
+        tokens = min(size, self._num_tokens) - shard.num_tokens
+        return max(0, min(tokens, self._num_places - shard.num_places))
+
+    def _draft(self, row: OpenRow, num_unknown: int) -> tuple[Sequence[int], list[float]]:
+        """The drafted tokens of a row and the chance of each to come true; the unknown ones before them are no part."""
+        request, book = row.request, self._learnt(row.request)
+        most = row.most and row.most + num_unknown
+        draft = self._source.propose(request, most if most > 0 else 1)  # to learn, where none is computed
+        book.length, book.expected = len(request.token_ids), draft.token_ids
+        tokens = list(itertools.takewhile(lambda token: token not in request.stop_ids, draft.token_ids[:most]))
+        tokens = tokens[: self.allowed(request, tokens)] if request.is_constrained and tokens else tokens
+        steps = (min(confidence, book.rate) for confidence in draft.confidences[: len(tokens)])
+        chances = list(itertools.accumulate(steps, lambda a, b: a * b))
+        return tokens[num_unknown:], chances[num_unknown:]
+
+    def _learnt(self, request: Request) -> _Row:
+        """The book of a row, with what became of its last drafts."""
+        book = self._rows.get(request.id)
+        if book is None:
+            book = self._rows[request.id] = _Row(self._typical)
+        for came, expected in zip(request.token_ids[book.length :], book.expected, strict=False):
+            is_true = came == expected
+            book.rate += (is_true - book.rate) * _OF_ROW
+            self._typical += (is_true - self._typical) * _OF_ALL
+            if not is_true:
+                break
+        return book
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._rows.pop(request.id, None)
+        self._source.forget(request)
+
+
+def _ranked(drafts: Iterable[tuple[Sequence[int], Sequence[float]]]) -> Iterator[tuple[float, int]]:
+    """(chance, row) of drafted tokens, the likeliest first: of equal ones those of earlier rows, in their order."""
+    of_rows = [
+        [(-chance, row) for chance in chances if chance >= _LEAST_CHANCE] for row, (_, chances) in enumerate(drafts)
+    ]
+    return ((-chance, row) for chance, row in heapq.merge(*of_rows))
