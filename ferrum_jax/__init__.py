@@ -13,6 +13,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.sizes.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from ferrum_jax.device_check.run_check import check_device
@@ -26,6 +27,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "SpeculativeConfig",
     "StructuredOutputsParams",
     "check_device",
 ]

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from ferrum_jax.setting import check_settings, described, setting
 from ferrum_jax.sizes.engine_sizes import refuse_more_rows_than_tokens
-from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of
+from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
 from ferrum_jax.sizes.speculative import SpeculativeConfig, speculative_of
 from ferrum_jax.sizes.tiles import tiles_of
 from ferrum_jax.spec.stored_weight import made_form
 
-_IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 _DTYPES = ("auto", "float32", "bfloat16")
 _ADAPTER_TARGETS = ("attention", "mlp", "experts", "head")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
 _MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
 
 
-def _are_ids(ids: Sequence[Any]) -> bool:
-    return bool(ids) and all(isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in ids)
-
-
 def _wrong_targets(text: str) -> str | None:
     targets = [part.strip() for part in text.split(",")]
-    if len(set(targets)) == len(targets) and set(targets) <= set(_ADAPTER_TARGETS):
-        return None
-    return f"name some of {', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
+    is_right = len(set(targets)) == len(targets) and set(targets) <= set(_ADAPTER_TARGETS)
+    return None if is_right else f"name some of {', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
 
 
 def _wrong_tokens(text: str) -> str | None:
@@ -151,7 +144,7 @@ class EngineConfig:
         None,
         "implementation of attention",
         unset="what a check found on this chip",
-        choices=_IMPLEMENTATIONS,
+        choices=("xla", "mosaic_tpu", "mosaic_gpu"),
     )
     product_implementation: str = setting(
         "auto",
@@ -193,7 +186,7 @@ class EngineConfig:
         more="devices of jax or a mesh of jax stand for their ids; name them where a trainer in the same process has "
         "the others",
         unset="the first",
-        rule=lambda ids: None if _are_ids(ids) else "name device ids, such as (4, 5, 6, 7)",
+        rule=wrong_ids,
         is_planned=False,
         metavar="IDS",
     )
@@ -221,12 +214,11 @@ class EngineConfig:
         vllm="seed",
         unlike="a request without a seed gets one from this, its content and its index",
     )
-    speculative_config: SpeculativeConfig | None = setting(
+    speculative_config: SpeculativeConfig | None = setting(  # noqa: RUF009
         None,
-        "how tokens are drafted, so that one step verifies several of a row: an object with method (ngram, suffix or "
-        "mtp) and the keys of SpeculativeConfig",
+        "how tokens are drafted: an object with method (ngram, suffix or mtp), and keys that vLLM has for it",
         more="answers are the same with and without; a request with speculative=False has no drafts",
-        unset="none are",
+        unset="no drafts",
         metavar="JSON",
         vllm="speculative_config",
         unlike="no second model drafts: method is ngram, suffix or mtp",
@@ -247,10 +239,7 @@ class EngineConfig:
         most=_MOST_OF_IMAGES,
     )
     max_image_patches: int = setting(
-        16384,
-        "most patches of an image, and of a step's images while other rows run",
-        least=1,
-        most=_MOST_OF_IMAGES,
+        16384, "most patches of an image, and of a step's images while other rows run", least=1, most=_MOST_OF_IMAGES
     )
     allow_image_hosts: str = setting(
         "",

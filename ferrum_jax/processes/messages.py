@@ -70,8 +70,9 @@ CLASSES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Digest, Failure, End, Broken, Beat, Call),
-        *(EngineConfig, SpeculativeConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked),
-        *(CompletionOutput, Logprob, StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
+        *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked, CompletionOutput, Logprob),
+        *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
+        SpeculativeConfig,
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,13 @@ def ids_of(devices: Any) -> Any:
     if not isinstance(devices, Sequence) or isinstance(devices, str):
         return devices
     return tuple(getattr(device, "id", device) for device in devices)
+
+
+def wrong_ids(ids: Sequence[Any]) -> str | None:
+    """What ids of devices must be, where they are something else."""
+    if ids and all(isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in ids):
+        return None
+    return "name device ids, such as (4, 5, 6, 7)"
 
 
 def devices_of(ids: Sequence[int], devices: Sequence[Any]) -> list[Any]:

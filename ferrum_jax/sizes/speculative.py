@@ -18,13 +18,6 @@ from ferrum_jax.quoting.known_fields import FieldKind, require
 METHODS = ("ngram", "suffix", "mtp")
 MOST_DRAFTED = 64  # tokens of a draft
 
-_MTP_OF_VLLM = frozenset(  # its names for the heads of families
-    f"{family}_mtp"
-    for family in (
-        *("deepseek", "ernie", "exaone_moe", "glm4_moe", "glm4_moe_lite", "longcat_flash", "mimo", "nemotron_h"),
-        *("pangu_ultra_moe", "qwen3_5", "qwen3_next", "step3p5"),
-    )
-)
 _NO_SECOND_MODEL = "no second model drafts here: 'ngram' and 'suffix' need none, and 'mtp' is in the checkpoint"
 _METHODS_ELSEWHERE = frozenset({"eagle", "eagle3", "dflash", "draft_model", "medusa", "mlp_speculator"})
 _NO_DRAFT_MODEL = Elsewhere((None,), f"{_NO_SECOND_MODEL}; leave it out, and give one of them as method")
@@ -85,8 +78,8 @@ class SpeculativeConfig:
     method: "ngram" looks for the last tokens earlier in prompt and output, "suffix" in a tree of this and earlier
     requests, and "mtp" asks the checkpoint's own head. vLLM's names of such heads, as "deepseek_mtp", are "mtp" too.
     num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix, 1 for mtp.
-    prompt_lookup_max, prompt_lookup_min: how many of the last tokens ngram looks for, at most and at least; 5 and 2, and
-    one that is given moves the other.
+    prompt_lookup_max, prompt_lookup_min: how many of the last tokens ngram looks for, at most and at least; 5 and 2,
+    and one that is given moves the other.
     suffix_decoding_max_tree_depth: most tokens of a path in the tree, matched and drafted; 24.
     suffix_decoding_max_cached_requests: ended requests that stay in the tree, 0 keeps none; 10000.
     suffix_decoding_max_spec_factor: drafted tokens for each token that matched, at most; 1.0.
@@ -146,11 +139,18 @@ def speculative_of(given: Any) -> SpeculativeConfig | None:
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"speculative_config is {quoted(text)}; it must be JSON, such as '{{\"method\": \"ngram\"}}': {error}"
+            f'speculative_config is {quoted(text)}; it must be JSON, such as \'{{"method": "ngram"}}\': {error}'
         ) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
 
 
 def _known(given: Mapping[Any, Any]) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _known(given: Mapping[Any, Any]) -> dict[str, Any]:
 def _method(name: Any) -> str:
     if isinstance(name, str) and name in _METHODS_ELSEWHERE:
         raise ValueError(f"method is {name!r}, which is not here: {_NO_SECOND_MODEL}")
-    if isinstance(name, str) and name in _MTP_OF_VLLM:
-        return "mtp"
+    if isinstance(name, str) and name.endswith("_mtp"):
+        return "mtp"  # as vLLM names the heads of families
     return require("method", name, FieldKind(lambda value: value in METHODS, f"one of {METHODS}"))
 
 

@@ -174,9 +174,10 @@ _CHATS_OWN: dict[str, Any] = {"seed": 5, "top_k": 5, "top_p": 0.9, "min_p": 0.01
 _CHATS_OWN |= {"cache_salt": "mine", "min_tokens": 1, "priority": 1, "timeout": 60.0}
 _CHATS_OWN |= {"chat_template_kwargs": {"reasoning_effort": "low"}, "add_special_tokens": False}
 _CHATS_OWN |= {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}}
-_CHATS_OWN |= {"stop_token_ids": [5], "include_stop_str_in_output": True, "skip_special_tokens": True, "speculative": False}
+_CHATS_OWN |= {"stop_token_ids": [5], "include_stop_str_in_output": True, "skip_special_tokens": True}
 _CHATS_OWN |= {"ignore_eos": False, "truncate_prompt_tokens": 9, "allowed_token_ids": [50, 51, 52]}
 _CHATS_OWN |= {"bad_words": ["zz"], "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "auto"}
+_CHATS_OWN |= {"speculative": False}
 RESPONSES = {
     "a text": response(),
     "instructions": response(instructions="Be brief.", metadata={"a": "b"}, user="u", store=False, model="small"),

@@ -28,8 +28,10 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> str:
         return "<p>The runs were too short for plots.</p>"
 
     def rate(name: str, per: str, scale: float = 1.0) -> list[tuple[float, float]]:
-        """By how much `name` rises per unit of `per`, between points at which `per` has risen. Where `per` falls, another
-        engine counts from 0."""
+        """By how much `name` rises per unit of `per`, between points at which `per` has risen.
+
+        Where `per` falls, another engine counts from 0.
+        """
         found, last = [], points[0]
         for point in points:
             if point[per] > last[per]:

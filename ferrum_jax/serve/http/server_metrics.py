@@ -21,10 +21,10 @@ _WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 4
 _RECENT = 2048  # times that the page's percentiles are taken of
 _GAUGES = ("live", "cached", "clean", "kv_bytes", "weights_bytes", "executables", "host_entries", "pinned")
 _DRAFTS = {  # vLLM's name -> ours; an engine that drafts nothing has none
-    "num_drafts": ("speculation_steps", "Steps of rows that had a draft."),
-    "num_draft_tokens": ("drafted_tokens", "Tokens drafted."),
-    "num_accepted_tokens": ("accepted_tokens", "Drafted tokens that stand."),
-    "num_accepted_tokens_per_pos": ("accepted_by_position", "Drafted tokens that stand, by their place in a draft."),
+    "vllm:spec_decode_num_drafts": ("speculation_steps", "Steps of rows that had a draft."),
+    "vllm:spec_decode_num_draft_tokens": ("drafted_tokens", "Tokens drafted."),
+    "vllm:spec_decode_num_accepted_tokens": ("accepted_tokens", "Drafted tokens that stand."),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("accepted_by_position", "The same by their place in a draft."),
 }
 _COUNTS = ("steps", "computed_tokens", "padded_tokens", "evictions", "saved_prefill_tokens", "compiles_after_ready")
 
@@ -121,7 +121,7 @@ class _OfEngine(Collector):
         yield self._count("vllm:num_preemptions", "Rows taken off for blocks.", stats.get("preemptions", 0))
         for name, (ours, text) in _DRAFTS.items():
             if ours in stats:
-                yield self._count(f"vllm:spec_decode_{name}", text, stats[ours])
+                yield self._count(name, text, stats[ours])
         for name in _GAUGES:
             yield self._gauge(f"ferrum:{name}", f"`{name}` of LLM.stats().", stats.get(name, 0))
         for name in _COUNTS:

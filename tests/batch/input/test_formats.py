@@ -173,7 +173,9 @@ def test_a_row_without_a_seed_gets_one_from_its_content_and_the_jobs_seed():
 
 def test_whether_a_row_is_drafted_for_changes_neither_its_id_nor_its_seed():
     for form in (short, openai, chat):
-        plain, off, on, none = (row(form(**given)) for given in ({}, {"speculative": False}, {"speculative": True}, {"speculative": None}))
+        plain, off, on, none = (
+            row(form(**given)) for given in ({}, {"speculative": False}, {"speculative": True}, {"speculative": None})
+        )
         assert (plain.asked.speculative, off.asked.speculative) == (True, False)
         assert all((each.id, each.seeds) == (plain.id, plain.seeds) for each in (off, on, none))
         assert parse(form(), defaults={"speculative": False}).seeds == plain.seeds
