@@ -71,7 +71,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class SpeculativeConfig:
     """How tokens are drafted. None is the method's default where the method reads the field, and stays None elsewhere.
 
@@ -114,6 +114,11 @@ class SpeculativeConfig:
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         if least is not None and most is not None and least > most:
             raise ValueError(f"prompt_lookup_min is {least}, more than prompt_lookup_max, {most}")
+
+    def __repr__(self) -> str:
+        """The fields that its method reads."""
+        shown = [f"{name}={value!r}" for name in ("method", *_KEYS) if (value := getattr(self, name)) is not None]
+        return f"SpeculativeConfig({', '.join(shown)})"
 
 
 def speculative_of(given: Any) -> SpeculativeConfig | None:

@@ -24,6 +24,7 @@ from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.pools.budget import GroupBlocks, Ledger
 from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.startup.accelerators import Chips
 from ferrum_jax.startup.choose_attention import AttentionChoice
 from ferrum_jax.startup.choose_products import ProductChoice
@@ -312,6 +313,18 @@ def test_batch_has_defaults_for_its_rows(llms, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main([*command, "--top-p", "3"]) == 2
     assert "top_p is 3.0" in capsys.readouterr().err
+
+
+def test_a_batch_may_go_on_with_another_way_to_draft(llms, tmp_path):
+    rows = write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"})
+    command = ["batch", "--model", "m", "--input", str(rows), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main([*command, "--speculative-config", '{"method": "ngram"}', "--no-speculative"]) == 0
+    assert llms[0].config.speculative_config == SpeculativeConfig(method="ngram")
+    before = (tmp_path / "out.jsonl").read_bytes()
+    write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": "y"})
+    assert cli.main([*command, "--speculative-config", '{"method": "suffix"}']) == 0
+    assert llms[1].config.speculative_config == SpeculativeConfig(method="suffix")
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(before)
 
 
 @pytest.mark.parametrize("asked", ["served", "too", "models/tiny/", "models/tiny", "tiny", None])

@@ -27,6 +27,7 @@ def set_fields(config: SpeculativeConfig) -> dict:
 def test_a_mapping_its_json_text_and_an_instance_are_one_config(given):
     made = SpeculativeConfig(**given)
     assert set_fields(made) == given
+    assert repr(made) == f"SpeculativeConfig({', '.join(f'{name}={value!r}' for name, value in given.items())})"
     assert speculative_of(given) == speculative_of(json.dumps(given)) == speculative_of(made) == made
     assert speculative_of(dataclasses.asdict(made)) == made, "what a bundle keeps is read again"
     assert EngineConfig(speculative_config=given) == EngineConfig(speculative_config=json.dumps(given))
