@@ -11,18 +11,19 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
-from ferrum_jax.engine.adapters import AdapterCounts, HeldSlots
-from ferrum_jax.engine.constraints import ConstraintCounts, Constraints
+from ferrum_jax.engine.adapters import HeldSlots
+from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens
 from ferrum_jax.engine.making_deltas import delta_of, logged
 from ferrum_jax.engine.not_ready import NotReady
+from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.step_times import StepTimes
 from ferrum_jax.engine.submission import Choice, Intake, Submission
@@ -31,7 +32,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.runtime.runner import InFlight, Runner
 from ferrum_jax.scheduling.drafting import StepCosts
 from ferrum_jax.scheduling.in_flight import StepsInFlight
-from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit
+from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 
@@ -79,12 +80,10 @@ class Engine:
         self._guard = guard or contextlib.nullcontext()
         self.weights_version = 0
         self._num_calls = 0
-        self._token_limit: int | None = None
-        self._limit_tokens()
+        self._events = PlanEvents(scheduler, request_log)
+        self._events.limit_tokens(runner.most_tokens, 0)
         if scheduler.drafting is not None:
-            scheduler.drafting.allowed = lambda request, token_ids: constraints.allowed(
-                self._choices[request.id], token_ids
-            )
+            scheduler.drafting.allowed = lambda request, ids: constraints.allowed(self._choices[request.id], ids)
 
     @property
     def has_unfinished(self) -> bool:
@@ -224,18 +223,13 @@ class Engine:
         self.scheduler.renew(fingerprint)
         self.weights_version = version
 
-    def constraint_counts(self) -> ConstraintCounts:
-        """What was counted of grammars and masks."""
-        return self._constraints.counts()
-
-    def adapter_counts(self) -> AdapterCounts:
-        """What was counted of adapters."""
-        return self._adapters.counts()
-
-    def image_counts(self) -> dict[str, int]:
-        """What was counted of images."""
-        counts = dataclasses.asdict(self.scheduler.images.counts())
-        return {**counts, "encoder_calls": self.runner.num_encoder_calls}
+    def counts(self) -> dict[str, Any]:
+        """What was counted of grammars and masks, adapters, images and drafts."""
+        parts = (self._constraints.counts(), self._adapters.counts(), self.scheduler.images.counts())
+        counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
+        drafting = self.scheduler.drafting
+        of_drafts = {} if drafting is None else drafting.counts.snapshot() | {"drafts_bytes": drafting.source.bytes}
+        return {**counts, "encoder_calls": self.runner.num_encoder_calls, **of_drafts}
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
@@ -246,36 +240,22 @@ class Engine:
     def step(self) -> list[Delta]:
         """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
         if self.runner.take_parts():
-            self._limit_tokens()
+            self._events.limit_tokens(self.runner.most_tokens, self._num_calls)
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1
         with self._guard:
             return self._step()
 
-    def _limit_tokens(self) -> None:
-        """Plans follow the largest executable that is there, from the next step on; the request log knows when."""
-        limit = self.runner.most_tokens
-        if limit == self._token_limit:
-            return
-        self._token_limit = limit
-        self.scheduler.limit_tokens(limit)
-        if self._request_log is not None:
-            self._request_log.limit(TokenLimit(arrival=self._num_calls, token_limit=limit))
-
     def _tell_costs(self) -> None:
-        """What steps were found to take enters plans as an event, so that equal events give equal plans."""
+        """Says what steps were found to take, if that is news."""
         costs = self._step_times and self._step_times.news(self.runner.ladder)
         if costs is not None:
             self.take_costs(costs.decode, costs.mixed)
 
     def take_costs(self, decode: Sequence[Sequence[float]], mixed: Sequence[Sequence[float]]) -> None:
         """Has plans from the next step on compute drafted tokens as pays by these; see `StepCosts`."""
-        costs = StepCosts.of(decode, mixed)
-        if self.scheduler.drafting is not None:
-            self.scheduler.drafting.costs = costs
-            if self._request_log is not None:
-                self._request_log.costs(costs, self._num_calls)
+        self._events.take_costs(StepCosts.of(decode, mixed), self._num_calls)
 
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
         """Takes a text that ended elsewhere, such as one of a job's journal, as one from which drafts may come."""

@@ -21,6 +21,7 @@ from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.keys import extend_keys, root_key
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.drafting import StepCosts, drafting_of
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -91,7 +92,7 @@ class _ReplayedChoice(NamedTuple):
 
 class _ReplayedStep(NamedTuple):
     plan: StepPlan
-    tokens: np.ndarray  # [rows] int32
+    tokens: np.ndarray  # [places] int32
 
 
 class _Replay:
@@ -99,12 +100,13 @@ class _Replay:
 
     def __init__(self, segment: Segment, num_blocks: int, on_plan: Callable[[StepPlan], None]) -> None:
         sizes = segment.sizes.with_pool(num_blocks)
-        self.scheduler = Scheduler([CacheManager(sizes) for _ in range(sizes.num_shards)])
+        self._drafting = drafting_of(sizes)
+        self.scheduler = Scheduler([CacheManager(sizes) for _ in range(sizes.num_shards)], self._drafting)
         self._on_plan = on_plan
         self.num_steps = 0
         self.num_too_large = 0
         self._arriving = deque(segment.requests)
-        self._limits = deque(segment.limits)
+        self._limits, self._costs = deque(segment.limits), deque(segment.costs)
         self._ids = iter(range(1, 1 << 62))
         self._choices: dict[int, _ReplayedChoice] = {}  # by id of unfinished requests
         self._by_slot: dict[tuple[int, int], _ReplayedChoice] = {}  # by shard and slot
@@ -123,6 +125,9 @@ class _Replay:
                 self._add(self._arriving.popleft())
             while self._limits and self._limits[0].arrival <= now:
                 self.scheduler.limit_tokens(self._limits.popleft().token_limit)
+            while self._drafting is not None and self._costs and self._costs[0].arrival <= now:
+                told = self._costs.popleft()
+                self._drafting.costs = StepCosts.of(told.decode, told.mixed)
             self._step()
             on_step(self.scheduler)
             now += 1
@@ -150,6 +155,7 @@ class _Replay:
             choice=index,
             num_choices=len(logged.choices),
             takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
+            takes_drafts=logged.takes_drafts,
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,
@@ -157,6 +163,8 @@ class _Replay:
         )
 
     def _step(self) -> None:
+        if self.scheduler.waits_for_commit:
+            self._commit(*self._in_flight.popleft())
         due = self._in_flight.advance(self._dispatch())
         if due is not None:
             self._commit(*due)
@@ -173,30 +181,37 @@ class _Replay:
         return _ReplayedStep(plan, np.concatenate(tokens))
 
     def _tokens(self, index: int, shard: ShardPlan) -> np.ndarray:
-        """[rows] int32: the recorded token of each row that samples; 0 for a row that ended before it.
+        """[places] int32: the recorded token of each place of a row that samples; 0 for a row that ended before it.
 
         NOT_FINITE where the recorded row had none for that.
         """
-        tokens = np.zeros(shard.num_rows, np.int32)
-        positions = (shard.starts + shard.counts).tolist()
+        tokens = np.zeros(shard.num_places, np.int32)
+        ends, drafts, places = shard.starts + shard.counts, shard.num_drafts, shard.first_places
         for row in np.flatnonzero(shard.samples).tolist():
             num_prompt_tokens, choice = self._by_slot[index, int(shard.slots[row])]
-            drawn = positions[row] - num_prompt_tokens
-            if drawn < len(choice.token_ids):
-                tokens[row] = choice.token_ids[drawn]
-            elif choice.stop_reason == NOT_FINITE_REASON:
-                tokens[row] = NOT_FINITE
+            first = int(ends[row] - drafts[row]) - num_prompt_tokens
+            for depth in range(1 + int(drafts[row])):
+                if first + depth < len(choice.token_ids):
+                    tokens[places[row] + depth] = choice.token_ids[first + depth]
+                elif choice.stop_reason == NOT_FINITE_REASON:
+                    tokens[places[row] + depth] = NOT_FINITE
         return tokens
 
     def _commit(self, plan: StepPlan, tokens: np.ndarray) -> None:
-        for request, _ in self.scheduler.commit(plan, tokens):
-            choice = self._choices[request.id].choice
-            num_drawn = len(request.token_ids) - request.num_prompt_tokens
-            is_open = request.finish_reason is None and choice.stop_reason != NOT_FINITE_REASON  # ends by itself
-            if is_open and num_drawn >= len(choice.token_ids):
-                self.scheduler.finish(request, choice.finish_reason, choice.stop_reason)
-            if request.finish_reason is not None:
-                del self._choices[request.id]
+        got: Sequence[tuple[Request, int]] | None = self.scheduler.commit(plan, tokens)
+        while got is not None:
+            for request, _ in got:
+                self._end_as_recorded(request)
+            got = self.scheduler.commit_accepted()
+
+    def _end_as_recorded(self, request: Request) -> None:
+        choice = self._choices[request.id].choice
+        num_drawn = len(request.token_ids) - request.num_prompt_tokens
+        is_open = request.finish_reason is None and choice.stop_reason != NOT_FINITE_REASON  # ends by itself
+        if is_open and num_drawn >= len(choice.token_ids):
+            self.scheduler.finish(request, choice.finish_reason, choice.stop_reason)
+        if request.finish_reason is not None:
+            del self._choices[request.id]
 
 
 def reuse_distances(segments: Sequence[Segment]) -> Counter[int | None]:

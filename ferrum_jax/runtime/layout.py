@@ -159,6 +159,8 @@ class Layout(ModelLayout):
             num_shards=ledger.num_shards,
             num_image_runs=0 if self.images is None else self.images.num_runs,
             max_image_patches=0 if self.images is None else self.images.sizes[-1],
+            speculative_config=config.speculative_config,
+            num_places=self.ladder.row_buckets[-1].num_rows,
         )
 
     def _host_block_bytes(self) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ferrum_jax.metrics import SpeculationCounts
 from ferrum_jax.plan import ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.request import Request
@@ -37,10 +38,12 @@ def committed(
     rows: RunningRows,
     cache: CacheManager,
     awaited: set[int],
+    counts: SpeculationCounts,
 ) -> Iterator[Got]:
     """The requests whose row drew a token; then, as often as it is asked, those whose next draft came true.
 
-    token_ids: [places]. first: of these places among those of all shards. awaited: see `append_tokens`.
+    token_ids: [places]. first: of these places among those of all shards. awaited: see `append_tokens`. counts: of
+    drafts, raised here.
     """
     plan, requests = planned.plan, planned.requests
     current = rows.epochs[plan.slots] == planned.epochs
@@ -50,7 +53,10 @@ def committed(
     yield _unkeyed(cache, got)
     left = np.flatnonzero(plan.num_drafts)
     for depth in itertools.count() if len(left) else ():
-        left = np.array([row for row in left.tolist() if _came_true(planned, rows, cache, row, depth)], np.int32)
+        came_true = [_came_true(planned, rows, cache, row, depth) for row in left.tolist()]
+        for row in left[np.logical_not(came_true)].tolist():
+            counts.count(len(plan.drafts_of(row)), depth)
+        left = left[came_true]
         if not len(left):
             return
         going_on, slots = [requests[row] for row in left.tolist()], plan.slots[left]

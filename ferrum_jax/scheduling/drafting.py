@@ -13,8 +13,11 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ferrum_jax.metrics import SpeculationCounts
 from ferrum_jax.request import Request
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.speculation.drafts import Drafts
+from ferrum_jax.speculation.make_drafts import make_drafts
 
 _LEAST_GAIN = 1.03  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed
@@ -86,6 +89,7 @@ class Drafting:
         self._num_places, self._num_tokens = num_places, num_tokens
         self.costs = costs
         self.allowed: Callable[[Request, Sequence[int]], int] = lambda request, token_ids: len(token_ids)
+        self.counts = SpeculationCounts()
         self._rows: dict[int, _Row] = {}  # by request id
         self._typical = _FIRST_RATE
 
@@ -183,6 +187,20 @@ class Drafting:
         """The request has ended."""
         self._rows.pop(request.id, None)
         self._source.forget(request)
+
+
+def drafting_of(sizes: EngineSizes) -> Drafting | None:
+    """What decides on the drafts of an engine; None where it has none."""
+    asked = sizes.speculative_config
+    if asked is None:
+        return None
+    assert asked.num_speculative_tokens is not None, "each method has a default"
+    return Drafting(
+        make_drafts(asked),
+        most=asked.num_speculative_tokens,
+        num_places=sizes.num_places,
+        num_tokens=sizes.max_num_batched_tokens,
+    )
 
 
 def _ranked(drafts: Iterable[tuple[Sequence[int], Sequence[float]]]) -> Iterator[tuple[float, int]]:

@@ -3,7 +3,7 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line. Prompts stand in it in full, their images as digests and grids.
+that a step may have change; each change has a line, and so has what steps take, where tokens are drafted. Prompts stand in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class LoggedRequest:
     priority: int = 0
     prompt_logprobs: bool = False  # its first choice takes no hits
     takes_hits: bool = True  # of its choices
+    takes_drafts: bool = True
     adapter: str = ""  # its digest
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
@@ -62,12 +63,22 @@ class TokenLimit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ToldCosts:
+    """What steps take from some step on; see `StepCosts`. arrival: steps before it."""
+
+    arrival: int
+    decode: Sequence[Sequence[float]]
+    mixed: Sequence[Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
     """The lines of one engine, in order of arrival."""
 
     sizes: EngineSizes
     requests: list[LoggedRequest]
     limits: list[TokenLimit] = dataclasses.field(default_factory=list)
+    costs: list[ToldCosts] = dataclasses.field(default_factory=list)
 
 
 class RequestLogWriter:
@@ -89,6 +100,9 @@ class RequestLogWriter:
 
     def limit(self, limit: TokenLimit) -> None:
         self._write(dataclasses.asdict(limit))
+
+    def costs(self, costs: ToldCosts) -> None:
+        self._write(dataclasses.asdict(costs))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
@@ -143,6 +157,8 @@ def read_request_log(path: Path) -> list[Segment]:
                 )
             elif isinstance(line, TokenLimit):
                 segments[-1].limits.append(line)
+            elif isinstance(line, ToldCosts):
+                segments[-1].costs.append(line)
             else:
                 segments[-1].requests.append(line)
     if not any(segment.requests for segment in segments):
@@ -152,7 +168,7 @@ def read_request_log(path: Path) -> list[Segment]:
     return segments
 
 
-def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit:
+def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
     line = json.loads(text)
     if _HEADER in line:
         found = line.pop(_HEADER)
@@ -161,6 +177,8 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit:
         return EngineSizes(**line)
     if "token_limit" in line:
         return TokenLimit(**line)
+    if "mixed" in line:
+        return ToldCosts(**line)
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(

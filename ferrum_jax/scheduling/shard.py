@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.plan import ShardPlan
+from ferrum_jax.metrics import SpeculationCounts
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import whole_chunk
 from ferrum_jax.request import Request
@@ -312,7 +312,8 @@ class Shard:
 
     def commit(self, planned: PlannedRows, token_ids: np.ndarray, first: int) -> Iterator[list[tuple[Request, int]]]:
         """Take the sampled tokens [places]; see `committed`, whose places count from `first` on."""
-        return committed(planned, token_ids, first, self.rows, self.cache, self._queue.awaited)
+        counts = SpeculationCounts() if self._drafting is None else self._drafting.counts
+        return committed(planned, token_ids, first, self.rows, self.cache, self._queue.awaited, counts)
 
     def extend(self, request: Request, token_ids: Sequence[int]) -> None:
         """Give one that runs here or waits more known tokens, behind those that it has."""

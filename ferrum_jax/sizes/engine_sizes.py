@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ferrum_jax.ints import pool_blocks
+from ferrum_jax.sizes.speculative import SpeculativeConfig, speculative_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class EngineSizes:
     rows' own; None for a model without recurrent layers. state_bytes: bytes of one recurrent state.
     num_image_runs: runs of image embeddings, shared by all shards; 0 where the engine takes no images.
     max_image_patches: the most patches that a step encodes while rows run.
+    speculative_config, num_places: how tokens are drafted, and how many tokens a step samples then.
     max_num_seqs, max_num_batched_tokens, max_model_len, max_cached_prompts, min_cached_prompt_tokens: see EngineConfig.
 
     Raises ValueError if a step cannot hold one token of every row.
@@ -52,8 +54,11 @@ class EngineSizes:
     num_shards: int = 1
     num_image_runs: int = 0
     max_image_patches: int = 0
+    speculative_config: SpeculativeConfig | None = None
+    num_places: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "speculative_config", speculative_of(self.speculative_config))  # read of a log
         refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
         assert len(self.group_blocks) == len(self.windows), "a cache group has blocks and no window, or none and one"
 

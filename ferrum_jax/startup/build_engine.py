@@ -21,11 +21,10 @@ from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.scheduling.drafting import Drafting
+from ferrum_jax.scheduling.drafting import drafting_of
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
-from ferrum_jax.speculation.make_drafts import make_drafts
 from ferrum_jax.startup.load import Loaded
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -66,11 +65,11 @@ def build_engine(
     engine = make_engine(
         current(),
         runner=runner,
-        scheduler=Scheduler(caches, _drafting(config, layout, sizes)),
+        scheduler=Scheduler(caches, drafting_of(sizes)),
         intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
-        step_times=None if not layout.ladder.num_places else StepTimes(accelerator=layout.target.platform != "cpu"),
+        step_times=StepTimes(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
     )
@@ -91,19 +90,6 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         host=HostTransfers(loaded.copies) if has_tier else None,
         images=layout.images,
         names=tuple(layout.targets),
-    )
-
-
-def _drafting(config: EngineConfig, layout: Layout, sizes: EngineSizes) -> Drafting | None:
-    """What computes drafted tokens; None where the config or the executables have none."""
-    asked = config.speculative_config
-    if asked is None or not layout.ladder.num_places:
-        return None
-    return Drafting(
-        make_drafts(asked),
-        most=asked.num_speculative_tokens,
-        num_places=layout.ladder.num_places,
-        num_tokens=sizes.max_num_batched_tokens,
     )
 
 

@@ -145,9 +145,7 @@ class OpenModel:
         engine = self._calls.engine
         return {
             **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
-            **dataclasses.asdict(engine.constraint_counts()),
-            **dataclasses.asdict(engine.adapter_counts()),
-            **engine.image_counts(),
+            **engine.counts(),
         }
 
     # -- other weights, and sleep --------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""PlanEvents: what plans follow beside requests. Each is an event before a step, decided by process 0 and recorded.
+
+So equal events give equal plans: on the hosts of one engine, and when a request log is replayed.
+"""
+
+from __future__ import annotations
+
+from ferrum_jax.scheduling.drafting import StepCosts
+from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit, ToldCosts
+from ferrum_jax.scheduling.scheduler import Scheduler
+
+
+class PlanEvents:
+    """Those of one engine. arrival: steps before the event."""
+
+    def __init__(self, scheduler: Scheduler, request_log: RequestLogWriter | None) -> None:
+        self._scheduler, self._log = scheduler, request_log
+        self._token_limit: int | None = None
+
+    def limit_tokens(self, limit: int | None, arrival: int) -> None:
+        """Plans follow the largest executable that is there, from the next step on."""
+        if limit == self._token_limit:
+            return
+        self._token_limit = limit
+        self._scheduler.limit_tokens(limit)
+        if self._log is not None:
+            self._log.limit(TokenLimit(arrival=arrival, token_limit=limit))
+
+    def take_costs(self, costs: StepCosts, arrival: int) -> None:
+        """Drafted tokens are computed as pays by these costs, from the next step on."""
+        if self._scheduler.drafting is None:
+            return
+        self._scheduler.drafting.costs = costs
+        if self._log is not None:
+            self._log.costs(ToldCosts(arrival=arrival, decode=costs.decode, mixed=costs.mixed))

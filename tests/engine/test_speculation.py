@@ -1,0 +1,167 @@
+"""Drafted tokens change no byte: greedy and drawn, alone and in batches, with all that a request may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from tests.golden_table import goldens
+from tests.speculation.told import KINDS, drafted_engine, run_drafted
+from tests.support import INVARIANT, SMALL, finish, run, small_llm
+
+PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 6]
+TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=2)
+DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
+QUICK = ("qwen3",)
+SLOW = tuple(name for name in goldens("ladder") + goldens("states") + goldens("windows") if name not in QUICK)
+
+
+def _told(outputs):
+    """All that an output says of its tokens."""
+    return [
+        [(choice.token_ids, choice.logprobs, choice.finish_reason, choice.stop_reason) for choice in output.outputs]
+        for output in outputs
+    ]
+
+
+def _same_with_drafts(llm, prompts, params, kinds=KINDS, **overrides):
+    """Outputs without drafts, which are those with drafts too, and the steps without and with each kind of drafts."""
+    plain = run(llm, prompts, params)
+    steps = {}
+    for kind in kinds:
+        drafted, engine = run_drafted(llm, prompts, params, plain, kind, **overrides)
+        assert _told(drafted) == _told(plain), kind
+        counts = engine.scheduler.drafting.counts
+        assert counts.drafted_tokens >= counts.accepted_tokens and (kind == "wrong" or counts.accepted_tokens)
+        steps[kind] = engine.runner.num_steps
+    return plain, steps
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_in_invariant_mode_every_bit_is_that_without_drafts(family, params):
+    llm = small_llm(family, INVARIANT)
+    _, steps = _same_with_drafts(llm, PROMPTS, params, check_writes=True)
+    assert steps["right"] * 3 < steps["wrong"], "drafts that come true save steps"
+
+
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_elsewhere_tokens_are_those_without_drafts(family):
+    llm = small_llm(family)
+    plain = run(llm, PROMPTS[:2], DRAWN)
+    for kind in KINDS:
+        drafted, _ = run_drafted(llm, PROMPTS[:2], DRAWN, plain, kind, check_writes=True)
+        assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+
+
+ASKED = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "filters": {"top_k": 5, "top_p": 0.8, "min_p": 0.05},
+    "choices": {"n": 3, "seed": None},
+    "stop": {"stop": ["e", "th"], "min_tokens": 4},
+    "stop strings at the end": {"stop": ["the "], "include_stop_str_in_output": True},
+    "end tokens": {"ignore_eos": False, "stop_token_ids": [3, 30, 65, 101], "min_tokens": 3},
+    "bad words": {"bad_words": ["the", "a"], "min_tokens": 6},
+    "allowed": {"allowed_token_ids": list(range(30, 120)), "logprobs": 3},
+    "bias": {"logit_bias": {40: 5.0, 41: 5.0, 42: -100.0}},
+    "prompt": {"prompt_logprobs": 2},
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_what_a_request_asks_for_is_the_same_with_drafts(what):
+    llm = small_llm("demo", INVARIANT)
+    params = dataclasses.replace(DRAWN, **ASKED[what])
+    plain = run(llm, [llm.tokenizer.encode(text) for text in TEXTS], params)
+    prompts = [output.prompt_token_ids for output in plain]
+    for kind in KINDS:
+        drafted, _ = run_drafted(llm, prompts, params, plain, kind)
+        assert _told(drafted) == _told(plain), kind
+        assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"bad_words": ["true"], "logprobs": None}], ids=str)
+@pytest.mark.parametrize(
+    "structure", [{"json": SCHEMA}, {"regex": "(ab|c){1,9}"}, {"choice": ["yes", "yesterday", "no"]}], ids=str
+)
+def test_a_row_with_a_grammar_takes_drafts_that_its_masks_allow(structure, more):
+    llm = small_llm("demo", INVARIANT)
+    asked = StructuredOutputsParams(**structure)
+    params = dataclasses.replace(DRAWN, ignore_eos=False, logprobs=None, structured_outputs=asked)
+    params = dataclasses.replace(params, **more)
+    prompts = [llm.tokenizer.encode(text) for text in TEXTS]
+    plain = run(llm, prompts, params)
+    for kind in KINDS:
+        drafted, _ = run_drafted(llm, prompts, params, plain, kind)
+        assert _told(drafted) == _told(plain), kind
+
+
+def test_rows_that_are_preempted_go_on_with_drafts():
+    llm = small_llm("qwen3", INVARIANT)
+    plain = run(llm, PROMPTS, DRAWN)
+    for kind in KINDS:
+        drafted, engine = run_drafted(llm, PROMPTS, DRAWN, plain, kind, num_blocks=8)
+        assert _told(drafted) == _told(plain) and engine.scheduler.metrics().preemptions, kind
+
+
+def test_a_request_that_wants_no_drafts_has_none():
+    llm = small_llm("qwen3", INVARIANT)
+    plain = run(llm, PROMPTS, GREEDY)
+    _, engine = run_drafted(llm, PROMPTS, dataclasses.replace(GREEDY, speculative=False), plain, "right")
+    assert engine.scheduler.drafting.counts.drafted_tokens == 0
+
+
+def test_what_is_kept_of_drafted_rows_is_hit_by_later_ones():
+    llm = small_llm("qwen3", INVARIANT)
+    plain = run(llm, PROMPTS, GREEDY)
+    engine = drafted_engine(llm, plain, "mixed", check_writes=True)
+    for prompt in PROMPTS:
+        engine.add(prompt, GREEDY)
+    finish(engine)
+    longer = [[*prompt, *output.token_ids] for prompt, output in zip(PROMPTS, plain, strict=True)]
+    for prompt in longer:
+        engine.add(prompt, dataclasses.replace(GREEDY, max_tokens=4, speculative=False))
+    found = finish(engine)
+    assert all(output.num_cached_tokens >= 32 for output in list(found.values()) if len(output.prompt_token_ids) > 50)
+    again = run(llm, longer, dataclasses.replace(GREEDY, max_tokens=4))
+    assert _told(found.values()) == _told(again)
+
+
+def test_a_streamed_request_gives_all_tokens_of_a_step_at_once():
+    from ferrum_jax.asked.options import RequestOptions
+
+    llm = small_llm("qwen3", INVARIANT)
+    plain = run(llm, PROMPTS[:1], GREEDY)
+    engine = drafted_engine(llm, plain, "right")
+    engine.add(PROMPTS[0], GREEDY, RequestOptions(streams=True))
+    deltas = []
+    while engine.has_unfinished:
+        deltas += engine.step()
+    counts = [len(delta.token_ids) for delta in deltas]
+    assert sum(counts) == 40 and max(counts) == 9, "the drafts and the token behind them"
+    assert sum((list(delta.token_ids) for delta in deltas), []) == list(plain[0].token_ids)
+
+
+def test_an_engine_that_never_heard_of_costs_drafts_nothing():
+    llm = small_llm("qwen3", SMALL)
+    plain = run(llm, PROMPTS, GREEDY)
+    engine = drafted_engine(llm, plain, "right")
+    engine.scheduler.drafting.costs = None
+    for prompt in PROMPTS:
+        engine.add(prompt, GREEDY)
+    finish(engine)
+    assert engine.scheduler.drafting.counts.drafted_tokens == 0

@@ -1,0 +1,75 @@
+"""Drafts of which a test knows whether they come true, in engines of golden models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.request import Request
+from ferrum_jax.scheduling.drafting import Drafting, StepCosts
+from ferrum_jax.speculation.drafts import Draft
+from ferrum_jax.startup.build_engine import build_engine
+from tests.support import finish
+
+KINDS = ("right", "wrong", "mixed")
+_ANY = {"method": "ngram", "num_speculative_tokens": 8}
+
+
+class ToldDrafts:
+    """The tokens of known outputs. kind: "wrong" has none of them, "mixed" has every fourth wrong."""
+
+    def __init__(self, outputs, kind: str, vocab_size: int) -> None:
+        """outputs: of requests whose text the drafts are of."""
+        self._known = {
+            (tuple(output.prompt_token_ids), choice.index): list(choice.token_ids)
+            for output in outputs
+            for choice in output.outputs
+        }
+        self._kind, self._vocab_size = kind, vocab_size
+        self.bytes = 0
+
+    def propose(self, request: Request, most: int) -> Draft:
+        prompt = tuple(request.token_ids[: request.num_prompt_tokens])
+        known, start = self._known[prompt, request.choice], len(request.token_ids) - len(prompt)
+        found = [self._told(token, start + i) for i, token in enumerate(known[start : start + most])]
+        return Draft(token_ids=found, confidences=[1.0] * len(found))
+
+    def _told(self, token: int, place: int) -> int:
+        is_wrong = self._kind == "wrong" or (self._kind == "mixed" and place % 4 == 3)
+        return (token + is_wrong) % self._vocab_size
+
+    def forget(self, request: Request) -> None: ...
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
+
+
+def drafted_engine(llm, outputs, kind: str, **overrides):
+    """A fresh engine that computes drafts of known outputs wherever there is room."""
+    config = dataclasses.replace(llm.config, speculative_config=_ANY, **overrides)
+    engine = build_engine(llm.loaded, config, llm.tokenizer)
+    sizes = [(bucket.num_tokens, 1.0) for bucket in llm.loaded.layout.ladder.buckets if not bucket.decode_only]
+    own = engine.scheduler.drafting
+    told = Drafting(
+        ToldDrafts(outputs, kind, llm.spec.vocab_size),
+        most=own._most,
+        num_places=own._num_places,
+        num_tokens=own._num_tokens,
+        costs=StepCosts(decode=(), mixed=tuple(sizes)),
+    )
+    told.allowed, told._typical = own.allowed, 0.9
+    engine.scheduler.drafting = told
+    for shard in engine.scheduler._shards:
+        shard._drafting = told
+    engine._tell_costs = lambda: None  # a test's machine has other costs each time
+    return engine
+
+
+def run_drafted(llm, prompts, params, outputs, kind: str, **overrides):
+    """Outputs of `drafted_engine`, in the order of the prompts, and its engine."""
+    engine = drafted_engine(llm, outputs, kind, **overrides)
+    params = params if isinstance(params, list) else [params] * len(prompts)
+    named = [RequestOptions(key=str(i)) for i in range(len(prompts))]
+    ids = [engine.add(*request) for request in zip(prompts, params, named, strict=True)]
+    found = finish(engine)
+    return [found[i] for i in ids], engine
