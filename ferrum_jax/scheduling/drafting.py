@@ -160,7 +160,10 @@ class Drafting:
 
     def _draft(self, row: OpenRow, num_unknown: int) -> tuple[Sequence[int], list[float]]:
         """The drafted tokens of a row and the chance of each to come true; the unknown ones before them are no part."""
-        request, book = row.request, self._learnt(row.request)
+        request = row.request
+        if not request.takes_drafts:
+            return (), []
+        book = self._learnt(request)
         most = row.most and row.most + num_unknown
         draft = self._source.propose(request, most if most > 0 else 1)  # to learn, where none is computed
         book.length, book.expected = len(request.token_ids), draft.token_ids

@@ -76,7 +76,7 @@ ASKED = {
 
 @pytest.mark.parametrize("what", ASKED)
 def test_what_a_request_asks_for_is_the_same_with_drafts(what):
-    llm = small_llm("demo", INVARIANT)
+    llm = small_llm("qwen3", INVARIANT)
     params = dataclasses.replace(DRAWN, **ASKED[what])
     plain = run(llm, [llm.tokenizer.encode(text) for text in TEXTS], params)
     prompts = [output.prompt_token_ids for output in plain]
@@ -99,7 +99,7 @@ SCHEMA = {
     "structure", [{"json": SCHEMA}, {"regex": "(ab|c){1,9}"}, {"choice": ["yes", "yesterday", "no"]}], ids=str
 )
 def test_a_row_with_a_grammar_takes_drafts_that_its_masks_allow(structure, more):
-    llm = small_llm("demo", INVARIANT)
+    llm = small_llm("qwen3", INVARIANT)
     asked = StructuredOutputsParams(**structure)
     params = dataclasses.replace(DRAWN, ignore_eos=False, logprobs=None, structured_outputs=asked)
     params = dataclasses.replace(params, **more)

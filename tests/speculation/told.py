@@ -31,7 +31,7 @@ class ToldDrafts:
 
     def propose(self, request: Request, most: int) -> Draft:
         prompt = tuple(request.token_ids[: request.num_prompt_tokens])
-        known, start = self._known[prompt, request.choice], len(request.token_ids) - len(prompt)
+        known, start = self._known.get((prompt, request.choice), []), len(request.token_ids) - len(prompt)
         found = [self._told(token, start + i) for i, token in enumerate(known[start : start + most])]
         return Draft(token_ids=found, confidences=[1.0] * len(found))
 
