@@ -21,8 +21,8 @@ class OwnGrams:
         self.num_taken = 0
         self._book = GramBook(lengths, power_above(len(tokens) * 5 // 4))
 
-    def take_in(self) -> list[int]:
-        """Adds the tokens that came since the last call; returns the hashes of the last grams, if it was one token."""
+    def take_in(self) -> list[list[int]]:
+        """Adds the tokens that came since the last call; returns the hashes behind each, none where they are many."""
         tokens, count = self.tokens, len(self.tokens)
         if count >= self._book.capacity:  # all over again in twice the room
             self._book = GramBook(self._book.lengths, power_above(count))
@@ -32,11 +32,10 @@ class OwnGrams:
         if count - start >= BULK:
             add_text(self._book, tokens, start, np.arange(start, count + 1))
             return []
-        hashes: list[int] = []
-        for end in range(start, count + 1):
-            hashes = gram_hashes(tokens, end, self._book.lengths)
-            self._book.add(end, self._book.buckets(hashes))
-        return hashes if start == count else []
+        hashes = [gram_hashes(tokens, end, self._book.lengths) for end in range(start, count + 1)]
+        for end, values in enumerate(hashes, start):
+            self._book.add(end, self._book.buckets(values))
+        return hashes
 
     def newest(self) -> list[int]:
         """For each gram length, the newest earlier position in the bucket of the last gram; 0 where there is none."""

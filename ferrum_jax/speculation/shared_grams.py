@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ferrum_jax.speculation.gram_book import WALK, GramBook, add_text, gram_hashes, power_above
+from ferrum_jax.speculation.gram_book import WALK, GramBook, add_text, gram_hashes, power_above, zeros
 from ferrum_jax.speculation.suffix_matches import Match
 
 
@@ -36,8 +36,8 @@ class SharedGrams:
         self._max_texts, self._max_tokens = max_texts, max_tokens
         self._book = GramBook(lengths, power_above(max_tokens - 1))
         self._lengths = self._book.lengths
-        self._text_of = memoryview(np.zeros(self._book.capacity, np.int32))  # by place
-        self._position_of = memoryview(np.zeros(self._book.capacity, np.int32))
+        self._text_of = zeros(self._book.capacity)  # by place
+        self._position_of = zeros(self._book.capacity)
         self._next = 1  # the place that is given out next
         self._texts: dict[int, SharedText] = {}  # by id
         self._finished: dict[int, int] = {}  # id to number of tokens, the oldest first
@@ -53,21 +53,23 @@ class SharedGrams:
         self._texts[text.id] = text
         return text
 
-    def take_in(self, text: SharedText, hashes: list[int]) -> None:
-        """Adds the positions of a text at which generated tokens stand; hashes: of the last grams, if they are known.
+    def take_in(self, text: SharedText, hashes: list[list[int]]) -> None:
+        """Adds the positions of a text at which generated tokens stand; hashes: behind each of its new tokens, or none.
 
         The end of the text is no such position yet, so every place has a token to go on with.
         """
-        count = len(text.tokens)
-        start, last_buckets = max(text.num_taken, text.num_prompt_tokens, 1), text.last_buckets
-        is_known = start == text.num_taken == count - 1
-        text.num_taken = count
-        hashes = hashes or gram_hashes(text.tokens, count, self._lengths)
-        text.last_buckets = self._book.buckets(hashes, text.seed)
-        if is_known:
-            self._add(text, start, last_buckets)
+        count, num_taken = len(text.tokens), text.num_taken
+        start = max(num_taken, text.num_prompt_tokens, 1)
+        if len(hashes) == count - num_taken:
+            buckets = [text.last_buckets, *(self._book.buckets(values, text.seed) for values in hashes)]
+            for position in range(start, count):
+                self._add(text, position, buckets[position - num_taken])
+            text.last_buckets = buckets[-1]
         else:
             self._add_all(text, start, count)
+            last = gram_hashes(text.tokens, count, self._lengths)
+            text.last_buckets = self._book.buckets(last, text.seed)
+        text.num_taken = count
 
     def finish(self, text: SharedText) -> None:
         """Shares the prompt of a text too, and keeps the text until it is one of the oldest."""

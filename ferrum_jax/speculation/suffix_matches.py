@@ -57,7 +57,8 @@ def follow(matches: Sequence[Match], tokens: array[int], limit: int, min_prob: f
                 token_ids += furthest[step:]
                 return token_ids, shares + [1.0] * (len(furthest) - step)
         followed = [run[step] for run in runs if len(run) > step]
-        best, share = _most(followed)
+        best = max(followed, key=followed.count)  # the first of equals, which is the newest
+        share = followed.count(best) / len(followed)
         prob *= share
         if prob < min_prob:
             break
@@ -66,12 +67,3 @@ def follow(matches: Sequence[Match], tokens: array[int], limit: int, min_prob: f
         if share < 1:
             runs = [run for run in runs if len(run) > step and run[step] == best]
     return token_ids, shares
-
-
-def _most(tokens: list[int]) -> tuple[int, float]:
-    """The token that most are, the first of equals, and its share."""
-    counts: dict[int, int] = {}
-    for token in tokens:
-        counts[token] = counts.get(token, 0) + 1
-    best = max(counts, key=counts.__getitem__)
-    return best, counts[best] / len(tokens)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from ferrum_jax.speculation import own_grams, shared_grams
+from ferrum_jax.speculation import gram_book, own_grams, shared_grams
 from ferrum_jax.speculation.drafts import NO_DRAFT
 from ferrum_jax.speculation.suffix import SuffixDrafts
 from tests.speculation.naive import NaiveSuffix, request_of
@@ -65,7 +65,7 @@ def test_drafts_are_those_of_a_search_through_all_texts(case, seed, whole_walks)
             running.append(request_of(id, prompt, salt=salt))
         for request in running:
             if rng.random() < 0.8:
-                request.token_ids.extend(text(rng.choice([0, 1, 1, 1, 3, 60 if id % 20 == 0 else 1])))
+                request.token_ids.extend(text(rng.choice([0, 1, 1, 1, 3, 90 if id % 20 == 0 else 1])))
                 most = rng.choice([1, 8, 30])
                 draft = drafts.propose(request, most)
                 expected, shares = naive.propose(request, most)
@@ -198,6 +198,22 @@ def test_a_text_longer_than_the_room_drives_no_other_out():
     drafts.learn([9] * 65, 65, b"")
     assert drafts.propose(request_of(1, [2, 3]), 4).token_ids == [4]
     assert drafts.propose(request_of(2, [9]), 4) == NO_DRAFT
+
+
+def test_a_lookup_gives_up_on_a_crowded_bucket(request):
+    """Places of texts that are gone stand before the one that would be found."""
+
+    def drafted() -> bool:
+        drafts = _drafts(texts=0)
+        other = request_of(1, [8, 1, 2, 3], num_prompt=1)
+        drafts.propose(other, 4)
+        for _ in range(gram_book.WALK):
+            drafts.learn([8, 1, 2, 7], 1, b"")
+        return drafts.propose(request_of(2, [1, 2]), 4) != NO_DRAFT
+
+    assert not drafted()
+    request.getfixturevalue("whole_walks")
+    assert drafted()
 
 
 @pytest.mark.parametrize(
