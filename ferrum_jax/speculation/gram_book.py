@@ -36,7 +36,7 @@ class GramBook:
     def buckets(self, hashes: Sequence[int], seed: int = 0) -> list[int]:
         """The bucket of each hash."""
         shift = self._shift
-        return [((value ^ seed) * _SPREAD & _WORD) >> shift for value in hashes]
+        return [(value ^ seed) >> shift for value in hashes]
 
     def add(self, place: int, buckets: Sequence[int]) -> None:
         """Adds the newest place, with the buckets of its grams, shortest first; long ones may be missing."""
@@ -48,7 +48,7 @@ class GramBook:
         """Adds places, oldest first, at one gram length: `add` for each, done at once."""
         if not len(places):
             return
-        buckets = ((hashes ^ np.uint64(seed)) * np.uint64(_SPREAD)) >> np.uint64(self._shift)
+        buckets = (hashes ^ np.uint64(seed)) >> np.uint64(self._shift)
         order = np.argsort(buckets, kind="stable")
         buckets, places = buckets[order], places[order]
         heads, before = np.asarray(self._heads[level]), np.asarray(self.before[level])
@@ -73,7 +73,7 @@ def gram_hashes(tokens: array[int], end: int, lengths: Sequence[int]) -> list[in
     for token in tokens[start:end][::-1]:
         value = value * factor + token + 1 & word
         found.append(value)
-    return [found[length] for length in lengths if length <= end]
+    return [found[length] * _SPREAD & word for length in lengths if length <= end]
 
 
 def all_gram_hashes(tokens: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -87,7 +87,7 @@ def all_gram_hashes(tokens: np.ndarray, lengths: Sequence[int]) -> list[np.ndarr
         else:
             value = value[:0]
         if back + 1 in lengths:
-            found.append(value)
+            found.append(value * np.uint64(_SPREAD))
     return found
 
 
