@@ -251,11 +251,11 @@ class Engine:
         """Says what steps were found to take, if that is news."""
         costs = self._step_times and self._step_times.news(self.runner.ladder)
         if costs is not None:
-            self.take_costs(costs.decode, costs.mixed)
+            self.take_costs([(of_rows.num_rows, of_rows.bare, of_rows.sizes) for of_rows in costs])
 
-    def take_costs(self, decode: Sequence[Sequence[float]], mixed: Sequence[Sequence[float]]) -> None:
-        """Has plans from the next step on compute drafted tokens as pays by these; see `StepCosts`."""
-        self._events.take_costs(StepCosts.of(decode, mixed), self._num_calls)
+    def take_costs(self, costs: Sequence[tuple[int, float, Sequence[Sequence[float]]]]) -> None:
+        """Has plans from the next step on compute drafted tokens as pays by these: the fields of `StepCosts`."""
+        self._events.take_costs([StepCosts.of(*of_rows) for of_rows in costs], self._num_calls)
 
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
         """Takes a text that ended elsewhere, such as one of a job's journal, as one from which drafts may come."""

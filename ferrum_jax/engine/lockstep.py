@@ -95,9 +95,9 @@ class LeadingEngine(LockstepEngine):
         self._calls.append(encode(Call("queue_ready", (submission_id,))))
         super().queue_ready(submission_id)
 
-    def take_costs(self, decode: Sequence[Sequence[float]], mixed: Sequence[Sequence[float]]) -> None:
-        self._calls.append(encode(Call("take_costs", (decode, mixed))))
-        super().take_costs(decode, mixed)
+    def take_costs(self, costs: Sequence[tuple[int, float, Sequence[Sequence[float]]]]) -> None:
+        self._calls.append(encode(Call("take_costs", (costs,))))
+        super().take_costs(costs)
 
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
         self._calls.append(encode(Call("learn", (token_ids, num_prompt_tokens, cache_salt))))

@@ -5,6 +5,8 @@ So equal events give equal plans: on the hosts of one engine, and when a request
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ferrum_jax.scheduling.drafting import StepCosts
 from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit, ToldCosts
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -26,10 +28,10 @@ class PlanEvents:
         if self._log is not None:
             self._log.limit(TokenLimit(arrival=arrival, token_limit=limit))
 
-    def take_costs(self, costs: StepCosts, arrival: int) -> None:
+    def take_costs(self, costs: Sequence[StepCosts], arrival: int) -> None:
         """Drafted tokens are computed as pays by these costs, from the next step on."""
         if self._scheduler.drafting is None:
             return
         self._scheduler.drafting.costs = costs
         if self._log is not None:
-            self._log.costs(ToldCosts(arrival=arrival, decode=costs.decode, mixed=costs.mixed))
+            self._log.costs(ToldCosts(arrival=arrival, costs=[(c.num_rows, c.bare, c.sizes) for c in costs]))

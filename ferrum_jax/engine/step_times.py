@@ -10,6 +10,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.runner import InFlight
@@ -21,65 +23,85 @@ _NEWS = 0.1  # of a time, before it is told again
 _TOKENS_ON_CPU, _TOKENS_ON_ACCELERATORS = 16, 256  # whose arithmetic takes as long as reading the weights
 
 
+class _Size(NamedTuple):
+    """Rows of a step, rounded up to a power of two, and tokens of its bucket. has_drafts: else a row computes one."""
+
+    num_rows: int
+    num_tokens: int
+    has_drafts: bool
+
+
 class StepTimes:
     """The steps of one engine."""
 
     def __init__(self, *, accelerator: bool) -> None:
         self._tokens_as_weights = _TOKENS_ON_ACCELERATORS if accelerator else _TOKENS_ON_CPU
-        self._seconds: dict[Bucket, deque[float]] = {}
-        self._last: dict[Bucket, int] = {}  # the step that was the last in it
+        self._seconds: dict[_Size, deque[float]] = {}
+        self._last: dict[_Size, int] = {}  # the step that was the last of it
         self._warm: set[Bucket] = set()  # the first step in a bucket loads its executable
         self._ended_s = 0.0
-        self._num_steps = 0
-        self._told = StepCosts(decode=(), mixed=())
-        self._looked_at = -_TOLD_EVERY
+        self._num_steps = self._looked_at = 0
+        self._told: tuple[StepCosts, ...] = ()
 
     def ended(self, step: InFlight, begun_s: float) -> None:
         """A step has just been committed. begun_s: of time.perf_counter(), when its planning began."""
-        now_s = time.perf_counter()
+        now_s, shards = time.perf_counter(), step.plan.shards
         seconds, self._ended_s = now_s - max(begun_s, self._ended_s), now_s
         self._num_steps += 1
-        bucket = step.bucket
-        if any((shard.counts - shard.num_drafts > 1).any() for shard in step.plan.shards):
+        if any((shard.counts - shard.num_drafts > 1).any() for shard in shards):
             return
-        if bucket in self._warm:
-            self._seconds.setdefault(bucket, deque(maxlen=_KEPT)).append(seconds)
-        self._warm.add(bucket)
-        self._last[bucket] = self._num_steps
+        rows = max(shard.num_rows for shard in shards)
+        size = _Size(1 << (rows - 1).bit_length(), step.bucket.num_tokens, step.plan.has_drafts)
+        if step.bucket in self._warm:
+            self._seconds.setdefault(size, deque(maxlen=_KEPT)).append(seconds)
+        self._warm.add(step.bucket)
+        self._last[size] = self._num_steps
 
-    def news(self, ladder: Ladder) -> StepCosts | None:
-        """What steps of each size that is there take, where that is not what was told before; else None."""
-        if self._num_steps - self._looked_at < _TOLD_EVERY:
+    def news(self, ladder: Ladder) -> tuple[StepCosts, ...] | None:
+        """What steps of each size that is there take, by their rows, where that is not what was told before."""
+        if self._told and self._num_steps - self._looked_at < _TOLD_EVERY:
             return None
         self._looked_at = self._num_steps
-        for bucket in [b for b, last in self._last.items() if self._num_steps - last > _FORGOTTEN_AFTER]:
-            self._seconds.pop(bucket, None)  # it may have been a bad moment
-            del self._last[bucket]
-        there = [bucket for bucket in ladder.for_steps(adapted=False, imaged=False) if bucket not in ladder.missing]
-        made: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
-        for bucket in there:
-            made[bucket.decode_only].append((bucket.num_tokens, self._seconds_of(bucket)))
-        costs = StepCosts(decode=tuple(made[True]), mixed=tuple(made[False]))
+        for size in [size for size, last in self._last.items() if self._num_steps - last > _FORGOTTEN_AFTER]:
+            self._seconds.pop(size, None)  # it may have been a bad moment
+            del self._last[size]
+        buckets = [b for b in ladder.for_steps(adapted=False, imaged=False) if b not in ladder.missing]
+        sizes = [bucket.num_tokens for bucket in buckets if not bucket.decode_only]
+        costs = tuple(self._costs(rows, buckets, sizes) for rows in sorted({size.num_rows for size in self._seconds}))
+        if not costs:
+            rows = buckets[-1].num_rows
+            costs = (self._costs(rows, buckets, sizes),)
         if not _differ(costs, self._told):
             return None
         self._told = costs
         return costs
 
-    def _seconds_of(self, bucket: Bucket) -> float:
-        known = {b: statistics.median(seconds) for b, seconds in self._seconds.items()}
-        if bucket in known or not known:
-            return known.get(bucket, self._weight(bucket))
-        nearest = min(known, key=lambda other: (abs(other.num_tokens - bucket.num_tokens), other))
-        return known[nearest] * self._weight(bucket) / self._weight(nearest)
+    def _costs(self, num_rows: int, buckets: Sequence[Bucket], sizes: Sequence[int]) -> StepCosts:
+        bare = next(bucket.num_tokens for bucket in buckets if bucket.num_rows >= num_rows or bucket is buckets[-1])
+        known = {size: statistics.median(seconds) for size, seconds in self._seconds.items()}
 
-    def _weight(self, bucket: Bucket) -> float:
-        return 1 + bucket.num_tokens / self._tokens_as_weights
+        def seconds(size: _Size) -> float:
+            if size in known or not known:
+                return known.get(size, self._weight(size))
+            nearest = min(known, key=lambda other: (other.num_rows != num_rows, abs(other.num_tokens - size.num_tokens)))
+            return known[nearest] * self._weight(size) / self._weight(nearest)
+
+        drafted = tuple((tokens, seconds(_Size(num_rows, tokens, True))) for tokens in sizes if tokens >= num_rows)
+        return StepCosts(num_rows=num_rows, bare=seconds(_Size(num_rows, bare, False)), sizes=drafted)
+
+    def _weight(self, size: _Size) -> float:
+        return 1 + size.num_tokens / self._tokens_as_weights
 
 
-def _differ(costs: StepCosts, told: StepCosts) -> bool:
+def _differ(costs: Sequence[StepCosts], told: Sequence[StepCosts]) -> bool:
     """Whether sizes came, or a time changed by enough to matter."""
-    pairs = [(costs.decode, told.decode), (costs.mixed, told.mixed)]
-    if any([size for size, _ in new] != [size for size, _ in old] for new, old in pairs):
+    if [(c.num_rows, [tokens for tokens, _ in c.sizes]) for c in costs] != [
+        (c.num_rows, [tokens for tokens, _ in c.sizes]) for c in told
+    ]:
         return True
-    times = [(a, b) for new, old in pairs for (_, a), (_, b) in zip(new, old, strict=True)]
+    times = [
+        pair
+        for a, b in zip(costs, told, strict=True)
+        for pair in [(a.bare, b.bare), *((x, y) for (_, x), (_, y) in zip(a.sizes, b.sizes, strict=True))]
+    ]
     return any(abs(a - b) > _NEWS * b for a, b in times)

@@ -126,8 +126,7 @@ class _Replay:
             while self._limits and self._limits[0].arrival <= now:
                 self.scheduler.limit_tokens(self._limits.popleft().token_limit)
             while self._drafting is not None and self._costs and self._costs[0].arrival <= now:
-                told = self._costs.popleft()
-                self._drafting.costs = StepCosts.of(told.decode, told.mixed)
+                self._drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
             self._step()
             on_step(self.scheduler)
             now += 1

@@ -32,7 +32,7 @@ from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this
 _NOT_READ = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, AssertionError)
-CALLS = ("add", "abort", "queue_ready", "step", "drain", "reset_prefix_cache")
+CALLS = ("add", "abort", "queue_ready", "take_costs", "learn", "step", "drain", "reset_prefix_cache")
 
 
 class Digest(NamedTuple):

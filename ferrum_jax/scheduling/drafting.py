@@ -21,33 +21,29 @@ from ferrum_jax.speculation.make_drafts import make_drafts
 
 _LEAST_GAIN = 1.03  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed
+_POOR, _SELDOM = 0.1, 4  # rows whose drafts come true so seldom are asked about at every fourth token
 _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and how fast that is learnt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """What steps take, in any unit: (tokens, seconds) of each size of step that is there, ascending.
+    """What steps of so many rows take, in any unit. sizes: (tokens, seconds) of steps that are there, ascending.
 
-    decode: of steps whose rows compute a token each. mixed: of all others.
+    bare: of a step in which each row computes one token.
     """
 
-    decode: tuple[tuple[int, float], ...]
-    mixed: tuple[tuple[int, float], ...]
+    num_rows: int
+    bare: float
+    sizes: tuple[tuple[int, float], ...]
 
     @classmethod
-    def of(cls, decode: Iterable[Sequence[float]], mixed: Iterable[Sequence[float]]) -> StepCosts:
+    def of(cls, num_rows: int, bare: float, sizes: Iterable[Sequence[float]]) -> StepCosts:
         """The same of lists, as they are read from elsewhere."""
-        found = ([(int(tokens), float(seconds)) for tokens, seconds in sizes] for sizes in (decode, mixed))
-        return cls(**dict(zip(("decode", "mixed"), map(tuple, found), strict=True)))
+        return cls(num_rows=num_rows, bare=bare, sizes=tuple((int(tokens), float(s)) for tokens, s in sizes))
 
-    def of_decode(self, num_tokens: int) -> float:
-        """Seconds of a step of decodes, which a mixed one computes too."""
-        sizes = [size for size in (*self.decode, *self.mixed) if size[0] >= num_tokens]
-        return min(sizes)[1]
-
-    def of_mixed(self, num_tokens: int) -> tuple[int, float]:
+    def smallest(self, num_tokens: int) -> tuple[int, float]:
         """Tokens and seconds of the smallest step that holds so many."""
-        return next(size for size in self.mixed if size[0] >= num_tokens)
+        return next(size for size in self.sizes if size[0] >= num_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +77,10 @@ class Drafting:
     """The drafts of one engine's rows, in all data shards."""
 
     def __init__(
-        self, source: Drafts, *, most: int, num_places: int, num_tokens: int, costs: StepCosts | None = None
+        self, source: Drafts, *, most: int, num_places: int, num_tokens: int, costs: Sequence[StepCosts] = ()
     ) -> None:
-        """most: drafted tokens of a row. num_places, num_tokens: of a step of one shard. costs: None until they are told,
-        and no row has drafts before."""
+        """most: drafted tokens of a row. num_places, num_tokens: of a step of one shard. costs: by rows, ascending; no
+        row has drafts before they are told."""
         self._source, self._most = source, most
         self._num_places, self._num_tokens = num_places, num_tokens
         self.costs = costs
@@ -116,11 +112,11 @@ class Drafting:
         return self._choose(shards, num_unknown=0) or [{} for _ in shards]
 
     def _choose(self, shards: Sequence[OpenShard], num_unknown: int) -> list[dict[int, Sequence[int]]] | None:
-        if self.costs is None or not self.costs.mixed:
+        if not self.costs or not any(row.most for shard in shards for row in shard.rows):
             return None
         drafts = [{row.request.id: self._draft(row, num_unknown) for row in shard.rows} for shard in shards]
         ranked = [list(_ranked(of_shard.values())) for of_shard in drafts]
-        size = self._best_size(self.costs, shards, ranked)
+        size = self._best_size(shards, ranked)
         if size is None:
             return None
         found: list[dict[int, Sequence[int]]] = []
@@ -131,19 +127,18 @@ class Drafting:
             found.append({id: of_shard[id][0][:count] for id, count in zip(ids, counts, strict=True) if count})
         return found
 
-    def _best_size(
-        self, costs: StepCosts, shards: Sequence[OpenShard], ranked: Sequence[Sequence[tuple[float, int]]]
-    ) -> int | None:
+    def _best_size(self, shards: Sequence[OpenShard], ranked: Sequence[Sequence[tuple[float, int]]]) -> int | None:
         """Tokens of the step that gives most tokens a second; None where that is the one without drafts."""
         if not any(ranked):
             return None
         sums = [list(itertools.accumulate((chance for chance, _ in of_shard), initial=0.0)) for of_shard in ranked]
         least, num_rows = max(shard.num_tokens for shard in shards), sum(len(shard.rows) for shard in shards)
+        costs = self._costs_of(max(shard.num_places for shard in shards))
         has_prompts = any(shard.has_prompts for shard in shards)
-        is_mixed = any(shard.num_tokens > shard.num_places for shard in shards)
-        most, seconds = costs.of_mixed(least) if is_mixed or has_prompts else (0, costs.of_decode(least))
+        is_bare = not has_prompts and all(shard.num_tokens == shard.num_places for shard in shards)
+        most, seconds = (0, costs.bare) if is_bare else costs.smallest(least)
         best, best_size = num_rows / seconds * _LEAST_GAIN, None
-        for size, seconds in costs.mixed:
+        for size, seconds in costs.sizes:
             if size < least or (has_prompts and size > most):  # beside prompts only what is padding else
                 continue
             gain = sum(sum_[min(len(sum_) - 1, self._room(shard, size))] for shard, sum_ in zip(shards, sums, strict=True))
@@ -153,6 +148,10 @@ class Drafting:
                 break
         return best_size
 
+    def _costs_of(self, num_rows: int) -> StepCosts:
+        """Those of the fewest rows that are no fewer; of the most where there are none."""
+        return next((costs for costs in self.costs if costs.num_rows >= num_rows), self.costs[-1])
+
     def _room(self, shard: OpenShard, size: int) -> int:
         """Drafted tokens that a step of so many tokens has room for."""
         tokens = min(size, self._num_tokens) - shard.num_tokens
@@ -161,9 +160,9 @@ class Drafting:
     def _draft(self, row: OpenRow, num_unknown: int) -> tuple[Sequence[int], list[float]]:
         """The drafted tokens of a row and the chance of each to come true; the unknown ones before them are no part."""
         request = row.request
-        if not request.takes_drafts:
-            return (), []
         book = self._learnt(request)
+        if not request.takes_drafts or (book.rate < _POOR and len(request.token_ids) % _SELDOM):
+            return (), []
         most = row.most and row.most + num_unknown
         draft = self._source.propose(request, most if most > 0 else 1)  # to learn, where none is computed
         book.length, book.expected = len(request.token_ids), draft.token_ids

@@ -64,11 +64,10 @@ class TokenLimit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToldCosts:
-    """What steps take from some step on; see `StepCosts`. arrival: steps before it."""
+    """What steps take from some step on: the fields of `StepCosts`, by rows. arrival: steps before it."""
 
     arrival: int
-    decode: Sequence[Sequence[float]]
-    mixed: Sequence[Sequence[float]]
+    costs: Sequence[tuple[int, float, Sequence[Sequence[float]]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +176,7 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
         return EngineSizes(**line)
     if "token_limit" in line:
         return TokenLimit(**line)
-    if "mixed" in line:
+    if "costs" in line:
         return ToldCosts(**line)
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):

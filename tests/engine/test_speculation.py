@@ -160,7 +160,7 @@ def test_an_engine_that_never_heard_of_costs_drafts_nothing():
     llm = small_llm("qwen3", SMALL)
     plain = run(llm, PROMPTS, GREEDY)
     engine = drafted_engine(llm, plain, "right")
-    engine.scheduler.drafting.costs = None
+    engine.scheduler.drafting.costs = ()
     for prompt in PROMPTS:
         engine.add(prompt, GREEDY)
     finish(engine)

@@ -189,7 +189,8 @@ class KnownDrafts:
 
 def drafting_of(source: Drafts, *, num_tokens: int, num_places: int, most: int = 6) -> Drafting:
     """Drafting for which each token that comes true pays."""
-    costs = StepCosts(decode=(), mixed=tuple((size, 1.0) for size in sorted({max(1, num_tokens // 2), num_tokens})))
+    sizes = tuple((size, 1.0) for size in sorted({max(1, num_tokens // 2), num_tokens}))
+    costs = [StepCosts(num_rows=1, bare=1.0, sizes=sizes)]
     return Drafting(source, most=most, num_places=num_places, num_tokens=num_tokens, costs=costs)
 
 

@@ -55,7 +55,7 @@ def drafted_engine(llm, outputs, kind: str, **overrides):
         most=own._most,
         num_places=own._num_places,
         num_tokens=own._num_tokens,
-        costs=StepCosts(decode=(), mixed=tuple(sizes)),
+        costs=[StepCosts(num_rows=1, bare=1.0, sizes=tuple(sizes))],
     )
     told.allowed, told._typical = own.allowed, 0.9
     engine.scheduler.drafting = told
