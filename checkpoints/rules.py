@@ -87,6 +87,7 @@ class Rule:
     layers: the layers that have it; empty for a tensor outside the layers.
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
     part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
+    shift: by how much the number of a layer is less in the source than in the target.
     joined: the tensor, or its part, that holds those of all experts in checkpoints that have it in their place.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
@@ -98,6 +99,7 @@ class Rule:
     experts: int = 0
     part: TensorSlice | None = None
     joined: StoredTensor | None = None
+    shift: int = 0
 
     def __post_init__(self) -> None:
         wanted = (bool(self.layers), bool(self.layers), self.experts > 0, False)
@@ -117,9 +119,13 @@ class Rule:
         """(target, sources) of every layer; there is one source, or one for each expert."""
         return [self.at(layer) for layer in self.layers] if self.layers else [self.at(0)]
 
+    def in_source(self, name: str, layer: int) -> str:
+        """The name of a source tensor with the number of a layer in it."""
+        return name.replace("{i}", str(layer - self.shift))
+
     def at(self, layer: int) -> tuple[str, tuple[StoredTensor, ...]]:
         """(target, sources) of one layer."""
-        source = self.source.replace("{i}", str(layer))
+        source = self.in_source(self.source, layer)
         target = self.target.replace("{i}", str(layer))
         if not self.experts:
             return target, (StoredTensor(source, self.part),)
@@ -193,7 +199,7 @@ def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
 
 def _joined(rule: Rule, names: set[str]) -> Rule:
     joined = rule.joined
-    if joined is None or not any(joined.name.replace("{i}", str(layer)) in names for layer in rule.layers):
+    if joined is None or not any(rule.in_source(joined.name, layer) in names for layer in rule.layers):
         return rule
     return dataclasses.replace(rule, source=joined.name, part=joined.part, experts=0, joined=None)
 

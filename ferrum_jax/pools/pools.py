@@ -145,7 +145,7 @@ def with_states(pools: Pools, spec: ModelSpec, state: Any, num_states: int, mesh
     state: a tree of `StateArray`, of one row and layer. num_states: slots of a shard, the null one included.
     """
     states = jax.tree.map(lambda array: _states_on_mesh(array, num_states, mesh), state)
-    of_layers = tuple(states if layer in spec.state_layers else () for layer in range(spec.num_hidden_layers))
+    of_layers = tuple(states if layer in spec.state_layers else () for layer in range(spec.num_layers))
     return dataclasses.replace(pools, states=of_layers)
 
 

@@ -239,8 +239,8 @@ def _size(
     record_words = sampling.RECORD_WORDS + limits.max_model_len
     most_tokens = settled.ladder().buckets[-1].num_tokens  # of any job
     local = Pools(
-        kv=tuple(map(kv.get, range(spec.num_hidden_layers))),
-        states=((),) * spec.num_hidden_layers,
+        kv=tuple(map(kv.get, range(spec.num_layers))),
+        states=((),) * spec.num_layers,
         slots=jax.ShapeDtypeStruct((limits.max_num_seqs + 1, record_words), jnp.int32),
         prompts=jax.ShapeDtypeStruct((num_prompts, spec.hidden_size), dtype),
         masks=jax.ShapeDtypeStruct((1 + settled.most_places, ceil_div(spec.vocab_size, 32)), jnp.int32),

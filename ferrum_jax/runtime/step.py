@@ -133,7 +133,7 @@ def make_imaged_forward(forward: Callable[..., ForwardResult]) -> Callable[..., 
 
 def _experts_of(routed: list[jax.Array], spec: ModelSpec) -> jax.Array:
     """[T, layers with experts * X]: no axis is so short that a TPU would pad it."""
-    assert spec.experts is not None and len(routed) == len(spec.experts.layers), "each layer with experts told them"
+    assert spec.experts is not None and len(routed) == len(spec.routed_layers), "each layer with experts told them"
     return jnp.concatenate(routed, axis=1).astype(expert_dtype(spec.experts.num_experts))
 
 

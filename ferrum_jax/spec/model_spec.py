@@ -94,6 +94,7 @@ class ModelSpec:
     residual_multiplier, logit_scale: embeddings, what a layer's halves add, and logits of tokens are multiplied by it.
     head_bias: of a head that is no embedding. final_logit_softcapping: logits become cap * tanh(logits / cap).
     cache_groups: empty takes one group "full" of all layers.
+    num_mtp_layers: layers behind the last that a forward leaves alone; each predicts one token more. See `with_mtp`.
     forms: of the parameters that are not dense, by their dotted path, in its order.
     dtype: of the checkpoint's weights. eos_token_ids: from config.json alone.
 
@@ -124,6 +125,7 @@ class ModelSpec:
     head_bias: bool = False
     final_logit_softcapping: float | None = None
     cache_groups: tuple[CacheGroup, ...] = ()
+    num_mtp_layers: int = 0
     borrowed: tuple[tuple[int, int], ...] = ()
     forms: tuple[tuple[str, WeightForm], ...] = ()
     dtype: str = "float32"
@@ -148,9 +150,9 @@ class ModelSpec:
         """Raises ValueError where layers are in the wrong groups, or layers of a group keep different vectors."""
         for groups in (self.kv_groups, tuple(group for group in self.cache_groups if group.kind == "state")):
             layers = sorted(layer for group in groups for layer in group.layers)
-            if len(set(layers)) < len(layers) or not set(layers) <= set(range(self.num_hidden_layers)):
+            if len(set(layers)) < len(layers) or not set(layers) <= set(range(self.num_layers)):
                 raise ValueError(
-                    f"cache_groups hold layers {layers}; they must hold each of {self.num_hidden_layers} once at most"
+                    f"cache_groups hold layers {layers}; they must hold each of {self.num_layers} once at most"
                 )
         own = {layer for group in self.kv_groups for layer in group.layers}
         for layer, lender in self.borrowed:
@@ -179,6 +181,28 @@ class ModelSpec:
         others = tuple((layers, change(own)) for layers, own in self.other_attention)
         return dataclasses.replace(self, attention=change(self.attention), other_attention=others)
 
+    def with_mtp(self, count: int) -> ModelSpec:
+        """The spec with this many layers behind the last, which predict one token more each.
+
+        They attend to all tokens and have experts where the model has some. Their blocks are a cache group of their
+        own, so the groups of the other layers stay as they are.
+        """
+        assert count > 0 and not self.num_mtp_layers, f"{count} layers are asked for, {self.num_mtp_layers} are there"
+        layers = tuple(range(self.num_hidden_layers, self.num_hidden_layers + count))
+        states = tuple(group for group in self.cache_groups if group.kind == "state")
+        experts = self.experts and dataclasses.replace(self.experts, layers=(*self.experts.layers, *layers))
+        return dataclasses.replace(
+            self,
+            num_mtp_layers=count,
+            experts=experts,
+            cache_groups=(*self.kv_groups, CacheGroup(kind="full", layers=layers), *states),
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """All layers: those of a forward, and those that predict one token more."""
+        return self.num_hidden_layers + self.num_mtp_layers
+
     @property
     def kv_groups(self) -> tuple[CacheGroup, ...]:
         """The groups that have blocks; at least one."""
@@ -205,10 +229,15 @@ class ModelSpec:
         return () if self.experts is None else self.experts.layers
 
     @property
+    def routed_layers(self) -> tuple[int, ...]:
+        """The layers of a forward that have experts."""
+        return tuple(layer for layer in self.moe_layers if layer < self.num_hidden_layers)
+
+    @property
     def dense_layers(self) -> tuple[int, ...]:
         """The layers with an MLP."""
         others = {*self.moe_layers, *self.without_mlp}
-        return tuple(layer for layer in range(self.num_hidden_layers) if layer not in others)
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def mixing_layers(self) -> tuple[int, ...]:
@@ -269,6 +298,7 @@ _ABSENT: Mapping[str, Any] = {
     "image_id": 0,
     "layer_scales": False,
     "chunked": False,
+    "num_mtp_layers": 0,
 }
 
 

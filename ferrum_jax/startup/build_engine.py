@@ -101,7 +101,7 @@ def _intake(
     constraints: Constraints,
     adapters: LoadedAdapters,
 ) -> Intake:
-    layout, experts = loaded.layout, loaded.layout.spec.experts
+    layout = loaded.layout
     return Intake(
         tokenizer=tokenizer,
         vocab_size=layout.spec.vocab_size,
@@ -112,7 +112,7 @@ def _intake(
         grammar=constraints.grammar,
         adapter=adapters.get,
         images=_image_limits(layout, sizes),
-        num_routed_layers=len(experts.layers) if experts is not None and layout.options.gives_experts else 0,
+        num_routed_layers=len(layout.spec.routed_layers) if layout.options.gives_experts else 0,
     )
 
 
