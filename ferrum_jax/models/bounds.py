@@ -40,7 +40,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     """,
     (0, 1000): """
         num_kv_shared_layers first_k_dense_replace moe_layer_start_index llama_4_scaling_beta attn_scale
-        moe_layer_num_skipped
+        moe_layer_num_skipped num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers
     """,
     (0, 2**16): """
         top_k_experts num_experts num_local_experts num_experts_per_tok experts_per_token

@@ -34,6 +34,7 @@ from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE, NormedMoE
 from ferrum_jax.layers.norm import norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
+from ferrum_jax.models.mtp import MtpEnds
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ModelSpec
 
@@ -133,9 +134,8 @@ class Decoder(nnx.Module):
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.embedding_scale, dtype=dtype, rngs=rngs)
         own = spec.layer_inputs
         self.layer_inputs = None if own is None else LayerInputs(spec, own, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(
-            [DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_hidden_layers)]
-        )
+        self.layers = nnx.List([DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_layers)])
+        self.mtp = nnx.List([MtpEnds(spec, dtype=dtype, rngs=rngs) for _ in range(spec.num_mtp_layers)])
         self.norm = norm_of(spec.norm, spec.hidden_size, dtype=dtype)
         tied = spec.tie_word_embeddings
         head = functools.partial(Linear, spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
@@ -153,19 +153,40 @@ class Decoder(nnx.Module):
         x = x if images is None else images.in_place_of(x)
         context.show("embed", x)
         inputs = None if self.layer_inputs is None else self._inputs_of_layers(token_ids, x, context)
-        kinds = [self.spec.attention_of(layer) for layer in range(len(self.layers))]
+        kinds = [self.spec.attention_of(layer) for layer in range(self.spec.num_hidden_layers)]
         rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
-        for i, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
+        for i, kind in enumerate(kinds):
             beside = LayerArguments(
                 rotation=rotations[kind],
                 own_input=None if inputs is None else inputs[:, i],
                 added=None if images is None else images.added(x, i),
             )
-            x = run(i, layer, x, beside)
+            x = run(i, self.layers[i], x, beside)
             context.show(f"layers.{i}", x)
         x = self.norm(x)
         context.show("norm", x)
         return x
+
+    def draft(
+        self,
+        token_ids: jax.Array,  # [T] int32, each the one after that of its hidden state
+        hidden: jax.Array,  # [T, D], what a forward gives, or the draft before this one
+        positions: jax.Array,  # [T] int32, as a forward takes them, of the hidden states or all one further
+        context: ForwardContext,
+        depth: int = 0,
+    ) -> jax.Array:  # [T, D], after the norm of its own
+        """Hidden states whose `logits` are of the token after each of these, by the layer behind the last, or a later.
+
+        depth: which of them; a later one is given what the one before it gave, and tokens one further on. The KV of a
+        hidden state are of its token and the next one.
+        """
+        run = context.run or _one_by_one(self.spec, context)
+        index, images = self.spec.num_hidden_layers + depth, context.images
+        embedded = self.embed(token_ids, context.shards)
+        embedded = embedded if images is None else images.in_place_of(embedded)
+        rotation = rotation_of(positions, self.spec.attention_of(index))
+        x = self.mtp[depth](embedded, hidden)
+        return self.mtp[depth].norm(run(index, self.layers[index], x, LayerArguments(rotation=rotation)))
 
     def _inputs_of_layers(self, token_ids: jax.Array, x: jax.Array, context: ForwardContext) -> jax.Array:  # [T, L, P]
         assert self.layer_inputs is not None and self.spec.layer_inputs is not None, "each layer has an input"

@@ -17,6 +17,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
+from ferrum_jax.models.mtp import MtpLayers, copies_in_layers, rules_in_layers
 from ferrum_jax.models.plain import spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LatentSpec, ModelSpec, RopeSpec
@@ -110,7 +111,7 @@ def experts_from(reader: ConfigReader, layers: tuple[int, ...] | None = None, **
 def weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Every parameter, and the Hugging Face tensor it comes from; each expert's matrices are tensors of their own."""
     body = (*tensors.frame_rules(spec), *attention_rules(spec), *tensors.mlp_rules(spec))
-    return (*body, *tensors.expert_rules(spec, shared="shared_experts"))
+    return (*body, *tensors.expert_rules(spec, shared="shared_experts"), *rules_in_layers(spec))
 
 
 def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
@@ -133,9 +134,9 @@ def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """The decoder's, and the layers that predict several tokens at once, behind the last."""
-    behind = range(spec.num_hidden_layers, spec.num_hidden_layers + 4)
-    return (*tensors.harmless_tensors(spec), *(f"model.layers.{layer}.*" for layer in behind))
+    """The decoder's, layers behind those that are taken, and what such layers repeat of the model."""
+    behind = (f"model.layers.{layer}.*" for layer in range(spec.num_layers, spec.num_layers + 4))
+    return (*tensors.harmless_tensors(spec), *behind, *copies_in_layers(spec))
 
 
 FAMILIES = {
@@ -158,6 +159,7 @@ FAMILIES = {
         },
         weight_rules=weight_rules,
         harmless=harmless_tensors,
+        mtp=MtpLayers(),
         models="DeepSeek-V3, V3.1, R1, Kimi-K2",
         notes=f"{LATENT}; {ONE_TOKEN}",
     ),

@@ -12,6 +12,7 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.models import decoder, recurrent, tensors
 from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.mtp import MtpLayers
 from ferrum_jax.spec import ModelSpec
 
 ONE_TOKEN = "the layers that predict several tokens are not used"
@@ -25,6 +26,7 @@ class Family:
     reference's config class, where they are not those of most. respell: the config in the spelling that is read.
     model: constructed as model(spec, dtype=..., rngs=...). weight_rules: every parameter's source tensors.
     harmless: patterns of source tensors that may be left over.
+    mtp: of families whose layers that predict one token more are served.
     state_arrays: a recurrent layer's state for one row, a tree of `StateArray`, given the dtype of activations; of
     families that have such layers. also: other names of the architecture. models, notes: what the documentation says.
     """
@@ -36,6 +38,7 @@ class Family:
     weight_rules: Callable[[ModelSpec], tuple[Rule, ...]] = tensors.weight_rules
     harmless: Callable[[ModelSpec], tuple[str, ...]] = tensors.harmless_tensors
     state_arrays: Callable[[ModelSpec, jnp.dtype], Any] = recurrent.state_arrays
+    mtp: MtpLayers | None = None
     also: tuple[str, ...] = ()
     models: str
     notes: str = ""
@@ -43,6 +46,18 @@ class Family:
     def spec_from_config(self, config: Mapping[str, Any], architecture: str) -> ModelSpec:
         """ModelSpec of a config.json. Raises ValueError naming what is missing or not understood."""
         return self.read(ConfigReader(self.respell(config), self.defaults, architecture))
+
+    def with_mtp(self, spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+        """The spec with the layers of a config.json that predict one token more.
+
+        Raises ValueError where the family's are not served, or the config has none.
+        """
+        if self.mtp is None:
+            raise ValueError(
+                f"{spec.architecture}: the layers that predict one token more are not served for this family; choose "
+                "another method of drafting"
+            )
+        return spec.with_mtp(self.mtp.count(config, spec.architecture))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,4 +78,4 @@ class EncoderFamily:
 
 def with_unserved(*patterns: str) -> Callable[[ModelSpec], tuple[str, ...]]:
     """What a decoder may leave over, and tensors of parts that are not served, such as more than one next token."""
-    return lambda spec: (*tensors.harmless_tensors(spec), *patterns)
+    return lambda spec: (*tensors.harmless_tensors(spec), *(() if spec.num_mtp_layers else patterns))

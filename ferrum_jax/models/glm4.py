@@ -8,12 +8,11 @@ Source: GLM Team 2024, 2025; keys as in Hugging Face's configs.
 
 from __future__ import annotations
 
-import functools
-
 from checkpoints.rules import Rule
 from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
+from ferrum_jax.models.mtp import MtpLayers, rules_in_layers
 from ferrum_jax.models.plain import attention_from, norm_from, sparse_layers, spec_from
 from ferrum_jax.models.rope_reader import rope_from
 from ferrum_jax.spec import ModelSpec, QkNorm
@@ -36,6 +35,10 @@ def _moe(reader: ConfigReader) -> ModelSpec:
     norm = QkNorm() if reader.flag("use_qk_norm") else None
     attention = attention_from(reader, bias=reader.flag("attention_bias"), qk_norm=norm)
     return spec_from(reader, attention=attention, experts=deepseek.experts_from(reader))
+
+
+def _moe_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    return (*tensors.weight_rules(spec, experts={"shared": "shared_experts"}), *rules_in_layers(spec))
 
 
 def _lite(reader: ConfigReader) -> ModelSpec:
@@ -71,8 +74,9 @@ FAMILIES = {
             "n_routed_experts": 128,
             "moe_intermediate_size": 1408,
         },
-        weight_rules=functools.partial(tensors.weight_rules, experts={"shared": "shared_experts"}),
+        weight_rules=_moe_rules,
         harmless=deepseek.harmless_tensors,
+        mtp=MtpLayers(),
         models="GLM-4.5 to 4.7, GLM-4.5-Air",
         notes=ONE_TOKEN,
     ),
@@ -91,6 +95,7 @@ FAMILIES = {
         },
         weight_rules=deepseek.weight_rules,
         harmless=deepseek.harmless_tensors,
+        mtp=MtpLayers(),
         models="GLM-4.7-Flash",
         notes=deepseek.LATENT,
     ),

@@ -16,6 +16,7 @@ from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models import qwen3_next, tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.mtp import MtpLayers, rules_above
 from ferrum_jax.models.plain import experts_from, mlp_from
 from ferrum_jax.models.qwen3_vl import with_sections, with_tower
 from ferrum_jax.models.rope_reader import mapping
@@ -75,11 +76,12 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
         "v": TensorSlice(start=2 * keys),
     }
     alone = {f"in_proj_{part}.weight": f"{part}_heads.weight" for part in "zba"}
-    return (
+    rules = (
         *tensors.joined(tensors.weight_rules(spec), spec),
         *qwen3_next.recurrent_rules(spec, qwen3_next.RECURRENT | alone),
         *tensors.parts_per_layer("linear_attn.in_proj_qkv.weight", "attention.{part}_heads.weight", layers, parts),
     )
+    return rules_above(rules, spec)
 
 
 def _seeing(text: Family) -> Family:
@@ -100,6 +102,7 @@ _DENSE = Family(
     respell=_without_sections,
     weight_rules=_rules,
     harmless=with_unserved("mtp.*"),
+    mtp=MtpLayers(keys=("mtp_num_hidden_layers",), most=1),
     models="Qwen3.5, Qwen3.6, text saved alone",
     notes=ONE_TOKEN,
 )

@@ -14,6 +14,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.mtp import MtpLayers, rules_above
 from ferrum_jax.models.plain import attention_from, hybrid_groups, norm_from, spec_from
 from ferrum_jax.models.qwen import experts_of
 from ferrum_jax.spec import GatedDeltaSpec, ModelSpec, QkNorm
@@ -71,7 +72,7 @@ def recurrence_from(reader: ConfigReader, **family: Any) -> GatedDeltaSpec:
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     names = RECURRENT | {"in_proj_qkvz.weight": "qkvz.weight", "in_proj_ba.weight": "ba.weight"}
-    return (*tensors.weight_rules(spec), *recurrent_rules(spec, names))
+    return rules_above((*tensors.weight_rules(spec), *recurrent_rules(spec, names)), spec)
 
 
 def recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -85,6 +86,7 @@ FAMILIES = {
         defaults=DEFAULTS | {"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
         weight_rules=_rules,
         harmless=with_unserved("mtp.*"),
+        mtp=MtpLayers(default=1, most=1),  # whose published config counts none
         models="Qwen3-Next",
         notes=f"Gated DeltaNet layers; {ONE_TOKEN}",
     )

@@ -106,10 +106,11 @@ def weights_of(
     has_head: Callable[[], bool] = lambda: True,
     stored: StoredForms = _NOTHING_STORED,
     weights: str = "auto",
+    mtp: bool = False,
 ) -> Weights:
     """The weights of a config.json's model, which may be an encoder.
 
-    has_head, stored: as in `spec_of`. weights: the forms that dense ones are given, as in `EngineConfig`.
+    has_head, stored, mtp: as in `spec_of`. weights: the forms that dense ones are given, as in `EngineConfig`.
     """
     if is_encoder(config):
         if weights != "auto":
@@ -117,22 +118,29 @@ def weights_of(
         spec = encoder_spec_of(config)
         targets = unbind(abstract_encoder(spec, dtype))[1]
         return Weights(*rules_of(spec), targets, {})
-    spec = quantised_spec(spec_of(config, has_head, stored), weights)
+    spec = quantised_spec(spec_of(config, has_head, stored, mtp=mtp), weights)
     return Weights(*rules_of(spec), abstract_parts(spec, dtype)[1], dict(spec.forms))
 
 
 def spec_of(
-    config: Mapping[str, Any], has_head: Callable[[], bool] = lambda: True, stored: StoredForms = _NOTHING_STORED
+    config: Mapping[str, Any],
+    has_head: Callable[[], bool] = lambda: True,
+    stored: StoredForms = _NOTHING_STORED,
+    *,
+    mtp: bool = False,
 ) -> ModelSpec:
     """ModelSpec of a config.json's content.
 
     has_head: whether the weights have what makes logits; asked where they need a matrix of their own for it. Without
     one the model makes embeddings alone, and is as one whose head is its embedding. stored: what they say of forms.
-    Raises ValueError when its architecture is not supported or a key is missing or not understood.
+    mtp: the layers that predict one token more are taken too.
+    Raises ValueError when its architecture is not supported or a key is missing or not understood, and for mtp where
+    the model has no such layers that are served.
     """
     architecture = _architecture(config)
     family = family_of(architecture)
     spec = family.spec_from_config(without_forms(config), architecture)
+    spec = family.with_mtp(spec, config) if mtp else spec
     if not spec.tie_word_embeddings and not has_head():
         spec = dataclasses.replace(spec, tie_word_embeddings=True, head_bias=False)
     return dataclasses.replace(spec, forms=forms_of(family.weight_rules(spec), config, stored))

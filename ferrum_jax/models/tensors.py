@@ -44,7 +44,7 @@ def weight_rules(
 
 def frame_rules(spec: ModelSpec, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
     """Embedding, head and the norms between layers. norms: names of those of a layer, by ours."""
-    every = tuple(range(spec.num_hidden_layers))
+    every = tuple(range(spec.num_layers))
     head = {} if spec.tie_word_embeddings else {"lm_head": "head"}
     of_norm = parts_of(spec.norm.bias)
     usual = BOTH if spec.norm.after and spec.norm.before else AFTER if spec.norm.after else BEFORE

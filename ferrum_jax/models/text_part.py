@@ -82,4 +82,4 @@ def seeing(
     def harmless(spec: ModelSpec) -> tuple[str, ...]:
         return (*map(rename, text.harmless(spec)), *unserved, *(of_tower if spec.vision is None else beside_tower))
 
-    return Family(read=read, weight_rules=rules, harmless=harmless, models=models, notes=notes)
+    return Family(read=read, weight_rules=rules, harmless=harmless, mtp=text.mtp, models=models, notes=notes)

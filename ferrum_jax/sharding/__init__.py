@@ -96,6 +96,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.mlp.*.bias", ("hidden",)),
     ("layers.*.attention.q_heads_norm.weight", ("heads",)),
     ("layers.*.attention.k_heads_norm.weight", ("kv_heads",)),
+    ("mtp.*.join.weight", (None, None)),
     ("*norm.weight", (None,)),
     ("*norm.bias", (None,)),
     # of towers: each device has all of one
