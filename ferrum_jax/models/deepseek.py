@@ -2,8 +2,9 @@
 
 Latent attention, and experts behind the first layers: of the best groups, the best experts, and one that all tokens go
 to. V2 scores them by softmax and groups by their best expert; V3 by sigmoid and a correction, groups by their best two.
-YaRN's mscale is a factor of the logits besides. The layers that predict several tokens are not served.
-Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, section 2.1); keys as in Hugging Face's configs.
+YaRN's mscale is a factor of the logits besides. Layers behind the last predict one token
+more, for drafts.
+Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 2.2); keys as in Hugging Face's configs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _v3(reader: ConfigReader) -> ModelSpec:
 
 def _spec(reader: ConfigReader, experts: ExpertsSpec | None) -> ModelSpec:
     reader.only(moe_layer_freq=1, ep_size=1)
-    # of layers behind the last, which `harmless_tensors` leaves over, and of training
+    # of layers behind the last, which `Family.mtp` counts, and of training
     reader.leave("num_nextn_predict_layers", "num_mtp_layers", "aux_loss_alpha", "seq_aux")
     return spec_from(reader, attention=latent_attention_from(reader), experts=experts)
 

@@ -2,7 +2,7 @@
 
 The last two have experts chosen as in DeepSeek-V3, and the last its latent attention; in the others half of each head
 turns. GLM-4 turns neighbours together, has norms on both sides of attention and MLP, and joins gate and up in one
-tensor. The layers that predict several tokens are not served.
+tensor. Layers behind the last predict one token more, for drafts.
 Source: GLM Team 2024, 2025; keys as in Hugging Face's configs.
 """
 
@@ -31,7 +31,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def _moe(reader: ConfigReader) -> ModelSpec:
-    reader.leave("num_nextn_predict_layers")  # layers behind the last, which are left over
+    reader.leave("num_nextn_predict_layers")  # layers behind the last, which `Family.mtp` counts
     norm = QkNorm() if reader.flag("use_qk_norm") else None
     attention = attention_from(reader, bias=reader.flag("attention_bias"), qk_norm=norm)
     return spec_from(reader, attention=attention, experts=deepseek.experts_from(reader))

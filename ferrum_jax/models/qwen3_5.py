@@ -1,7 +1,7 @@
 """Qwen3.5 and Qwen3.6, dense and of experts: Qwen3-Next's decoder, with a projection for each part of a Gated DeltaNet.
 
 Their folders hold models that see images: Qwen3-VL's tower without deepstack, and its rotary positions. A text model
-that was trained on has neither. Layers that predict several tokens are left.
+that was trained on has neither. A layer predicts one token more, for drafts.
 Source: the model cards of Qwen3.5 (Qwen, 2026); keys as in Hugging Face's Qwen3_5TextConfig, Qwen3_5MoeTextConfig.
 """
 
@@ -40,7 +40,7 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
     reader.only(attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
-    # layers that predict several tokens are left; no layer of this family is dense
+    # layers that predict one token more are counted by `Family.mtp`; no layer of this family is dense
     reader.leave("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
     recurrence = qwen3_next.recurrence_from(reader, grouped=False)
     return qwen3_next.hybrid_spec(reader, recurrence=recurrence, **family)

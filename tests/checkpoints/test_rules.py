@@ -1,9 +1,11 @@
 """Weight rules: tensors and parameters correspond one to one, or one error says everything."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from checkpoints.rules import Rule, StoredTensor, TensorSlice, expand, match
+from checkpoints.rules import Rule, StoredTensor, TensorSlice, as_stored, expand, match
 
 RULES = (
     Rule(source="embed.weight", target="embedding.weight"),
@@ -132,3 +134,16 @@ def test_parts_that_do_not_make_up_their_tensor_are_refused(up, message):
     targets = FUSED_TARGETS | ({"up": (4, 4, 3)} if up is not None and up.start == 3 else {})
     with pytest.raises(ValueError, match=message):
         match(fused(up), (), FUSED_SOURCES, targets)
+
+
+def test_a_layer_may_have_a_smaller_number_in_the_checkpoint_than_in_the_model():
+    rule = Rule(source="mtp.layers.{i}.w", target="layers.{i}.w", layers=(4, 5), shift=4)
+    assert [(target, str(*sources)) for target, sources in rule.expand()] == [
+        ("layers.4.w", "mtp.layers.0.w"),
+        ("layers.5.w", "mtp.layers.1.w"),
+    ]
+    stacked = dataclasses.replace(
+        rule, source="mtp.layers.{i}.{e}", experts=2, joined=StoredTensor("mtp.layers.{i}.all")
+    )
+    (found,) = as_stored([stacked], ["mtp.layers.0.all", "mtp.layers.1.all", "model.norm"])
+    assert [str(*sources) for _, sources in found.expand()] == ["mtp.layers.0.all", "mtp.layers.1.all"]
