@@ -474,6 +474,13 @@ class LLM:
         """
         return self.model.prefixes.load(Path(path), pin=pin)
 
+    def learn(self, texts: Iterable[str]) -> None:
+        """Takes texts like those that requests will bring, from which tokens may be drafted; answers stay the same.
+
+        Nothing happens where no tokens are drafted from the texts of others (see `EngineConfig.speculative_config`).
+        """
+        self.model.learn(texts)
+
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.
 

@@ -95,6 +95,9 @@ class HostLLM:
         self._scheduler.add(request)
         return request
 
+    def learn(self, texts: Iterable[str]) -> None:
+        """Nothing is drafted."""
+
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:

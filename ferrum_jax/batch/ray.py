@@ -126,6 +126,9 @@ class RayLLM:
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, wants_partials)
 
+    def learn(self, texts: Iterable[str]) -> None:
+        """Nothing: each engine drafts from what it answers itself."""
+
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:

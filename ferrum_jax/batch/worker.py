@@ -22,7 +22,7 @@ from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
-from ferrum_jax.batch.journal.responses import answered_line, failed_line
+from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
@@ -31,6 +31,7 @@ from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutpu
 
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
+_LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
 _MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
 
 
@@ -83,6 +84,7 @@ class Worker:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
                     self._recorder.sample(self._stats)
+                    self._teach(llm)
             if self._queue:
                 self._session(llm, self._requests(), self._kind_next())
             while self._suspects and not self.is_over:
@@ -91,6 +93,11 @@ class Worker:
             self._journal.flush()
             self._show()
         return llm
+
+    def _teach(self, llm: BatchLLM) -> None:
+        """Rows to come resemble those that the journal has answers to, so tokens are drafted from these."""
+        if self._journal.num_ok:
+            llm.learn(text for line in self._journal.answers(_LEARNT_BYTES) for text in texts_of(line))
 
     @contextlib.contextmanager
     def _hasty(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.flags import add_engine_flags, engine_config
 from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.startup.accelerators import Chips
 
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ def adapters_of(args: argparse.Namespace, config: EngineConfig) -> dict[str, str
 
 
 def chosen_config(args: argparse.Namespace, defaults: Mapping[str, Any] = MappingProxyType({})) -> EngineConfig:
-    """The config of the flags; what they leave open is the bundle's own where one is given, else as `defaults`."""
+    """The config of the flags; what they leave open is the bundle's own where one is given, and then as `defaults`."""
     if args.bundle is None:
         return engine_config(args, defaults)
     from ferrum_jax.executables.bundle import Bundle
 
-    return engine_config(args, {**defaults, **Bundle.open(args.bundle).purpose.config})
+    own = Bundle.open(args.bundle).purpose.config
+    return engine_config(args, {**defaults, **{name: value for name, value in own.items() if value is not None}})
 
 
 def exact_config(args: argparse.Namespace) -> EngineConfig:
@@ -116,14 +118,16 @@ def exact_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def job_config(args: argparse.Namespace) -> EngineConfig:
-    """The config of a batch job: on the CPU exact and of many rows; elsewhere they are many anyway, if there is room.
+    """The config of a batch job: rows of a job resemble each other, so tokens are drafted where that pays.
 
-    Flags and bundle may say otherwise.
+    On the CPU exact and of many rows; elsewhere they are many anyway, if there is room. Flags and bundle may say
+    otherwise.
     """
+    drafts = {"speculative_config": SpeculativeConfig(method="suffix")}
     if not runs_on_cpu():
-        return chosen_config(args)
+        return chosen_config(args, drafts)
     rows = chosen_config(args).rows_or(MANY_ROWS)
-    return chosen_config(args, {**_exact(args), "max_num_seqs": rows})
+    return chosen_config(args, {**drafts, **_exact(args), "max_num_seqs": rows})
 
 
 def _exact(args: argparse.Namespace) -> dict[str, Any]:

@@ -153,6 +153,11 @@ class SharedEngine:
                 raise RuntimeError("the engine was broken off in another call; ask again")
             self._deliver(self.whole(self._counted_step))
 
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Takes a text that ended elsewhere, from which tokens may be drafted."""
+        with self._owned():
+            self.engine.learn(token_ids, 0)
+
     def quiet(self, requests: str) -> None:
         """Lets the device come to rest; what it has done is in the inboxes.
 

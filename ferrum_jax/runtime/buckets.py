@@ -29,7 +29,7 @@ _LEAST_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of othe
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 FIRST_ROWS = 16  # of the first decode there
 # Places of a step with drafts: so many tokens take little longer than one, because weights are what takes long.
-_PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 64, 512
+_PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 64, 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)

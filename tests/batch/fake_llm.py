@@ -53,6 +53,7 @@ class FakeLLM:
         on_step: Callable[[FakeLLM], None] = lambda llm: None,
     ):
         self.random, self.width, self.limit, self.on_step = random.Random(order), width, limit, on_step
+        self.learnt: list[str] = []  # texts that tokens may be drafted from
         self.num_pulled = self.num_answered = self.num_resumed = self.most_ahead = self.num_steps = 0
         self.running: list[_Running] = []
         self.is_closed = False
@@ -78,6 +79,9 @@ class FakeLLM:
                 yield from self._step()
         finally:
             self.is_closed = True
+
+    def learn(self, texts: Iterable[str]) -> None:
+        self.learnt += texts
 
     def embed_as_completed(
         self, requests: Iterable[tuple[Hashable, object]]

@@ -60,6 +60,13 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     return _answer(row, text_answer(form, outputs, head))
 
 
+def texts_of(line: bytes) -> list[str]:
+    """The texts that a line's answer holds: of its choices, where it has some."""
+    choices = json.loads(line)["response"]["body"].get("choices", ())
+    found = [choice.get("text") or choice.get("message", {}).get("content") for choice in choices]
+    return [text for text in found if isinstance(text, str)]
+
+
 def _continued(row: Row) -> str:
     """The beginning of a chat's answer: with echo, the last message if it is the assistant's; otherwise nothing."""
     last: Any = take_apart(row.prompt).content[-1] if row.is_chat and row.how.echo else {}
