@@ -181,7 +181,7 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(
-            f"its prompt has images, and only logs of format {FORMAT} say what was encoded of them; write the log again"
+            f"its prompt has images, and only logs of format 5 or later say what was encoded of them; write the log again"
         )
     images = tuple(_image(image) for image in line.pop("images", ()))
     choices = [LoggedChoice(**choice) for choice in line.pop("choices")]

@@ -174,7 +174,7 @@ def test_undescribed_images_of_a_log_are_refused_by_line(tmp_path, format_):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     assert len(read_request_log(path)[0].requests) == 1, "logs of text are read as before"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"line 3 .* has images, and only logs of format 5 say what was encoded"):
+    with pytest.raises(ValueError, match=r"line 3 .* has images, and only logs of format 5 or later say what was encoded"):
         read_request_log(path)
 
 
@@ -218,7 +218,7 @@ def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
         ("nonsense\n", "line 1 is not a line of a request log"),
         (
             '{"ferrum_jax_request_log": 7}\n',
-            "line 1 is not a line of a request log: its format is 7, this version reads 3 to 5",
+            "line 1 is not a line of a request log: its format is 7, this version reads 3 to 6",
         ),
         ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
         ("[1]\n", "line 1 is not a line of a request log"),

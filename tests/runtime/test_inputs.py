@@ -12,6 +12,7 @@ from ferrum_jax.plan import ImageTokensPlan, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import (
     forward_words,
+    pack_drafts,
     pack_forward,
     pack_sample,
     pack_score,
@@ -23,9 +24,13 @@ from ferrum_jax.runtime.inputs import (
 )
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
-ROW_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots")
-ROW_FIELDS += ("adapter_ids", "rope_shifts", "mask_ids")
+ROW_FIELDS = ("slots", "starts", "counts", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
 OF_TOKENS = {"image_slots", "seen_ends", "rope_positions"}
+
+
+def drawing(rows: int) -> dict[str, np.ndarray]:
+    """Every other row draws under a mask."""
+    return {"samples": np.ones(rows, np.int32), "masked": np.arange(rows) % 2 == 0}
 
 
 def make_plan(rows: int) -> ShardPlan:
@@ -37,6 +42,7 @@ def make_plan(rows: int) -> ShardPlan:
 
     return ShardPlan(
         **{field: take(rows) for field in ROW_FIELDS},
+        **drawing(rows),
         block_tables=(take(rows, 4), take(rows, 6)),
     )
 
@@ -61,7 +67,7 @@ def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
 
 def test_tokens_of_images_arrive_and_a_shard_without_has_the_positions_of_its_rows():
     bucket = dataclasses.replace(BUCKET, imaged=True)
-    rows = {field: np.zeros(2, np.int32) for field in ROW_FIELDS}
+    rows = {field: np.zeros(2, np.int32) for field in ROW_FIELDS} | drawing(2)
     rows |= {"starts": np.array([7, 3], np.int32), "counts": np.array([1, 4], np.int32)}
     text = ShardPlan(**rows | {"rope_shifts": np.array([-5, 2], np.int32)}, block_tables=())
     images = ImageTokensPlan(
@@ -86,6 +92,30 @@ def test_rows_of_two_shards_are_sampled_in_a_smaller_bucket_than_the_forward_s()
 def test_a_row_that_computes_nothing_has_a_place_within_the_step():
     plan = dataclasses.replace(make_plan(2), counts=np.array([0, 0], np.int32))
     assert unpack_sample(pack_sample([plan], 2), 2).places.tolist() == [0, 0]
+
+
+def test_a_row_with_drafts_draws_behind_each_of_them():
+    """Rows of tokens 7 to 9 of which two are drafts, of 4 and 5 that draw nothing, and of 20."""
+    plan = dataclasses.replace(
+        make_plan(3),
+        slots=np.array([5, 6, 7], np.int32),
+        starts=np.array([7, 4, 20], np.int32),
+        counts=np.array([3, 2, 1], np.int32),
+        samples=np.array([3, 0, 1], np.int32),
+        target_slots=np.array([9, 0, 8], np.int32),
+        source_slots=np.zeros(3, np.int32),
+        drafts=(70, 71),
+    )
+    inputs = unpack_sample(pack_sample([plan], 8), 8)
+    assert inputs.num_rows == plan.num_places == 5 and plan.first_places.tolist() == [0, 3, 4]
+    assert inputs.slots.tolist() == [5, 5, 5, 6, 7, 0, 0, 0]
+    assert inputs.positions.tolist() == [8, 9, 10, 6, 21, 0, 0, 0]
+    assert inputs.places.tolist() == [0, 1, 2, 4, 5, 0, 0, 0]
+    assert inputs.samples.tolist() == [1, 1, 1, 0, 1, 0, 0, 0]
+    assert inputs.target_slots.tolist() == [9, 0, 0, 0, 8, 0, 0, 0], "of the last token that is known"
+    assert inputs.mask_ids.tolist() == [1, 2, 3, 0, 5, 0, 0, 0], "each place has a mask of its own"
+    rows, positions, tokens = pack_drafts([plan], 4, 99).reshape(3, 4)
+    assert (rows.tolist(), positions.tolist(), tokens.tolist()) == ([5, 5, 99, 99], [8, 9, 0, 0], [70, 71, 0, 0])
 
 
 def test_tokens_that_are_scored_arrive_with_those_that_follow():
