@@ -102,7 +102,9 @@ class ShardPlan:
     @property
     def mask_ids(self) -> np.ndarray:
         """[places] int32: the id of each place's mask, 0 where everything is allowed."""
-        return np.where(np.repeat(self.masked, 1 + self.num_drafts), np.arange(1, 1 + self.num_places), 0).astype(np.int32)
+        return np.where(np.repeat(self.masked, 1 + self.num_drafts), np.arange(1, 1 + self.num_places), 0).astype(
+            np.int32
+        )
 
     @property
     def is_adapted(self) -> bool:

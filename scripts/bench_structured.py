@@ -207,7 +207,7 @@ def idle_share(num_rows: int, vocabulary: int, forward_s: float, tokenizer: Toke
         "idle_ms_a_step": _spread_ms(idle),
         "cpu_ms_a_step": _spread_ms(cpu),  # of all threads, whatever else the machine does
         "rows_left": engine.scheduler.num_running,
-        "masks": engine.constraint_counts().masks,
+        "masks": engine.counts()["masks"],
     }
 
 

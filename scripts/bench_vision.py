@@ -130,7 +130,7 @@ class Here:
     def run(self, digest: bytes) -> dict[str, float]:
         """Seconds up to the first token, by the clock and of the CPU, and calls of the encoder."""
         engine = self.llm.engine
-        before = engine.image_counts()["encoder_calls"]
+        before = engine.counts()["encoder_calls"]
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=1)
         deltas = []
         started, cpu = time.perf_counter(), time.process_time()
@@ -141,7 +141,7 @@ class Here:
         logprobs = deltas[0].logprobs
         assert logprobs is not None, "they were asked for"
         self.first = {token: logprob for token, logprob, _ in logprobs[0]}
-        calls = engine.image_counts()["encoder_calls"] - before
+        calls = engine.counts()["encoder_calls"] - before
         return {"prompt_s": wall_s, "prompt_cpu_s": cpu_s, "encoder_calls": calls}
 
     def difference(self, folder: pathlib.Path) -> float:

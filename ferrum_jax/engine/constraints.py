@@ -153,7 +153,7 @@ class Constraints:
         return masks
 
     def _behind(self, choice: Choice, drafts: Sequence[int]) -> np.ndarray:
-        """[drafts, words]: the masks behind drafted tokens of a choice. All may come where its grammar does not go on."""
+        """[drafts, words]: the masks behind drafted tokens of a choice; all may come where its grammar ends."""
         masks = np.tile(self._all, (len(drafts), 1))
         own = self._matchers.get(choice.request.id)
         matcher = own and own.copy()

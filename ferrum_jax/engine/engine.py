@@ -21,8 +21,8 @@ from ferrum_jax.delta import Delta
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens
-from ferrum_jax.engine.making_deltas import delta_of, logged
 from ferrum_jax.engine.not_ready import NotReady
+from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.step_times import StepTimes
@@ -59,8 +59,8 @@ class Engine:
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
-        """step_times: of an engine that computes drafted tokens. request_log: gets a line for each submission that ended.
-        guard: around each step, such as a `WriteGuard`.
+        """step_times: of an engine that drafts tokens. request_log: gets a line for each submission that ended. guard:
+        around each step, such as a `WriteGuard`.
         """
         self.runner = runner
         self.scheduler = scheduler
@@ -69,21 +69,18 @@ class Engine:
         self._adapters = adapters
         self._not_ready = NotReady(adapters)
         self._drawn = DrawnTokens(scheduler, constraints)
-        self._submissions: dict[int, Submission] = {}
-        self._choices: dict[int, Choice] = {}  # by request id
+        self._submissions = OpenSubmissions(self._not_ready, request_log)
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
-        self._ended: list[Choice] = []  # those that end without a step: resumed ones that had, and ones that failed
-        self._num_observed = 0
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._step_times, self._begun_s = step_times, 0.0
-        self._request_log = request_log
         self._guard = guard or contextlib.nullcontext()
         self.weights_version = 0
         self._num_calls = 0
         self._events = PlanEvents(scheduler, request_log)
         self._events.limit_tokens(runner.most_tokens, 0)
         if scheduler.drafting is not None:
-            scheduler.drafting.allowed = lambda request, ids: constraints.allowed(self._choices[request.id], ids)
+            choices = self._submissions.choices
+            scheduler.drafting.allowed = lambda request, ids: constraints.allowed(choices[request.id], ids)
 
     @property
     def has_unfinished(self) -> bool:
@@ -106,10 +103,7 @@ class Engine:
         else:
             self._queue(submission)
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
-        self._submissions[submission.id] = submission
-        self._num_observed += submission.is_observed
-        self._choices.update((choice.request.id, choice) for choice in submission.open_choices)
-        self._ended += [choice for choice in submission.choices if choice.request.finish_reason is not None]
+        self._submissions.add(submission)
         return submission.id
 
     def queue_ready(self, submission_id: int) -> None:
@@ -125,16 +119,7 @@ class Engine:
             except ValueError as error:
                 fault = error
         if fault is not None:
-            self._fail(submission, str(fault))
-
-    def _fail(self, submission: Submission, why: str) -> None:
-        """Ends a submission that was not queued."""
-        failed = submission.open_choices
-        for choice in failed:
-            choice.request.finish_reason, choice.request.stop_reason = "error", why
-            del self._choices[choice.request.id]
-        submission.num_left = 0
-        self._ended += failed
+            self._submissions.fail(submission, str(fault))
 
     def require_grammar(self, submission_id: int) -> None:
         """Waits for a submission's grammar. Raises ValueError with what is wrong with it."""
@@ -144,7 +129,8 @@ class Engine:
         """Queues what is ready, in order; where nothing else is to do, waits for the first."""
         if not len(self._not_ready):
             return
-        if len(self._not_ready) == len(self._submissions) and not self._in_flight and not self._ended:
+        is_all = len(self._not_ready) == len(self._submissions)
+        if is_all and not self._in_flight and not self._submissions.has_ended:
             self._not_ready.wait_for_first()
         for submission_id in self._not_ready.ready():
             self.queue_ready(submission_id)
@@ -176,22 +162,17 @@ class Engine:
             return
         self._not_ready.drop(submission_id)
         for choice in submission.choices:
-            if self._choices.pop(choice.request.id, None) is not None:
-                self.scheduler.abort(choice.request.id)
+            self.scheduler.abort(choice.request.id)
             self._drawn.forget(choice)
-        self._ended = [ended for ended in self._ended if ended.submission is not submission]
-        self._forget(submission)
+        self._submissions.drop(submission)
 
     def peek(self, submission_id: int) -> list[Delta]:
         """What is new of an unfinished submission as far as its tokens are known; nothing where it has ended."""
-        submission = self._submissions.get(submission_id)
-        choices = () if submission is None else (*submission.open_choices, *self._ended)
-        return [self._delta(choice, is_last=False) for choice in choices if choice.submission is submission]
+        return self._submissions.peek(submission_id)
 
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
-        while self._in_flight:
-            self._commit(self._in_flight.popleft())
+        self.settle()
 
     def settle(self) -> list[Delta]:
         """Commits what is in flight, so that the host knows all that the device has done."""
@@ -202,11 +183,11 @@ class Engine:
 
     def abort_all(self) -> list[Delta]:
         """Ends everything that runs or waits with finish_reason "abort"; the deltas as far as they came."""
-        deltas = self.settle() + self._give_ended()
+        deltas = self.settle() + self._submissions.give_ended()
         self._not_ready.clear()
-        for choice in list(self._choices.values()):
+        for choice in list(self._submissions.choices.values()):
             self.scheduler.finish(choice.request, "abort", None)
-            self._finish_choice(choice, deltas)
+            deltas.append(self._finished(choice))
         return deltas
 
     def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
@@ -264,14 +245,14 @@ class Engine:
 
     def _step(self) -> list[Delta]:
         self._queue_all_ready()
-        deltas = self._give_ended()
+        deltas = self._submissions.give_ended()
         if self.scheduler.waits_for_commit:
             deltas += self._commit(self._in_flight.advance(None))
         plan = self._schedule()
         if plan is None:
             return deltas + self._commit(self._in_flight.advance(None))
         for shard, slot, request_id in plan.admitted:
-            choice = self._by_slot[shard, slot] = self._choices[request_id]
+            choice = self._by_slot[shard, slot] = self._submissions.choices[request_id]
             self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
             self._drawn.written(request_id)
         self._encode(plan)
@@ -292,27 +273,16 @@ class Engine:
     def _encode(self, plan: StepPlan) -> None:
         """Starts the images of the plan on their way into the runs that it names."""
         if plan.encodes:
-            images = [
-                (self._choices[order.request].submission.images[order.image], order.runs) for order in plan.encodes
-            ]
+            choices = self._submissions.choices
+            images = [(choices[order.request].submission.images[order.image], order.runs) for order in plan.encodes]
             self.runner.encode(images)
-
-    def _give_ended(self) -> list[Delta]:
-        """Choices that end without a step."""
-        deltas: list[Delta] = []
-        ended, self._ended = self._ended, []
-        last = {choice.submission.id: choice for choice in ended}
-        for choice in ended:
-            submission = choice.submission
-            self._give(choice, deltas, ended=not submission.num_left and choice is last[submission.id])
-        return deltas
 
     def _schedule(self) -> StepPlan | None:
         return self.scheduler.schedule()
 
     def _observe(self, step: InFlight) -> Sequence[Observed]:
         """Starts what is kept of tokens of a step that was dispatched just now, while slots are its rows'."""
-        if not self._num_observed:
+        if not self._submissions.num_observed:
             return ()
         return start_scoring(self.runner, step, self._choice_at)
 
@@ -331,41 +301,22 @@ class Engine:
         for choice in (damaged for observed in dispatched.observed for damaged in observed.collect()):
             if choice.request.finish_reason is None:
                 self.scheduler.finish_not_finite(choice.request)
-                self._finish_choice(choice, deltas)
+                deltas.append(self._finished(choice))
         streamed: dict[int, Choice] = {}
         got: Sequence[tuple[Request, int]] | None = self.scheduler.commit(step.plan, rows[:, 0])
         while got is not None:
             for request, place in got:
-                choice = self._choices[request.id]
+                choice = self._submissions.choices[request.id]
                 self._drawn.take(choice, step, rows, place)
                 if request.finish_reason is not None:
                     streamed.pop(request.id, None)
-                    self._finish_choice(choice, deltas)
+                    deltas.append(self._finished(choice))
                 elif choice.submission.options.streams:
                     streamed[request.id] = choice
             got = self.scheduler.commit_accepted()
-        return deltas + [self._delta(choice, is_last=False) for choice in streamed.values()]
+        return deltas + [self._submissions.delta(choice) for choice in streamed.values()]
 
-    def _finish_choice(self, choice: Choice, deltas: list[Delta]) -> None:
-        submission = choice.submission
-        del self._choices[choice.request.id]
+    def _finished(self, choice: Choice) -> Delta:
+        """The last delta of a choice."""
         self._drawn.forget(choice)
-        submission.num_left -= 1
-        self._give(choice, deltas, ended=submission.num_left == 0)
-
-    def _give(self, choice: Choice, deltas: list[Delta], *, ended: bool) -> None:
-        """Adds the last delta of a choice. ended: its submission has ended as well, and is forgotten."""
-        deltas.append(self._delta(choice, is_last=ended))
-        if ended:
-            self._forget(choice.submission)
-
-    def _delta(self, choice: Choice, *, is_last: bool) -> Delta:
-        return delta_of(choice, is_last=is_last, time_us=time.monotonic_ns() // 1000)
-
-    def _forget(self, submission: Submission) -> None:
-        """It has ended; the request log gets its line."""
-        del self._submissions[submission.id]
-        self._not_ready.release(submission)
-        self._num_observed -= submission.is_observed
-        if self._request_log is not None:
-            self._request_log.write(logged(submission))
+        return self._submissions.finish(choice)

@@ -9,8 +9,8 @@ A decoding row that is *followed* holds a snapshot at the last block boundary th
 tokens, in the place of the one before it. When the row ends, it stays as all others do. At most half as many rows
 are followed as there are snapshots, the first that pass a boundary. Layers reset the state of a row that begins at 0.
 
-A row that computes drafted tokens holds a copy of its state of before the step. Where a draft does not come true, it goes
-on with that one and computes again what it knows by then.
+A row that computes drafted tokens holds a copy of its state of before the step. Where a draft does not come true, it
+goes on with that one and computes again what it knows by then.
 """
 
 from __future__ import annotations

@@ -302,7 +302,9 @@ class Runner:
         self._copy([shard.copies_before for shard in shards])
         if plan.has_drafts:
             size = self._masks.shape[0] // self._num_shards
-            self._slots = self._executables["write_drafts"](self._slots, pack_drafts(shards, size, self._slots.shape[0]))
+            self._slots = self._executables["write_drafts"](
+                self._slots, pack_drafts(shards, size, self._slots.shape[0])
+            )
         experts = self._forward(bucket, pack_forward(shards, bucket))
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))

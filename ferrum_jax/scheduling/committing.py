@@ -1,8 +1,8 @@
 """What the sampled tokens of a step bring about in the books of one data shard.
 
-A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one. That
-of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or forced
-by its grammar. So tokens are taken one at a time, and what each brings about is known before the next.
+A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one.
+That of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or
+forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ class PlannedRows:
     epochs: np.ndarray  # [rows] int64
 
 
-def committed(
-    planned: PlannedRows,
-    token_ids: np.ndarray,
-    first: int,
-    rows: RunningRows,
-    cache: CacheManager,
-    awaited: set[int],
-    counts: SpeculationCounts,
-) -> Iterator[Got]:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ShardBooks:
+    """What a commit writes. awaited: see `append_tokens`. counts: of drafts."""
+
+    rows: RunningRows
+    cache: CacheManager
+    awaited: set[int]
+    counts: SpeculationCounts
+
+
+def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: ShardBooks) -> Iterator[Got]:
     """The requests whose row drew a token; then, as often as it is asked, those whose next draft came true.
 
-    token_ids: [places]. first: of these places among those of all shards. awaited: see `append_tokens`. counts: of
-    drafts, raised here.
+    token_ids: [places]. first: of these places among those of all shards.
     """
-    plan, requests = planned.plan, planned.requests
+    plan, requests, rows, cache = planned.plan, planned.requests, books.rows, books.cache
     current = rows.epochs[plan.slots] == planned.epochs
     done, places = plan.starts + plan.counts - plan.num_drafts, plan.first_places
-    got = append_tokens(requests, plan.samples, done, current, token_ids[places], awaited, places + first)
+    got = append_tokens(requests, plan.samples, done, current, token_ids[places], books.awaited, places + first)
     _publish(cache, requests, plan.slots, np.where(current, done, 0))
     yield _unkeyed(cache, got)
     left = np.flatnonzero(plan.num_drafts)
     for depth in itertools.count() if len(left) else ():
-        came_true = [_came_true(planned, rows, cache, row, depth) for row in left.tolist()]
+        came_true = [_came_true(planned, books, row, depth) for row in left.tolist()]
         for row in left[np.logical_not(came_true)].tolist():
-            counts.count(len(plan.drafts_of(row)), depth)
+            books.counts.count(len(plan.drafts_of(row)), depth)
         left = left[came_true]
         if not len(left):
             return
@@ -64,21 +65,21 @@ def committed(
             request.num_computed += 1
         rows.computed[slots] += 1
         known, place, all_of_them = done[left] + depth + 1, places[left] + depth + 1, np.ones(len(left), bool)
-        got = append_tokens(going_on, all_of_them, known, all_of_them, token_ids[place], awaited, place + first)
+        got = append_tokens(going_on, all_of_them, known, all_of_them, token_ids[place], books.awaited, place + first)
         _publish(cache, going_on, slots, known)
         yield _unkeyed(cache, got)
 
 
-def _came_true(planned: PlannedRows, rows: RunningRows, cache: CacheManager, row: int, depth: int) -> bool:
+def _came_true(planned: PlannedRows, books: ShardBooks, row: int, depth: int) -> bool:
     """Whether the row still runs and has the token that was drafted at this depth. If not, it goes on from there."""
-    plan, request = planned.plan, planned.requests[row]
+    plan, request, rows = planned.plan, planned.requests[row], books.rows
     if rows.epochs[plan.slots[row]] != planned.epochs[row]:
         return False  # it has ended, and what it held is given back
     drafts = plan.drafts_of(row)
     position = int(plan.starts[row] + plan.counts[row]) - len(drafts) + depth
     if depth < len(drafts) and drafts[depth] == request.token_ids[position]:
         return True
-    if not cache.settle_drafts(request.slot, are_whole=depth == len(drafts)):
+    if not books.cache.settle_drafts(request.slot, are_whole=depth == len(drafts)):
         request.num_computed = rows.computed[request.slot] = int(plan.starts[row])
         rows.extend(request)  # it computes again what it knows
     return False

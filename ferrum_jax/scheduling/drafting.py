@@ -141,7 +141,9 @@ class Drafting:
         for size, seconds in costs.sizes:
             if size < least or (has_prompts and size > most):  # beside prompts only what is padding else
                 continue
-            gain = sum(sum_[min(len(sum_) - 1, self._room(shard, size))] for shard, sum_ in zip(shards, sums, strict=True))
+            gain = sum(
+                sum_[min(len(sum_) - 1, self._room(shard, size))] for shard, sum_ in zip(shards, sums, strict=True)
+            )
             if (num_rows + gain) / seconds > best:
                 best, best_size = (num_rows + gain) / seconds, size
             if size >= self._num_tokens:

@@ -3,7 +3,8 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line, and so has what steps take, where tokens are drafted. Prompts stand in it in full, their images as digests and grids.
+that a step may have change; each change has a line, and so has what steps take, where tokens are drafted. Prompts stand
+in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(
-            f"its prompt has images, and only logs of format 5 or later say what was encoded of them; write the log again"
+            "its prompt has images, and only logs of format 5 or later say what was encoded of them; write the log "
+            "again"
         )
     images = tuple(_image(image) for image in line.pop("images", ()))
     choices = [LoggedChoice(**choice) for choice in line.pop("choices")]

@@ -21,7 +21,7 @@ from ferrum_jax.metrics import SpeculationCounts
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import whole_chunk
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.committing import PlannedRows, committed
+from ferrum_jax.scheduling.committing import PlannedRows, ShardBooks, committed
 from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import holds
@@ -262,7 +262,9 @@ class Shard:
         """
         draft, self._sketch = self._sketch, self._empty_sketch()
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
-        roomy = {request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts}
+        roomy = {
+            request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts
+        }
         found = [roomy.get(request.id, ()) for request in requests]
         plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows, found)
         advanced = plan.counts - plan.num_drafts
@@ -313,7 +315,8 @@ class Shard:
     def commit(self, planned: PlannedRows, token_ids: np.ndarray, first: int) -> Iterator[list[tuple[Request, int]]]:
         """Take the sampled tokens [places]; see `committed`, whose places count from `first` on."""
         counts = SpeculationCounts() if self._drafting is None else self._drafting.counts
-        return committed(planned, token_ids, first, self.rows, self.cache, self._queue.awaited, counts)
+        books = ShardBooks(rows=self.rows, cache=self.cache, awaited=self._queue.awaited, counts=counts)
+        return committed(planned, token_ids, first, books)
 
     def extend(self, request: Request, token_ids: Sequence[int]) -> None:
         """Give one that runs here or waits more known tokens, behind those that it has."""

@@ -90,8 +90,8 @@ def test_slots_are_given_away_least_recently_used_first_and_who_finds_none_waits
     llm.calls.drop()
     names = [f"own{i % 5}" for i in range(10)]
     together = llm.generate([[5, 6, 7 + i] for i in range(10)], SHORT, adapter=names)
-    counts = llm.engine.adapter_counts()
-    assert counts.adapters_live == 0 and counts.adapter_writes >= 5 and counts.adapter_evictions >= 2
+    counts = llm.engine.counts()
+    assert counts["adapters_live"] == 0 and counts["adapter_writes"] >= 5 and counts["adapter_evictions"] >= 2
     for i in (0, 4, 9):
         assert llm.generate([[5, 6, 7 + i]], SHORT, adapter=names[i])[0].token_ids == together[i].token_ids
     llm.engine.scheduler.check_invariants()
@@ -150,7 +150,7 @@ def test_an_aborted_request_gives_its_slot_back(llm):
             llm.engine.step()
         llm.engine.abort(submission)
         llm.engine.drain()
-        assert llm.engine.adapter_counts().adapters_live == 0
+        assert llm.engine.counts()["adapters_live"] == 0
 
 
 def test_an_adapter_that_does_not_come_to_the_devices_fails_its_requests_alone(llm, tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_an_adapter_that_does_not_come_to_the_devices_fails_its_requests_alone(l
     ended = [(output.outputs[0].finish_reason, output.outputs[0].stop_reason) for output in outputs]
     why = "the adapter could not be brought to the devices, 'heavy': MemoryError: no room"
     assert ended == [("error", why), ("length", None), ("length", None), ("error", why)]
-    assert llm.engine is engine and llm.engine.adapter_counts().adapters_live == 0
+    assert llm.engine is engine and llm.engine.counts()["adapters_live"] == 0
     assert llm.generate([[5, 6, 7]], SHORT, adapter="heavy")[0].outputs[0].finish_reason == "length"
     llm.unload_adapter("heavy")
 

@@ -49,7 +49,7 @@ def test_tokens_after_images_are_the_reference_s(config):
     engine = engine_of(config, folder=FOLDER)
     for number, output in enumerate(run(engine, *(prompt_of(number) for number in range(3)))):
         assert_golden(output, number, FOLDER)
-    counts = engine.image_counts()
+    counts = engine.counts()
     assert counts["images_encoded"] == counts["encoder_calls"] == 4 and counts["image_runs_live"] == 0
 
 
@@ -70,10 +70,10 @@ def test_no_chunk_ends_inside_an_image_and_tokens_are_the_reference_s(budget, ro
 def test_an_image_that_was_there_before_is_not_encoded_again_and_its_blocks_hit():
     engine = engine_of(CONFIG, folder=FOLDER)
     run(engine, prompt_of(2))
-    before = engine.image_counts()
+    before = engine.counts()
     (output,) = run(engine, prompt_of(2))
     assert_golden(output, 2, FOLDER)
-    after = engine.image_counts()
+    after = engine.counts()
     assert after["encoder_calls"] == before["encoder_calls"] and after["images_encoded"] == before["images_encoded"]
     assert output.num_cached_tokens == len(output.prompt_token_ids) and output.num_cached_media == 3
 
@@ -84,14 +84,14 @@ def test_another_question_about_an_image_hits_as_a_text_would():
     engine = engine_of(CONFIG, folder=FOLDER, max_cached_prompts=0)
     ids, params, options = prompt_of(1)
     run(engine, (ids, params, options))
-    calls = engine.image_counts()["encoder_calls"]
+    calls = engine.counts()["encoder_calls"]
     end = options.media[0].end
     other = [*ids[: end + 1], *[7, 8, 9, 10, 11]]
     (found,) = run(engine, (other, params, options))
     (wanted,) = run(engine_of(CONFIG, folder=FOLDER, enable_prefix_caching=False), (other, params, options))
     assert found.num_cached_tokens == (end + 1) // SMALL.block_size * SMALL.block_size
     assert options.media[0].start < found.num_cached_tokens
-    assert found.token_ids == wanted.token_ids and engine.image_counts()["encoder_calls"] == calls
+    assert found.token_ids == wanted.token_ids and engine.counts()["encoder_calls"] == calls
 
 
 def test_a_hit_may_end_inside_an_image_whose_last_tokens_see_what_was_cached():
@@ -115,7 +115,7 @@ def test_the_same_text_with_another_image_hits_nothing_behind_it():
     (other,) = run(engine, prompt_of(1, brighter=0.5))
     start = prompt_of(1)[2].media[0].start
     assert other.num_cached_tokens <= start and other.token_ids != first.token_ids
-    assert engine.image_counts()["images_encoded"] == 2
+    assert engine.counts()["images_encoded"] == 2
 
 
 @pytest.mark.slow
@@ -133,10 +133,10 @@ def test_an_image_that_was_evicted_is_encoded_again():
     engine = engine_of(CONFIG, folder=FOLDER, enable_prefix_caching=False)
     for brighter in (0.0, 0.1, 0.2):
         run(engine, prompt_of(2, brighter=brighter))
-    assert engine.image_counts()["image_evictions"] > 0
-    before = engine.image_counts()["images_encoded"]
+    assert engine.counts()["image_evictions"] > 0
+    before = engine.counts()["images_encoded"]
     assert_golden(run(engine, prompt_of(2))[0], 2, FOLDER)
-    assert engine.image_counts()["images_encoded"] == before + 3
+    assert engine.counts()["images_encoded"] == before + 3
 
 
 @pytest.mark.slow
@@ -216,4 +216,4 @@ def test_no_step_compiles_whatever_stands_beside_images(config):
     counter, before = CompileCounter(), small_llm(FOLDER, config).stats()["compiles_after_ready"]
     finish(engine)
     assert counter.count == 0 and small_llm(FOLDER, config).stats()["compiles_after_ready"] == before
-    assert engine.image_counts()["images_encoded"] == 40
+    assert engine.counts()["images_encoded"] == 40

@@ -28,16 +28,16 @@ def test_tokens_after_images_are_the_reference_s_and_what_was_there_hits(folder)
     engine = engine_of(CONFIG, folder=folder)
     for number, output in enumerate(run(engine, *(prompt_of(number, folder) for number in range(3)))):
         assert_golden(output, number, folder)
-    before = engine.image_counts()
+    before = engine.counts()
     assert before["images_encoded"] == 4 and before["image_runs_live"] == 0
     (again,) = run(engine, prompt_of(2, folder))
     assert_golden(again, 2, folder)
-    after = engine.image_counts()
+    after = engine.counts()
     assert after["encoder_calls"] == before["encoder_calls"] and again.num_cached_media == 3
     assert again.num_cached_tokens == len(again.prompt_token_ids)
     (other,) = run(engine, prompt_of(1, folder, brighter=0.5))
     assert other.num_cached_tokens <= prompt_of(1, folder)[2].media[0].start
-    assert engine.image_counts()["images_encoded"] == 5
+    assert engine.counts()["images_encoded"] == 5
 
 
 @pytest.mark.slow

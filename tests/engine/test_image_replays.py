@@ -105,7 +105,7 @@ def test_a_replay_plans_every_step_with_images_as_the_engine_did(tmp_path, folde
     )
     for step, (found, expected) in enumerate(zip(comparable(replayed), comparable(planned), strict=True)):
         assert found == expected, f"step {step}"
-    counts, metrics = engine.image_counts(), engine.scheduler.metrics()
+    counts, metrics = engine.counts(), engine.scheduler.metrics()
     assert {name: getattr(outcome, name) for name in IMAGE_COUNTERS} == {name: counts[name] for name in IMAGE_COUNTERS}
     assert {name: getattr(outcome, name) for name in COUNTERS} == {name: getattr(metrics, name) for name in COUNTERS}
     assert outcome.image_evictions > 0 and outcome.image_hits > 0 and outcome.hit_tokens > 0

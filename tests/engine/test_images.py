@@ -87,7 +87,7 @@ def test_tokens_after_images_are_the_reference_s(config, folder):
     engine = engine_of(config, folder=folder)
     for prompt, output in enumerate(run(engine, *(asked(prompt, folder=folder) for prompt in range(3)))):
         assert_golden(output, prompt, folder)
-    counts = engine.image_counts()
+    counts = engine.counts()
     assert counts["images_encoded"] == 4 and counts["image_hits"] == 0 and counts["image_runs_live"] == 0
     assert counts["encoder_calls"] <= 4
 
@@ -95,10 +95,10 @@ def test_tokens_after_images_are_the_reference_s(config, folder):
 def test_an_image_that_was_there_before_is_not_encoded_again_and_its_blocks_hit():
     engine = engine_of()
     run(engine, asked(2))
-    before = engine.image_counts()
+    before = engine.counts()
     (output,) = run(engine, asked(2))
     assert_golden(output, 2)
-    after = engine.image_counts()
+    after = engine.counts()
     assert after["encoder_calls"] == before["encoder_calls"] and after["images_encoded"] == before["images_encoded"]
     assert output.num_cached_tokens == len(output.prompt_token_ids)
     assert output.num_cached_media == 3
@@ -109,7 +109,7 @@ def test_the_same_text_with_another_image_hits_nothing_behind_it():
     (first,) = run(engine, asked(1))
     (other,) = run(engine, asked(1, brighter=0.5))
     assert other.num_cached_tokens == 0 and other.token_ids != first.token_ids
-    assert engine.image_counts()["images_encoded"] == 2
+    assert engine.counts()["images_encoded"] == 2
 
 
 def test_a_kept_image_is_not_encoded_again_for_another_prompt():
@@ -118,7 +118,7 @@ def test_a_kept_image_is_not_encoded_again_for_another_prompt():
     ids, params, options = asked(1)
     shifted = [dataclasses.replace(span, start=span.start + 1) for span in options.media]
     run(engine, ([7, *ids], params, dataclasses.replace(options, media=shifted)))
-    counts = engine.image_counts()
+    counts = engine.counts()
     assert counts["images_encoded"] == 1 and counts["image_hits"] == 1 and counts["encoder_calls"] == 1
 
 
@@ -143,10 +143,10 @@ def test_an_image_that_was_evicted_is_encoded_again():
     run(engine, asked(2))
     for brighter in (0.1, 0.2):
         run(engine, asked(2, brighter=brighter))
-    assert engine.image_counts()["image_evictions"] > 0
-    before = engine.image_counts()["images_encoded"]
+    assert engine.counts()["image_evictions"] > 0
+    before = engine.counts()["images_encoded"]
     assert_golden(run(engine, asked(2))[0], 2)
-    assert engine.image_counts()["images_encoded"] == before + 3
+    assert engine.counts()["images_encoded"] == before + 3
 
 
 def test_prompts_whose_images_wait_do_not_hold_up_others():
@@ -176,7 +176,7 @@ def test_a_request_that_is_aborted_gives_its_images_back():
         engine.abort(submission)
     engine.drain()
     engine.scheduler.check_invariants()
-    assert engine.image_counts()["image_runs_live"] == 0
+    assert engine.counts()["image_runs_live"] == 0
     assert_golden(run(engine, asked(2))[0], 2)
 
 
@@ -216,7 +216,7 @@ def test_choices_of_a_prompt_share_its_images():
     ids, params, options = asked(1)
     (output,) = run(engine, (ids, dataclasses.replace(params, n=3), options))
     assert {choice.token_ids for choice in output.outputs} == {tuple(golden()["tokens_1"].tolist())}
-    assert engine.image_counts()["images_encoded"] == 1
+    assert engine.counts()["images_encoded"] == 1
 
 
 def test_images_and_spans_that_do_not_belong_together_are_refused():
@@ -233,7 +233,7 @@ def test_a_prompt_whose_images_are_cut_off_runs_without_them():
     ids, params, options = asked(2)
     engine = engine_of()
     run(engine, (ids, dataclasses.replace(params, truncate_prompt_tokens=27), options))
-    assert engine.image_counts()["images_encoded"] == 1, "the last image alone is left"
+    assert engine.counts()["images_encoded"] == 1, "the last image alone is left"
 
 
 @pytest.mark.parametrize(
@@ -268,4 +268,4 @@ def test_no_step_compiles_whatever_sizes_images_have(config):
     counter = CompileCounter()
     finish(engine)
     assert counter.count == 0 and llm.stats()["compiles_after_ready"] == before
-    assert engine.image_counts()["images_encoded"] == 200
+    assert engine.counts()["images_encoded"] == 200

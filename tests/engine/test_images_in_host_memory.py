@@ -63,4 +63,4 @@ def test_a_request_that_is_aborted_while_its_blocks_come_back_leaves_nothing():
     engine.abort(submission)
     assert_golden(run(engine, asked(1))[0], 1)
     engine.scheduler.check_invariants()
-    assert engine.image_counts()["image_runs_live"] == 0
+    assert engine.counts()["image_runs_live"] == 0

@@ -642,7 +642,7 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
         "steps": 6 + 4,
         "computed_tokens": 43 + 3,
         "padded_tokens": 3 * 16 + 3 + 1 + 3,
-        "executables": 13,
+        "executables": 14,
         "kv_bytes": 81 * block_bytes,
         "num_blocks": 80,
         "group_blocks": [80],

@@ -153,7 +153,7 @@ def test_a_streamed_request_gives_all_tokens_of_a_step_at_once():
         deltas += engine.step()
     counts = [len(delta.token_ids) for delta in deltas]
     assert sum(counts) == 40 and max(counts) == 9, "the drafts and the token behind them"
-    assert sum((list(delta.token_ids) for delta in deltas), []) == list(plain[0].token_ids)
+    assert [token for delta in deltas for token in delta.token_ids] == list(plain[0].token_ids)
 
 
 def test_an_engine_that_never_heard_of_costs_drafts_nothing():

@@ -209,7 +209,7 @@ def test_what_a_grammar_leaves_no_choice_of_is_computed_as_a_chunk():
     engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
     ids = [engine.add(prompt, under(form, seed=seed)) for seed, prompt in enumerate(PROMPTS)]
     ended = finish(engine)
-    outputs, forced = [ended[i] for i in ids], engine.constraint_counts().forced_tokens
+    outputs, forced = [ended[i] for i in ids], engine.counts()["forced_tokens"]
     begins = llm().tokenizer.encode("invoice number ", add_special_tokens=False)[:-1]
     for output in outputs:
         assert output.finish_reason == "stop" and re.fullmatch(str(form.regex), output.text)
@@ -227,7 +227,7 @@ def test_a_row_with_forced_tokens_goes_on_wherever_it_was_broken_off():
     while (now := peek(engine, submission)) is not None:
         seen.append(now.outputs)
         ended = step(engine)
-    assert engine.constraint_counts().forced_tokens > 4
+    assert engine.counts()["forced_tokens"] > 4
     other = build_engine(llm().loaded, llm().config, llm().tokenizer)
     points = [before for before in seen[:: max(1, len(seen) // 12)] if before[0].token_ids]
     ids = [other.add(PROMPTS[0], held, RequestOptions(resume=before)) for before in points]

@@ -174,7 +174,9 @@ def test_undescribed_images_of_a_log_are_refused_by_line(tmp_path, format_):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     assert len(read_request_log(path)[0].requests) == 1, "logs of text are read as before"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"line 3 .* has images, and only logs of format 5 or later say what was encoded"):
+    with pytest.raises(
+        ValueError, match=r"line 3 .* has images, and only logs of format 5 or later say what was encoded"
+    ):
         read_request_log(path)
 
 

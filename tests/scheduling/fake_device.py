@@ -337,7 +337,7 @@ class Engine:
         """Make one draw of the last step in flight not finite, if there is one. choose: which, by their number."""
         if not self._in_flight:
             return
-        plan, sampled = self._in_flight[-1]
+        _, sampled = self._in_flight[-1]
         rows = np.flatnonzero(sampled >= 0)
         if len(rows):
             sampled[rows[choose(len(rows))]] = NOT_FINITE

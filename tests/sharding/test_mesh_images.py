@@ -30,9 +30,9 @@ def say(name: str, mesh: str) -> dict[str, object]:
     llm = LLM(str(GOLDENS / name), config)
     engine = build_engine(llm.loaded, config, None, fill=math.nan)
     first = run(engine, *map(ask, range(3)))
-    encoded = engine.image_counts()["images_encoded"]
+    encoded = engine.counts()["images_encoded"]
     again = run(engine, *map(ask, range(3)))
-    encoded_again = engine.image_counts()["images_encoded"] - encoded
+    encoded_again = engine.counts()["images_encoded"] - encoded
     other = run(engine, ask(2, brighter=0.5))
     pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=few_blocks), None, fill=math.nan)
     late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
